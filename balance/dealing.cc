@@ -13,15 +13,15 @@ namespace {
 
 using Samples = std::vector<uint32_t>;
 
-// Pairs of samples that are compared, some milliseconds' work. What longest-first leaves to gain
-// among so many is little.
+// The most pairs of samples that are compared, some milliseconds' work. Among more, longest-first
+// leaves little to gain.
 constexpr size_t kMostCompared = 4'000'000;
 
-// Micro-batches that are asked for room, the least loaded first, so that many samples of one group
-// cost no more than few.
+// The most micro-batches that are asked for room, the least loaded first, so that a sample costs no
+// more in a group of many.
 constexpr size_t kMostTried = 16;
 
-// Which samples a group trains: the longest first to the group that ends first, then moves and
+// Deals samples to groups: the longest first to the group that ends first, then by moves and
 // swaps while they shorten the slowest group.
 class GroupDealer {
  public:
@@ -54,7 +54,7 @@ class GroupDealer {
   }
   int64_t Time(size_t group, int64_t load) const { return load * 1000 / rules_.PermilleOf(group); }
 
-  // One move or swap that brings the slowest group and its partner below the slowest's time.
+  // Makes the move or swap that brings the slowest group and its partner lowest, if any does.
   bool Improve() {
     size_t slow = 0;
     for (size_t g = 1; g < groups_.size(); ++g) {
@@ -104,7 +104,7 @@ class GroupDealer {
   size_t compared_ = 0;
 };
 
-// One group's samples in micro-batches.
+// Packs one group's samples into micro-batches.
 class Packer {
  public:
   Packer(std::span<const uint64_t> tokens, const std::vector<int64_t>& weights,
@@ -134,7 +134,7 @@ class Packer {
   bool HasRoom(const MicroBatch& batch, uint32_t sample) const {
     return batch.tokens + static_cast<int64_t>(tokens_[sample]) <= rules_.capacity;
   }
-  // By `key`, largest first.
+  // Sorts by `key`, the largest first.
   template <typename Key>
   static Samples Sorted(Samples samples, Key key) {
     std::sort(samples.begin(), samples.end(),
@@ -148,7 +148,7 @@ class Packer {
     return batches;
   }
 
-  // Few micro-batches: the longest first, each where least room is left behind.
+  // Packs few micro-batches: the longest sample first, each where it leaves least room.
   std::vector<MicroBatch> Fewest(const Samples& samples) const {
     std::vector<MicroBatch> batches;
     std::set<std::pair<int64_t, size_t>> open;  // room, batch
@@ -167,7 +167,7 @@ class Packer {
     return batches;
   }
 
-  // As many, even by predicted time if all still find room.
+  // Packs as many, even by predicted time; where a sample then finds no room, returns `fewest`.
   std::vector<MicroBatch> Even(const Samples& samples, std::vector<MicroBatch> fewest) const {
     std::vector<MicroBatch> batches(fewest.size());
     std::set<std::pair<int64_t, size_t>> open;  // predicted time, batch

@@ -1,6 +1,6 @@
 // Deals a step's samples to data-parallel groups, and in a group to micro-batches, by what they are
-// predicted to take (SparseBalance, arXiv 2604.13847, Algorithm 2: sparsity-aware batching). Never
-// across steps, so that random sampling is untouched. docs/balance.md describes it.
+// predicted to take (SparseBalance, arXiv 2604.13847, Algorithm 2: sparsity-aware batching). No
+// sample moves to another step, so that random sampling is untouched. docs/balance.md describes it.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ struct DealingRules {
   int groups = 1;
   int64_t capacity = 0;  // tokens of a micro-batch; no sample has more
   int64_t multiple = 1;  // tokens: a micro-batch is filled up to a multiple of them
-  // A micro-batch holds one sample, for what a sample attends to is chosen for the micro-batch.
+  // A micro-batch holds one sample, because the pattern chooses for a micro-batch as a whole.
   bool one_sample = false;
   // How fast each group is, in thousandths of the usual; empty: all alike. What a group takes is
   // predicted at its speed.
@@ -53,7 +53,7 @@ struct Dealing {
 Dealing Deal(std::span<const uint64_t> tokens, const SampleWeights& weights,
              const DealingRules& rules);
 
-// Sample i in group i mod groups, as micro-batches of one sample each: what equal ones need.
+// Deals sample i to group i mod groups, in a micro-batch of its own, as equally long samples need.
 Dealing DealInOrder(std::span<const uint64_t> tokens, const SampleWeights& weights,
                     const DealingRules& rules);
 

@@ -27,10 +27,10 @@ class DocumentDealer {
   }
 
   DocumentDealing Deal(int64_t stripe) const {
-    // All whole, where they fill the ranks exactly: nothing travels.
+    // All documents stay whole where they fill the ranks exactly: nothing travels.
     DocumentDealing dealing = SpreadLongest(0, share_);
     if (dealing.imbalance <= kEven && NoneIsSpread(dealing)) return dealing;
-    // Else every rank has a stripe of what is spread, at least.
+    // Otherwise every rank holds at least one stripe of those that are spread.
     for (size_t spread = 0; spread < tokens_.size(); spread += 1 + spread / 8) {
       if (share_ <= stripe) break;
       dealing = SpreadLongest(spread, share_ - stripe);
@@ -44,7 +44,7 @@ class DocumentDealer {
     return std::ranges::all_of(dealing.holders, [](const auto& h) { return h.has_value(); });
   }
 
-  // The `spread` longest, and those that find no room: ranks hold `room` tokens in whole documents.
+  // Spreads the `spread` longest, and those that find no room in `room` tokens a rank.
   DocumentDealing SpreadLongest(size_t spread, int64_t room) const {
     DocumentDealing dealing = {.holders = std::vector<std::optional<int>>(tokens_.size())};
     int64_t spread_tokens = 0, spread_time = 0;
@@ -67,7 +67,8 @@ class DocumentDealer {
     });
     std::vector<int64_t> load(ranks_, 0), held(ranks_, 0);
     for (const auto& [time, document] : added) {
-      // The rank that ends first; last, where less of spread documents outweighs the document.
+      // Takes the rank that ends first. A document that takes less time than the spread tokens that
+      // it keeps away goes to the rank that ends last.
       const auto order = [&, sign = time > 0 ? 1 : -1](int rank) {
         return std::pair(sign * load[rank], held[rank]);
       };

@@ -20,8 +20,8 @@ struct DocumentDealing {
 // `tokens[i]`: length of document i; their sum divides by ranks × stripe. Every rank gets as many
 // tokens: what whole documents leave of a rank's share is filled with stripes of spread ones, so
 // that a sequence whose whole documents do not fit exactly has at least one stripe of them on every
-// rank. As few are spread, the longest first, as keep the predicted times within 2 % of their mean;
-// all are where none fits so. A pure function: every rank deals alike.
+// rank. As few are spread, the longest first, as keep the predicted times within 2 % of their mean,
+// or all of them. A pure function: every rank deals alike.
 DocumentDealing DealDocuments(std::span<const int64_t> tokens, int ranks, int64_t stripe,
                               const SampleWeights& weights);
 

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kShortest = 2048;  // tokens; what is shorter takes no time that matters
 constexpr int kRepeats = 5;
-// Densities as near as that are the same point.
+// Densities as near as this are the same point.
 constexpr double kSameDensity = 0.05;
 
 // `sorted` ascending.
@@ -35,8 +35,7 @@ Row RowOf(const Row& shape, const GridPoint& point, const std::vector<Timing>& t
   return row;
 }
 
-// What one call at `point` is likely to take: as the last rows say, or, before there are any,
-// nothing.
+// Predicts one call at `point` from the rows so far, or 0 before there are any.
 double ExpectedSeconds(const std::vector<Row>& rows, const GridPoint& point) {
   const absl::StatusOr<LatencyTable> table = MakeTable(rows);
   if (!table.ok()) return 0;

@@ -20,21 +20,21 @@ struct GridPoint {
 struct Timing {
   double forward_seconds = 0;
   double backward_seconds = 0;
-  double density = 0;  // that it came to; in (0, 1]
+  double density = 0;  // what the call visited; in (0, 1]
 };
 
-// Short sequences first, and of each length the sparse ones first, so that what is left out when
-// the time is over is what takes longest. Lengths are multiples of `tile` up to `longest` tokens,
-// four times apart. `densities`: ascending. `document_tokens`: of the documents that longer
-// sequences are measured with, too; 0: of none.
+// Makes a grid: short sequences first, and of each length the sparse ones first, so that what is
+// left out when the time is over is what takes longest. Lengths are multiples of `tile` up to
+// `longest` tokens, four times apart. `densities`: ascending. `document_tokens`: of the documents
+// that longer sequences are measured with, too; 0: of none.
 std::vector<GridPoint> MakeGrid(int tile, int64_t longest, const std::vector<double>& densities,
                                 int64_t document_tokens);
 
-// Times each point of `grid` several times, once before that for nothing, and returns `shape` with
-// what each came to. Leaves out points that, by those before, would take it past `budget_seconds`,
-// and whatever comes after `stop` says so. Points that come to the density of another of their
-// length are left out, too. `measure` runs a point once; its error ends the rest, which is no
-// error: longer sequences may not fit the memory. `now` is a clock in seconds.
+// Times each point of `grid` several times, after a first call that does not count, and returns
+// `shape` with what each took. Leaves out points that, judged by those before, would take it past
+// `budget_seconds`, and all points once `stop` says so. Points that come to the density of another
+// of their length are left out, too. `measure` runs a point once; its error ends the rest, which is
+// no error: longer sequences may not fit the memory. `now` is a clock in seconds.
 std::vector<Row> MeasureGrid(const Row& shape, const std::vector<GridPoint>& grid,
                              double budget_seconds,
                              absl::FunctionRef<absl::StatusOr<Timing>(const GridPoint&)> measure,

@@ -58,7 +58,7 @@ absl::Status Check(const Row& row) {
 // Rows of one length in documents of one length, ascending in density.
 using Curve = std::span<const Row>;
 
-// Forward and backward each, so that both may be believed alone.
+// Smooths forward and backward each by itself, so that either may be believed alone.
 void Smooth(std::span<Row> curve) {
   std::vector<double> forward, backward, p90;
   for (const Row& row : curve) {
@@ -89,7 +89,7 @@ double OnCurve(Curve curve, double density) {
   return low.p50_ms + slope * (density - low.density);
 }
 
-// The first rows, as far as `same` finds them like the first.
+// Returns the rows at the front that `same` finds like the first.
 template <typename Same>
 Curve Run(std::span<const Row> rows, const Same& same) {
   const auto end = std::find_if(rows.begin(), rows.end(),
@@ -104,7 +104,7 @@ bool SameTokens(const Row& a, const Row& b) {
   return a.tokens == b.tokens;
 }
 
-// The rows whose documents are nearest in length to these, by ratio.
+// Returns the rows whose documents are nearest in length to these, by ratio.
 Curve NearestDocuments(std::span<const Row> rows, double tokens, double document_tokens) {
   const auto length = [&](double of) { return of > 0 ? std::min(of, tokens) : tokens; };
   Curve best;
@@ -183,7 +183,7 @@ double LatencyTable::Predict(double tokens, double density, double document_toke
     high = Run(rest, SameTokens);
     rest = rest.subspan(high.size());
   }
-  // With one length: as tiles grow beyond it, as tokens below.
+  // Where one length was measured, times grow like tiles above it, and like tokens below.
   if (low.empty()) {
     const double ratio = tokens / TokensOf(high);
     return OnCurve(high, density) * (ratio > 1 ? ratio * ratio : ratio);
@@ -192,7 +192,8 @@ double LatencyTable::Predict(double tokens, double density, double document_toke
     return std::log(OnCurve(high, of) / OnCurve(low, of)) /
            std::log(TokensOf(high) / TokensOf(low));
   };
-  // Outside of the lengths the same power for all densities, so that times grow with density there.
+  // Outside of the lengths one power holds for all densities, so that times grow with density
+  // there.
   if (tokens < TokensOf(low)) {
     const double exponent = std::clamp(exponent_at(1), 0.0, 2.0);
     return OnCurve(low, density) * std::pow(tokens / TokensOf(low), exponent);

@@ -39,8 +39,8 @@ struct LatencyTable {
   // Median milliseconds of forward and backward of one layer over `tokens` in documents of
   // `document_tokens` (0: in one), at `density`, or 0 from an empty table. Grows with density.
   // Between densities it is linear, between lengths a power of the length; below the sparsest row
-  // it is that row's, and beyond the longest and the densest their last two go on. Documents count
-  // as those measured that are nearest in length.
+  // it is that row's, and above the last two rows or lengths it goes on as between them. Documents
+  // count as those measured that are nearest in length.
   double Predict(double tokens, double density, double document_tokens = 0) const;
 
   // The largest density up to 1 that takes at most `ms`, so that an anchor is an upper bound;

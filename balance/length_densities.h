@@ -10,10 +10,10 @@ namespace ringleader::balance {
 
 class LengthDensities {
  public:
-  // What a step's micro-batches of the bin `tokens` (SampleWeights::BinOf) visited, in (0, 1].
-  // Other values are passed over.
+  // Adds what a step's micro-batches of the bin `tokens` (SampleWeights::BinOf) visited, in (0, 1].
+  // Other values are ignored.
   void Observe(uint64_t tokens, double density);
-  // The density of the bin; nullopt before it was observed in a few steps.
+  // Returns the density of the bin; nullopt before it was observed in a few steps.
   std::optional<double> Of(uint64_t tokens) const;
 
  private:

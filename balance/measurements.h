@@ -20,7 +20,7 @@ struct MachineKind {
 
 struct MeasureRequest {
   double budget_seconds = 0;  // 0: nothing is to be measured
-  // That need not be measured again: attention of the job's shape, and links of two kinds.
+  // Machines whose figures are known: attention of the job's shape, and links of two kinds.
   std::vector<MachineKind> known_layers = {};
   std::vector<MachineKind> known_links_inside = {};
   std::vector<MachineKind> known_links_between = {};

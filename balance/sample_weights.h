@@ -13,7 +13,7 @@ namespace ringleader::balance {
 struct SampleWeight {
   uint64_t tokens = 0;
   double milliseconds = 0;
-  double attention_milliseconds = 0;  // of milliseconds
+  double attention_milliseconds = 0;  // a part of milliseconds
 
   bool operator==(const SampleWeight&) const = default;
 };
@@ -22,18 +22,18 @@ struct SampleWeight {
 // any order deals alike.
 class SampleWeights {
  public:
-  // By tokens alone.
+  // A sample weighs as many microseconds as it has tokens.
   SampleWeights() = default;
   // INVALID_ARGUMENT unless tokens ascend strictly, milliseconds are finite, not negative and do
-  // not descend, and attention's are a part of them. No rows: by tokens alone.
+  // not descend, and attention's are a part of them. No rows: as above.
   static absl::StatusOr<SampleWeights> Create(std::vector<SampleWeight> rows);
 
-  // At least 1. Beyond the rows, along the line from the origin through the nearest.
+  // Returns at least 1; outside of the rows, by the line from the origin through the nearest.
   int64_t Microseconds(uint64_t tokens) const;
-  // What attention takes of Microseconds(); 0 where the rows do not say.
+  // Returns what attention takes of Microseconds(); 0 where the rows do not say.
   int64_t AttentionMicroseconds(uint64_t tokens) const;
-  // The tokens of the first row with at least so many, or of the last; without rows: the next power
-  // of two. What is known by length is kept by these.
+  // Returns the bin by which figures of a length are kept: the tokens of the first row with at
+  // least so many, or of the last row; without rows, the next power of two.
   uint64_t BinOf(uint64_t tokens) const;
 
   bool operator==(const SampleWeights&) const = default;

@@ -123,6 +123,7 @@ int RunRingctl(const std::vector<std::string>& arguments, Context context) {
   AddAuditCommand(app, &context);
   AddPlanCommand(app, &context);
   AddDataCommand(app, &context);
+  AddBenchCommand(app, &context);
   AddCompletionCommand(app, &context);
   AddExamples(app);
   try {

@@ -153,6 +153,12 @@ TEST_F(CliTest, ValidatingChecksWhatTrainersWill) {
                                      "is 320"));
   EXPECT_EQ(Run({"submit", Path("job.yaml")}).code, kUsage) << "submitting looks, too";
   EXPECT_EQ(coordinator_.created, 0);
+  WriteTokens("tokens", 320, 100'000);
+  EXPECT_THAT(complaint({"attention.pattern=dense", "attention.mask=prefix_lm"}),
+              HasSubstr("tokens says of no document where its prefix ends"));
+  EXPECT_THAT(
+      complaint({"attention.pattern=dense", "attention.mask=full", "data.hidden_token=320"}),
+      HasSubstr("data.hidden_token: 320 is outside of the model's vocabulary of 320"));
   WriteTokens("tokens", 320, 16384);
   EXPECT_THAT(complaint(), HasSubstr("holds 16384 tokens; one sequence of 16384 needs 16385"));
   WriteTokens("tokens", 320, 16385, {"shard-00000.tokens"});
@@ -314,6 +320,13 @@ TEST_F(CliTest, PacksData) {
                              "--tasks", "near,far", "--eval-share", "0", "-o", "json"});
   EXPECT_EQ(marked.code, 0) << marked.err;
   EXPECT_EQ(nlohmann::json::parse(marked.out)["tasks"], (nlohmann::json{"near", "far"}));
+}
+
+TEST_F(CliTest, ABenchThatIsNotThereIsNamed) {
+  const Result none = Run({"bench", "attention", "--program", Path("none"), "--tokens", "128"});
+  EXPECT_EQ(none.code, kNotFound);
+  EXPECT_THAT(none.err, HasSubstr("cannot start " + Path("none") + ": No such file"));
+  EXPECT_EQ(Run({"bench"}).code, kUsage);
 }
 
 TEST_F(CliTest, MistypedCommandsAndFlagsAreNamed) {

@@ -46,8 +46,8 @@ struct RetryPolicy {
 struct Context {
   std::ostream& out;
   std::ostream& err;
-  // Of the terminal that `out` is, now; none: it is no terminal. Bars are redrawn on one, and the
-  // last column of a table is cut at its width.
+  // Returns the width of the terminal `out`; not set where it is none. Bars are redrawn on a
+  // terminal, and the last column of a table is cut at its width.
   std::function<int()> terminal_columns = {};
   Clock* clock = Clock::Real();
   std::function<std::optional<std::string>(const char*)> environment;

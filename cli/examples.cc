@@ -70,7 +70,10 @@ constexpr Example kExamples[] = {
     {"data pack",
      "  ringctl data pack --input texts --suffix .txt --output tokens\n"
      "  ringctl data pack --input ids --format uint32 --vocabulary 151936 --separator 151643 \\\n"
-     "    --tokenizer qwen2 --output tokens\n"},
+     "    --tokenizer qwen2 --output tokens\n"
+     "  ringctl data pack --input pairs --prefix-end 10 --output tokens\n"},
+    {"bench", "  ringctl bench attention --tokens 4096 16384 --folder figures\n"},
+    {"bench attention", "  ringctl bench attention --ranks 4 --densities 5 10 --folder figures\n"},
     {"completion",
      "  source <(ringctl completion bash)\n"
      "  ringctl completion zsh > \"${fpath[1]}/_ringctl\"\n"},

@@ -8,6 +8,7 @@
 #include "cli/printer.h"
 #include "jobspec/fields/text.h"
 #include "jobspec/jobspec.h"
+#include "jobspec/values/attention_spec.h"
 
 namespace ringleader::cli {
 
@@ -46,6 +47,15 @@ std::string RingText(const v1::StepPlan& plan) {
 void WritePlan(std::ostream& out, const v1::JobSpec& spec, const v1::StepPlan& plan) {
   std::vector<std::vector<std::string>> rows = {{"layout", LayoutText(plan)},
                                                 {"ring", RingText(plan)}};
+  if (spec.parallelism().ring_window() > 0) {
+    rows.back()[1] =
+        absl::StrCat("hierarchical, ", plan.ring().outer(), " windows of ", plan.ring().inner());
+  }
+  const uint32_t heads = jobspec::HeadRanks(spec.parallelism());
+  if (heads > 1) {
+    rows.push_back(
+        {"heads", absl::StrCat("shared out among ", heads, " trainers, ring around them")});
+  }
   if (plan.has_prediction()) {
     const v1::Prediction& p = plan.prediction();
     const auto share = [&](double exact) {
@@ -70,6 +80,11 @@ void WritePlan(std::ostream& out, const v1::JobSpec& spec, const v1::StepPlan& p
          absl::StrFormat("%s or more", FormatBytes(static_cast<double>(p.memory_bytes())))});
     rows.push_back({"ring's communication",
                     absl::StrFormat("%.4g s, hidden or not", p.communication_seconds())});
+    if (heads > 1) {
+      rows.push_back(
+          {"heads' communication", absl::StrFormat("%.4g s of the ring's, %s from a trainer",
+                                                   p.head_seconds(), FormatBytes(p.head_bytes()))});
+    }
     rows.push_back({"worker imbalance", absl::StrFormat("%.3f (max/mean)", p.worker_imbalance())});
     rows.push_back({"ring step imbalance", absl::StrFormat("%.3f (max/mean)", p.step_imbalance())});
     rows.push_back({"density", FormatPercent(p.density())});

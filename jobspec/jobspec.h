@@ -46,7 +46,7 @@ void ApplyDefaults(v1::JobSpec* spec);
 // not. Paths must be absolute.
 absl::Status Validate(const v1::JobSpec& spec);
 
-// That this program knows every enumerator: numbers that a newer program set arrive as they are.
+// Checks that this program knows every enumerator: those of a newer program arrive as numbers.
 // Validate checks it, too; who takes a specification without validating it asks here.
 absl::Status CheckEnumerators(const v1::JobSpec& spec);
 

@@ -156,6 +156,25 @@ absl::Status CheckAttention(const v1::AttentionSpec& attention) {
   return absl::OkStatus();
 }
 
+// What a mask asks of the data.
+void CheckMaskedData(const v1::JobSpec& spec, Mistakes* mistakes) {
+  const v1::DataSpec& data = spec.data();
+  const bool is_apart = data.batching() == v1::DataSpec::SAMPLES || data.document_mask();
+  if (spec.attention().mask() == v1::AttentionSpec::MASK_PREFIX_LM && !is_apart) {
+    mistakes->Add("data.document_mask",
+                  "data.document_mask: false lets a token attend to the documents before its own, "
+                  "but attention.mask: prefix_lm gives each document a prefix of its own; give "
+                  "data.document_mask: true, or another mask");
+  }
+  if (Fits(*FindField("data.hidden_token"), spec) && !data.has_hidden_token()) {
+    mistakes->Add("data.hidden_token",
+                  absl::StrCat("data.hidden_token: required with attention.mask: ",
+                               GetScalar(spec.attention(), FindDescriptor("attention.mask")),
+                               ", under which a token may see the next one, so that hidden tokens "
+                               "are predicted; give a token id that the data does not hold"));
+  }
+}
+
 absl::Status CheckDenseBelow(const v1::JobSpec& spec) {
   const bool are_apart =
       spec.data().batching() == v1::DataSpec::SAMPLES || spec.data().document_mask();
@@ -163,6 +182,13 @@ absl::Status CheckDenseBelow(const v1::JobSpec& spec) {
   return Invalid(
       "attention.dense_below: with data.document_mask: false there are no documents apart from "
       "others; give 0, or data.document_mask: true");
+}
+
+absl::Status CheckHeadRanks(const v1::JobSpec& spec) {
+  ASSIGN_OR_RETURN(patterns::AttentionOptions options, AttentionOptionsOf(spec.attention()));
+  options.head_ranks = static_cast<int>(HeadRanks(spec.parallelism()));
+  options.by_documents = IsByDocuments(spec.parallelism().layout());
+  return patterns::CheckHeadRanks(options);
 }
 
 void CheckParallelism(const v1::JobSpec& spec, Mistakes* mistakes) {
@@ -189,7 +215,24 @@ void CheckParallelism(const v1::JobSpec& spec, Mistakes* mistakes) {
                                spec.resources().trainers(), "; make them equal"));
     return;
   }
-  ring::Division division = {.ranks = static_cast<int64_t>(context), .tile = tile};
+  const uint32_t heads = HeadRanks(parallelism);
+  if (context % heads != 0) {
+    mistakes->Add(
+        "parallelism.heads",
+        absl::StrCat("parallelism.heads: ", heads, " does not divide parallelism.context (",
+                     context, "), the trainers that share a sequence; give a divisor of it"));
+    return;
+  }
+  mistakes->Add("parallelism.heads", CheckHeadRanks(spec));
+  const uint32_t window = parallelism.ring_window();
+  if (window > 0 && context / heads % window != 0) {
+    mistakes->Add("parallelism.ring_window",
+                  absl::StrCat("parallelism.ring_window: ", window, " does not divide the ",
+                               context / heads, " trainers of the ring; give a divisor of it"));
+    return;
+  }
+  ring::Division division = {
+      .ranks = static_cast<int64_t>(context / heads), .tile = tile, .heads = heads};
   if (parallelism.layout() != v1::ParallelismSpec::LAYOUT_UNSPECIFIED) {
     const auto layout = LayoutOf(parallelism.layout());
     if (!layout.ok()) return mistakes->Add("parallelism.layout", layout.status());
@@ -308,9 +351,12 @@ absl::Status CheckEnumerators(const v1::JobSpec& spec) {
 
 void ApplyDefaults(v1::JobSpec* spec) {
   // In the table's order every field follows those that decide whether it fits, but for
-  // training.schedule, which min_learning_rate precedes.
+  // training.schedule, which min_learning_rate precedes, and attention.mask.
   if (!IsSet(*spec, "training.schedule")) {
     spec->mutable_training()->set_schedule(v1::TrainingSpec::COSINE);
+  }
+  if (!IsSet(*spec, "attention.mask")) {
+    spec->mutable_attention()->set_mask(v1::AttentionSpec::MASK_CAUSAL);
   }
   for (const Field& field : Fields()) {
     if (field.need != Need::kDefault || field.default_value == "auto") continue;
@@ -349,6 +395,7 @@ void FindMistakes(const v1::JobSpec& given, Mistakes* mistakes) {
   if (!mistakes->Touch({"attention"})) {
     mistakes->Add("attention", CheckAttention(spec.attention()));
   }
+  if (!mistakes->Touch({"data", "attention"})) CheckMaskedData(spec, mistakes);
   if (!mistakes->Touch({"parallelism", "resources", "data", "attention"})) {
     CheckParallelism(spec, mistakes);
   }

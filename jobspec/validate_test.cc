@@ -79,11 +79,10 @@ TEST(ValidateTest, FieldsMustFitThePattern) {
             "");
   // One field of several patterns, each with a default of its own.
   EXPECT_EQ(Complaint({"attention.pattern=xattention", "attention.density=0.05"}), "");
-  EXPECT_EQ(
-      Complaint({"attention.pattern=block_topk", "attention.density=0.05"}),
-      "attention.density: only fits attention.pattern: vertical_slash, or attention.pattern: "
-      "moba, or attention.pattern: xattention, or attention.pattern: key_groups; remove it, or "
-      "change that");
+  EXPECT_EQ(Complaint({"attention.pattern=block_topk", "attention.density=0.05"}),
+            "attention.density: only fits attention.pattern: vertical_slash, or attention.pattern: "
+            "moba, or attention.pattern: xattention, or attention.pattern: key_groups, or "
+            "attention.pattern: adaspa; remove it, or change that");
   EXPECT_THAT(Complaint({"attention.pattern=xattention", "attention.stride=24"}),
               HasSubstr("attention.stride is 24; allowed are 8, 16, 32 and 64"));
   EXPECT_THAT(
@@ -104,10 +103,92 @@ TEST(ValidateTest, FieldsMustFitThePattern) {
   EXPECT_THAT(Complaint({"attention.pattern=key_groups", "training.deterministic=true",
                          "resources.engine=cuda"}),
               HasSubstr("training.deterministic: does not go with attention.pattern: key_groups"));
+  EXPECT_EQ(Complaint({"attention.pattern=adaspa", "attention.density=0.6"}), "");
+  EXPECT_THAT(Complaint({"attention.pattern=adaspa", "attention.density=0.7"}),
+              HasSubstr("give less, or attention.head_budgets: equal"));
+  EXPECT_EQ(Complaint({"attention.pattern=adaspa", "attention.density=0.7",
+                       "attention.head_budgets=equal"}),
+            "");
   EXPECT_THAT(Complaint({"attention.density=5"}),
               HasSubstr("attention.density: 5 is out of range"));
   EXPECT_THAT(Complaint({"parallelism.stripe=64"}), HasSubstr("parallelism.layout: striped"));
   EXPECT_EQ(Complaint({"parallelism.stripe=128", "parallelism.layout=striped"}), "");
+}
+
+TEST(ValidateTest, HeadsAreSharedOutByADivisorOfTheContext) {
+  EXPECT_EQ(Job({"parallelism.heads=2"}).parallelism().heads(), 2u);
+  v1::JobSpec spec = Job();
+  ApplyDefaults(&spec);
+  EXPECT_EQ(spec.parallelism().heads(), 1u);
+  EXPECT_EQ(Complaint({"parallelism.heads=2"}), "");
+  EXPECT_EQ(Complaint({"parallelism.heads=4"}), "");
+  EXPECT_EQ(Complaint({"parallelism.heads=3"}),
+            "parallelism.heads: 3 does not divide parallelism.context (4), the trainers that share "
+            "a sequence; give a divisor of it");
+  EXPECT_THAT(Complaint({"parallelism.heads=0"}),
+              HasSubstr("parallelism.heads: 0 is out of range"));
+  EXPECT_THAT(Complaint({"parallelism.heads=2", "attention.head_budgets=by_recall"}),
+              HasSubstr("parallelism.heads: 2 does not go with attention.head_budgets: by_recall"));
+  EXPECT_THAT(Complaint({"parallelism.heads=2", "attention.balance.anchor=mean"}),
+              HasSubstr("parallelism.heads: 2 does not go with attention.balance.anchor"));
+  EXPECT_THAT(Complaint({"parallelism.heads=2", "attention.pattern=dense",
+                         "parallelism.layout=documents", "data.document_mask=true"}),
+              HasSubstr("parallelism.heads: 2 does not go with parallelism.layout: documents"));
+  EXPECT_THAT(Complaint({"parallelism.heads=2", "data.sequence_length=16448"}),
+              HasSubstr("context / heads × tile = 2 × 64 and by context = 4, together by 128"));
+  EXPECT_EQ(Complaint({"parallelism.heads=4", "data.sequence_length=16444"}), "")
+      << "without a ring any length does that the ranks divide";
+}
+
+TEST(ValidateTest, AWindowDividesTheRing) {
+  EXPECT_EQ(Complaint({"parallelism.ring=hierarchical", "parallelism.ring_window=2"}), "");
+  EXPECT_EQ(Complaint({"parallelism.ring=hierarchical", "parallelism.ring_window=3"}),
+            "parallelism.ring_window: 3 does not divide the 4 trainers of the ring; give a divisor "
+            "of it");
+  EXPECT_THAT(Complaint({"parallelism.ring=hierarchical", "parallelism.ring_window=4",
+                         "parallelism.heads=2"}),
+              HasSubstr("4 does not divide the 2 trainers of the ring"));
+  EXPECT_THAT(Complaint({"parallelism.ring_window=2"}),
+              HasSubstr("only fits parallelism.ring: hierarchical"));
+}
+
+TEST(ValidateTest, MasksGoWithWhatTheyCan) {
+  const auto complaint = [](std::vector<std::string> more) {
+    more.insert(more.end(),
+                {"attention.pattern=dense", "attention.select=", "attention.vertical_mass=",
+                 "attention.slash_mass=", "attention.dense_layers="});
+    return Complaint(std::move(more));
+  };
+  EXPECT_EQ(complaint({"attention.mask=prefix_lm"}), "");
+  EXPECT_EQ(complaint({"attention.mask=full", "data.hidden_token=256"}), "");
+  EXPECT_EQ(complaint({"attention.mask=block_causal", "attention.mask_block=64",
+                       "data.hidden_token=256", "data.hidden_share=0.5"}),
+            "");
+  EXPECT_EQ(complaint({"attention.mask=prefix_lm", "attention.pattern=sliding_window"}), "");
+  EXPECT_THAT(Complaint({"attention.mask=prefix_lm"}),
+              HasSubstr("attention.mask: prefix_lm does not go with attention.pattern: "
+                        "vertical_slash"));
+  EXPECT_THAT(complaint({"attention.mask=full"}),
+              HasSubstr("data.hidden_token: required with attention.mask: full"));
+  EXPECT_THAT(complaint({"attention.mask=prefix_lm", "data.document_mask=false"}),
+              HasSubstr("attention.mask: prefix_lm gives each document a prefix of its own"));
+  EXPECT_EQ(complaint({"attention.mask=full", "data.hidden_token=256", "data.document_mask=false"}),
+            "");
+  EXPECT_THAT(complaint({"data.hidden_share=0.5"}),
+              HasSubstr("data.hidden_share: only fits attention.mask other than causal with "
+                        "attention.mask other than prefix_lm"));
+  EXPECT_THAT(complaint({"attention.mask=prefix_lm", "data.hidden_token=3"}),
+              HasSubstr("data.hidden_token: only fits"));
+  EXPECT_THAT(complaint({"attention.mask=prefix_lm", "attention.mask_block=64"}),
+              HasSubstr("attention.mask_block: only fits attention.mask: block_causal"));
+  EXPECT_THAT(complaint({"attention.mask=full", "data.hidden_token=256", "data.hidden_share=0"}),
+              HasSubstr("data.hidden_share: 0 is out of range"));
+  EXPECT_THAT(complaint({"attention.mask=prefix_lm", "parallelism.layout=documents"}),
+              HasSubstr("parallelism.layout: documents goes with attention.mask: causal alone"));
+  EXPECT_THAT(complaint({"attention.mask=prefix_lm", "attention.pattern=sliding_window",
+                         "attention.probe_every=3"}),
+              HasSubstr("attention.probe_every: only fits attention.pattern other than dense with "
+                        "attention.mask: causal"));
 }
 
 TEST(ValidateTest, SamplesAreWholeTilesAndKeptApartInAnyCase) {

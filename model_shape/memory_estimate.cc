@@ -30,18 +30,20 @@ const char* Name(Recompute recompute) {
 
 // Elements a token of the tensors that layers pass around.
 struct Widths {
-  explicit Widths(const ModelConfig& config)
+  explicit Widths(const ModelConfig& config, int head_ranks = 1)
       : hidden(config.hidden_size),
         inner(config.intermediate_size),
         attended(config.heads * config.head_dim),
-        kv(2 * config.kv_heads * config.head_dim) {}
+        kv(2 * config.kv_heads * config.head_dim),
+        shared_kv(2 * std::max<int64_t>(config.kv_heads, head_ranks) * config.head_dim) {}
   int64_t hidden, inner, attended, kv;
+  int64_t shared_kv;  // where there are more ranks than KV heads, several have the same one
   int64_t packed() const { return attended + kv; }
 };
 
 // The most that is alive besides what is kept, following layer_passes.cc.
 int64_t WorkingBytes(const ModelConfig& config, const TrainingShape& shape) {
-  const Widths w(config);
+  const Widths w(config, shape.head_ranks);
   const int64_t n = shape.tokens, element = shape.element_bytes;
   const int64_t chunk = std::min(shape.mlp_chunk_tokens, n);
   // Upstream gradient, the norm's sum and rows, their gradient; gate, up and activation of a chunk.
@@ -49,7 +51,13 @@ int64_t WorkingBytes(const ModelConfig& config, const TrainingShape& shape) {
   // The stream's gradient, the norm's rows and sum, q, k and v, the output's gradient, dq, dk, dv;
   // dq and its conversion in fp32; keys, values and their gradients that visit or travel.
   int64_t attention = n * ((3 * w.hidden + 2 * w.packed() + w.attended) * element +
-                           2 * w.attended * kFloat + 4 * w.kv * kFloat);
+                           2 * w.attended * kFloat + 4 * w.shared_kv * kFloat);
+  if (shape.head_ranks > 1) {
+    // Sent and received: keys and values while the MLP is computed; with them queries, the output
+    // and its gradient before backward.
+    mlp += 2 * n * w.shared_kv * element;
+    attention += 2 * n * (3 * w.attended + w.shared_kv) * element;
+  }
   if (shape.precision == Precision::kFp8) {
     // A byte an element: the norm's rows and the upstream gradient, with gate's and up's of a
     // chunk; the stream's gradient and dq, dk, dv.

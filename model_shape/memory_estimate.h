@@ -28,6 +28,7 @@ struct TrainingShape {
   // What attention has chosen in all layers, which lies on the device whatever is recomputed or
   // moved, and what choosing takes besides.
   int64_t choice_bytes = 0, choice_working_bytes = 0;
+  int head_ranks = 1;  // that share out heads (ring/head_shares.h)
 };
 
 // Where parameters are held: whole on every rank (ZeRO stage 2), or only this rank's shard, with

@@ -55,8 +55,8 @@ TEST(TrainingMemoryTest, CountsWhatARankHolds) {
             memory.saved + packed + 2 * n * 2 * (2048 + 2 * 11008));
 }
 
-// Of FP8: two bytes a weight, of all layers where micro-batches share them, else of one at a time;
-// and a byte for what is cast of a layer in work.
+// FP8 takes two bytes a weight, for all layers where micro-batches share casts, else for one at a
+// time; and a byte for each value that is cast of the layer at work.
 TEST(TrainingMemoryTest, CountsCastsOfWeightsAndRows) {
   const int64_t n = 131072;
   TrainingShape shape = Shape(n);
@@ -89,6 +89,20 @@ TEST(TrainingMemoryTest, CountsWhatAttentionChose) {
     EXPECT_EQ(with.working, without.working + 300);
     EXPECT_EQ(with.host_total(), without.host_total());
   }
+}
+
+// Queries, the output, its gradient, keys and values, as they are sent and as they come; keys and
+// values of as many heads as ranks, in place of two.
+TEST(TrainingMemoryTest, CountsWhatSharingHeadsExchanges) {
+  const int64_t n = 131072;
+  TrainingShape shape = Shape(n);
+  const TrainingMemory without = EstimateMemory(Config(), shape, {}, kWhole);
+  shape.head_ranks = 4;
+  const TrainingMemory with = EstimateMemory(Config(), shape, {}, kWhole);
+  const int64_t kv = 2 * 4 * 128, attended = 16 * 128;
+  EXPECT_EQ(with.working,
+            without.working + n * (4 * 4 * (kv - 2 * 2 * 128) + 2 * 2 * (3 * attended + kv)));
+  EXPECT_EQ(with.saved, without.saved);
 }
 
 TEST(TrainingMemoryTest, OneRankNeedsNoBuckets) {

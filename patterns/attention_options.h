@@ -6,25 +6,27 @@
 #include <vector>
 
 #include "patterns/index/balance_options.h"
+#include "patterns/index/mask.h"
 #include "ring/ring_schedule.h"
 #include "ringleader/kernels/shard_layout.h"
 
 namespace ringleader::patterns {
 
 enum class Pattern {
-  kDense,          // causal
+  kDense,          // everything that the mask shows
   kSlidingWindow,  // the last `window` tokens
   kVerticalSlash,  // selected columns and block diagonals, estimated online per layer and head
   kBlockTopK,      // MoBA, by tile: every query block picks the key blocks it scores highest
   kMoba,           // MoBA as published: every query picks for itself
   kXAttention,     // every query block picks key blocks by sums of antidiagonals
   kKeyGroups,      // every tile of 64 queries picks groups of 8 keys by their best pairs
+  kAdaSpa,         // every query block picks the key blocks of largest exact attention mass
 };
 
-// By which queries what a query attends to may be chosen.
+// Which queries may take part in choosing what a query attends to.
 enum class Selection {
-  kFull,    // whichever the pattern takes
-  kCausal,  // by none that is later
+  kFull,    // all that the pattern takes
+  kCausal,  // none that comes later
 };
 
 // kVerticalSlash: how columns and diagonals are chosen.
@@ -33,13 +35,13 @@ enum class Select {
   kTopK,  // the budget's counts
 };
 
-// kVerticalSlash: where the queries lie from which they are estimated.
+// kVerticalSlash: where the queries lie from which both are estimated.
 enum class EstimateAt {
-  kEnd,     // of the sequence, or of its documents
-  kSpread,  // over the sequence
+  kEnd,     // at the end of the sequence, or of its documents
+  kSpread,  // all over the sequence
 };
 
-// kVerticalSlash: how many of them.
+// kVerticalSlash: how many columns and diagonals are chosen.
 struct VerticalSlashBudget {
   double vertical_mass = 0.9;  // in (0, 1]
   double slash_mass = 0.9;
@@ -51,6 +53,8 @@ struct VerticalSlashBudget {
 
 struct AttentionOptions {
   Pattern pattern = Pattern::kDense;
+  Mask mask = Mask::kCausal;
+  int64_t mask_block = 0;           // kBlockCausal: tokens, at least 1
   Select select = Select::kTopP;    // kVerticalSlash, as the next
   VerticalSlashBudget budget = {};  // kVerticalSlash
   std::vector<int> dense_layers = {};
@@ -60,7 +64,7 @@ struct AttentionOptions {
   int probe_every = 0;        // steps between two probes of the recall; 0: never
   int estimate_queries = 64;  // kVerticalSlash: at most 256
   EstimateAt estimate_at = EstimateAt::kEnd;
-  bool adapt_heads = false;  // kVerticalSlash: heads of low recall get more of the budget
+  bool adapt_heads = false;  // kVerticalSlash, kAdaSpa: heads of low recall get more of the budget
   int sink_tokens = 64;      // kVerticalSlash: columns at the start that are always kept
   int local_blocks = 1;      // kVerticalSlash: block diagonals that are, besides the main one
   int64_t window = 0;        // kSlidingWindow: tokens a query sees, itself included
@@ -69,7 +73,8 @@ struct AttentionOptions {
   int stride = 16;           // kXAttention: tokens whose logits a score averages
   double threshold = 0.9;    // kXAttention: share of the mass that a tile's blocks cover, (0, 1]
   // kXAttention: of the blocks that a tile sees, at most; kMoba: of those that a query sees. 0:
-  // none is given. kKeyGroups: of the keys that a tile sees, (0, 1].
+  // none is given. kKeyGroups: of the keys that a tile sees, (0, 1]. kAdaSpa: of the blocks before
+  // it that a tile keeps, (0, 1].
   double density = 0.0;
   // kKeyGroups: tokens of a sequence over which budgets add up to `density`, however its samples
   // are dealt; 0: as many as there are.
@@ -77,15 +82,16 @@ struct AttentionOptions {
   int tile = 128;  // 64 or 128 tokens
   kernels::LayoutKind layout = kernels::LayoutKind::kStriped;
   int stripe = 0;  // tokens, a multiple of `tile`; 0: one tile
-  // Documents lie as ring/document_layout.h has it: `layout` is kStriped, of those that are spread.
+  // Documents lie as ring/document_layout.h says; `layout` is kStriped, for those that are spread.
   bool by_documents = false;
   ring::RingShape ring = {};
+  int head_ranks = 1;  // ranks that share out the heads of each of the ring's (ring/head_shares.h)
   bool bf16_gradients = false;  // dK and dV travel in bfloat16, not float32; GPUs only
   bool deterministic = false;   // the same bits every time; the CPU engine's always are
   int threads = 1;              // of this rank's engine; CPU only
 };
 
-// Whose tokens are where, seen from `rank`. `options.stripe` is resolved.
+// Returns who holds which tokens, seen from `rank`. `options.stripe` is resolved.
 inline kernels::ShardLayout LayoutOf(const AttentionOptions& options, int ranks, int rank,
                                      int64_t local_tokens) {
   return {.kind = options.layout,

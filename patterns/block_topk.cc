@@ -87,6 +87,7 @@ extern constinit const PatternDefinition kBlockTopKDefinition = {
     .sees = "key blocks chosen per query block",
     .count_tiles = nullptr,
     .causal_choice = CausalChoice::kOnAsk,
+    .takes_masks = false,
     .can_be_balanced = true,
     .needs_whole_tiles = true,
     .fields = kFields,

@@ -4,6 +4,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "patterns/pattern.h"
+#include "ring/head_shares.h"
 
 namespace ringleader::patterns {
 
@@ -30,19 +31,54 @@ absl::Status CheckLayout(const AttentionOptions& options) {
       absl::StrFormat("parallelism.layout: %d is unknown", static_cast<int>(options.layout)));
 }
 
+// "dense, sliding_window": those for which `holds`.
+template <typename Predicate>
+std::string NamesOf(Predicate holds) {
+  std::string names;
+  for (const PatternDefinition* definition : Definitions()) {
+    if (!holds(*definition)) continue;
+    absl::StrAppend(&names, names.empty() ? "" : ", ", std::string(definition->name));
+  }
+  return names;
+}
+
 absl::Status CheckSelection(const AttentionOptions& options, const PatternDefinition& definition) {
   if (options.selection == Selection::kFull || definition.causal_choice != CausalChoice::kNever) {
     return absl::OkStatus();
   }
-  std::string able;
-  for (const PatternDefinition* other : Definitions()) {
-    if (other->causal_choice == CausalChoice::kNever) continue;
-    absl::StrAppend(&able, able.empty() ? "" : ", ", std::string(other->name));
-  }
   return Invalid(absl::StrFormat(
       "attention.selection: causal does not go with attention.pattern: %s, which chooses what a "
       "query attends to by later queries, too; give full, or one of the patterns %s",
-      std::string(definition.name), able));
+      std::string(definition.name), NamesOf([](const PatternDefinition& other) {
+        return other.causal_choice != CausalChoice::kNever;
+      })));
+}
+
+absl::Status CheckMask(const AttentionOptions& options, const PatternDefinition& definition) {
+  if (options.mask == Mask::kCausal) return absl::OkStatus();
+  const std::string mask(MaskName(options.mask));
+  if (options.mask == Mask::kBlockCausal && options.mask_block < 1) {
+    return Invalid(absl::StrFormat("attention.mask_block is %d; a block has at least 1 token",
+                                   options.mask_block));
+  }
+  if (options.probe_every > 0) {
+    return Invalid(
+        absl::StrFormat("attention.probe_every: a probe compares with causal attention; give 0 "
+                        "with attention.mask: "
+                        "%s",
+                        mask));
+  }
+  if (options.dense_below > 0) {
+    return Invalid(absl::StrFormat(
+        "attention.dense_below: short documents attend causally; give 0 with attention.mask: %s",
+        mask));
+  }
+  if (definition.takes_masks) return absl::OkStatus();
+  return Invalid(absl::StrFormat(
+      "attention.mask: %s does not go with attention.pattern: %s, which chooses among the keys "
+      "before a query; give causal, or one of the patterns %s",
+      mask, std::string(definition.name),
+      NamesOf([](const PatternDefinition& other) { return other.takes_masks; })));
 }
 
 absl::Status CheckBalance(const AttentionOptions& options, const PatternDefinition& definition) {
@@ -53,22 +89,24 @@ absl::Status CheckBalance(const AttentionOptions& options, const PatternDefiniti
   if (options.balance.anchor == kernels::Anchor::kNone || definition.can_be_balanced) {
     return absl::OkStatus();
   }
-  std::string able;
-  for (const PatternDefinition* other : Definitions()) {
-    if (!other->can_be_balanced) continue;
-    absl::StrAppend(&able, able.empty() ? "" : ", ", std::string(other->name));
-  }
-  return Invalid(
-      absl::StrFormat("attention.balance.anchor: attention.pattern: %s has no choice that could be "
-                      "moved; give none, "
-                      "or one of the patterns %s",
-                      std::string(definition.name), able));
+  return Invalid(absl::StrFormat(
+      "attention.balance.anchor: attention.pattern: %s has no choice that could be "
+      "moved; give none, "
+      "or one of the patterns %s",
+      std::string(definition.name),
+      NamesOf([](const PatternDefinition& other) { return other.can_be_balanced; })));
 }
 
 }  // namespace
 
 absl::Status CheckByDocuments(const AttentionOptions& options) {
   if (!options.by_documents) return absl::OkStatus();
+  if (options.mask != Mask::kCausal) {
+    return Invalid(absl::StrFormat(
+        "parallelism.layout: documents goes with attention.mask: causal alone, not with %s; give "
+        "parallelism.layout: striped",
+        std::string(MaskName(options.mask))));
+  }
   if (options.pattern == Pattern::kDense && options.layout == LayoutKind::kStriped) {
     return absl::OkStatus();
   }
@@ -78,12 +116,57 @@ absl::Status CheckByDocuments(const AttentionOptions& options) {
       std::string(DefinitionOf(options.pattern).name)));
 }
 
+absl::Status CheckHeadRanks(const AttentionOptions& options) {
+  if (options.head_ranks == 1) return absl::OkStatus();
+  if (options.head_ranks < 1) {
+    return Invalid(absl::StrFormat("parallelism.heads is %d; give 1 or more", options.head_ranks));
+  }
+  std::string other;
+  if (options.by_documents)
+    other = "parallelism.layout: documents; give parallelism.layout: striped";
+  if (options.adapt_heads) {
+    other = "attention.head_budgets: by_recall, which compares all heads; give equal";
+  }
+  if (options.dense_below > 0) {
+    other = "attention.dense_below, which splits a rank's tokens by documents; give 0";
+  }
+  if (options.balance.anchor != kernels::Anchor::kNone) {
+    other = "attention.balance.anchor, which compares what all heads keep; give none";
+  }
+  if (other.empty()) return absl::OkStatus();
+  return Invalid(absl::StrFormat("parallelism.heads: %d does not go with %s, or leave heads out",
+                                 options.head_ranks, other));
+}
+
+absl::Status CheckHeads(const AttentionOptions& options, int64_t heads, int64_t kv_heads) {
+  const ring::HeadShares shares = {
+      .ranks = options.head_ranks, .heads = heads, .kv_heads = kv_heads};
+  RETURN_IF_ERROR(ring::CheckHeadShares(shares));
+  const PatternDefinition& pattern = DefinitionOf(options.pattern);
+  if (options.head_ranks == 1 || pattern.is_known_before_data()) return absl::OkStatus();
+  if (shares.local_heads() % 2 != 0) {
+    return Invalid(absl::StrFormat(
+        "parallelism.heads: each of %d trainers would have %d of %d heads, an odd number; "
+        "attention.pattern: %s settles ties by whether a head's number is even, so that each must "
+        "have an even number; give fewer",
+        options.head_ranks, shares.local_heads(), heads, std::string(pattern.name)));
+  }
+  if (pattern.reads_kv_heads_queries && options.head_ranks > kv_heads) {
+    return Invalid(absl::StrFormat(
+        "parallelism.heads: %d trainers share %d KV heads; attention.pattern: %s chooses by the "
+        "queries of all heads of a KV head, which one trainer must have; give %d at most",
+        options.head_ranks, kv_heads, std::string(pattern.name), kv_heads));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckPattern(const AttentionOptions& options) {
   const PatternDefinition* const definition = FindDefinition(options.pattern);
   if (definition == nullptr) {
     return Invalid(
         absl::StrFormat("attention.pattern: %d is unknown", static_cast<int>(options.pattern)));
   }
+  RETURN_IF_ERROR(CheckMask(options, *definition));
   RETURN_IF_ERROR(CheckSelection(options, *definition));
   RETURN_IF_ERROR(CheckBalance(options, *definition));
   return definition->check(options);
@@ -99,6 +182,7 @@ absl::Status CheckOptions(const AttentionOptions& options, int ranks) {
   }
   RETURN_IF_ERROR(CheckLayout(options));
   RETURN_IF_ERROR(CheckPattern(options));
+  RETURN_IF_ERROR(CheckHeadRanks(options));
   return CheckByDocuments(options);
 }
 
@@ -109,7 +193,8 @@ ring::Division DivisionOf(const AttentionOptions& options, int ranks) {
           .ranks = ranks,
           .tile = any_length ? 1 : options.tile,
           .stripe = options.stripe,
-          .by_documents = options.by_documents};
+          .by_documents = options.by_documents,
+          .heads = options.head_ranks};
 }
 
 absl::Status CheckLength(const AttentionOptions& options, int ranks, int64_t local_tokens) {

@@ -1,5 +1,5 @@
-// Whether attention options fit each other, the ring and the sequence. INVALID_ARGUMENT names the
-// option and what to change.
+// Checks that attention options fit each other, the ring and the sequence. INVALID_ARGUMENT names
+// the option and what to change.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,18 @@
 
 namespace ringleader::patterns {
 
-// What does not depend on the ring.
+// Checks what does not depend on the ring.
 absl::Status CheckPattern(const AttentionOptions& options);
-// `options.stripe` is resolved.
+// Checks everything but the length; `options.stripe` is resolved.
 absl::Status CheckOptions(const AttentionOptions& options, int ranks);
-// Whether documents may lie as `by_documents` has it, if it is set.
+// Checks that documents may lie as `by_documents` says, if it is set.
 absl::Status CheckByDocuments(const AttentionOptions& options);
-// What a sequence must divide into. The options have passed CheckOptions.
+// Checks that heads may be shared out by `head_ranks`, whatever the model.
+absl::Status CheckHeadRanks(const AttentionOptions& options);
+// Checks that those of a model can be: evenly, and so that each choice is made by one rank, as it
+// would be without. The options have passed CheckOptions.
+absl::Status CheckHeads(const AttentionOptions& options, int64_t heads, int64_t kv_heads);
+// Returns what a sequence must divide into. The options have passed CheckOptions.
 ring::Division DivisionOf(const AttentionOptions& options, int ranks);
 absl::Status CheckLength(const AttentionOptions& options, int ranks, int64_t local_tokens);
 

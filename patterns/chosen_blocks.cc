@@ -7,8 +7,8 @@
 namespace ringleader::patterns {
 namespace {
 
-// A head lists at most so many tiles, or as many as it has rows: where rows see more, each tile
-// that is listed stands for several, drawn like one.
+// A head lists at most this many tiles, or as many as it has rows. Where rows see more, each listed
+// tile is drawn like one and stands for several.
 constexpr int64_t kMaxListedTiles = int64_t{1} << 20;
 
 int64_t TilesOfRow(int64_t blocks) {
@@ -22,13 +22,13 @@ class Chooser {
     for (int64_t& favourite : favourites_) favourite = random_.Below(groups);
   }
 
-  // A block before `own`.
+  // Draws a block before `own`.
   int64_t Draw(int64_t own) {
     const int64_t block = random_.Unit() < 0.5 ? favourites_[random_.Below(std::ssize(favourites_))]
                                                : random_.Below(own);
     return block < own ? block : random_.Below(own);
   }
-  // `count` different ones, ascending.
+  // Draws `count` different ones, ascending.
   std::vector<int64_t> Choose(int64_t own, int64_t count) {
     std::vector<int64_t> chosen;
     while (std::ssize(chosen) < count) {
@@ -59,7 +59,7 @@ ring::HeadPattern SampleChosenBlocks(int64_t blocks, int64_t span, int64_t kept,
                                      Random* random) {
   const int64_t groups = (blocks + span - 1) / span, most = TilesOfRow(blocks);
   kept = std::min(kept, groups);
-  if (kept_of(groups - 1) >= groups - 1) return Band(blocks, blocks);  // no row has more before it
+  if (kept_of(groups - 1) >= groups - 1) return Band(blocks, blocks);  // no row sees more
   Chooser chooser(groups, kept, random);
   ring::HeadPattern head;
   head.row_offsets.reserve(blocks + 1);

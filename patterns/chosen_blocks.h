@@ -10,12 +10,12 @@
 
 namespace ringleader::patterns {
 
-// Tiles that a sampled head lists one by one, at most: of blocks of `span` tiles, of which a row
-// keeps up to `kept` besides its own.
+// Returns the most tiles that a sampled head lists one by one, where blocks have `span` tiles and a
+// row keeps up to `kept` of them besides its own.
 int64_t ListedTilesOf(int64_t blocks, int64_t span, int64_t kept);
 
-// A head of `blocks` tiles. Each row sees its own block up to the diagonal and kept_of(own), at
-// most `kept`, of the `own` blocks before it.
+// Samples a head of `blocks` tiles. Each row sees its own block up to the diagonal and
+// kept_of(own), at most `kept`, of the `own` blocks before it.
 ring::HeadPattern SampleChosenBlocks(int64_t blocks, int64_t span, int64_t kept,
                                      absl::FunctionRef<int64_t(int64_t own)> kept_of,
                                      Random* random);

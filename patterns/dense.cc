@@ -6,26 +6,30 @@ namespace ringleader::patterns {
 extern constinit const PatternDefinition kDenseDefinition = {
     .pattern = Pattern::kDense,
     .name = "dense",
-    .sees = "everything before it",
+    .sees = "everything that `attention.mask` shows",
     .count_tiles =
         [](const kernels::TileSelection& tiles, const ring::Shard& query, const ring::Shard& key) {
-          return ring::BandTiles(query, key, tiles.tile, /*window=*/0, tiles.document_starts);
+          return tiles.intervals != nullptr
+                     ? ring::VisibleTiles(query, key, tiles.tile, tiles.intervals)
+                     : ring::BandTiles(query, key, tiles.tile, /*window=*/0, tiles.document_starts);
         },
     .causal_choice = CausalChoice::kAlways,
+    .takes_masks = true,
     .can_be_balanced = false,
     .needs_whole_tiles = false,
     .fields = {},
     .check = [](const AttentionOptions&) { return absl::OkStatus(); },
     .build =
         [](const AttentionOptions&, const IndexInputs&, IndexDevice&, LayerIndex& index) {
-          index.pattern = kernels::TilePattern::kCausal;
+          index.pattern = index.visible() != nullptr ? kernels::TilePattern::kFull
+                                                     : kernels::TilePattern::kCausal;
           return absl::OkStatus();
         },
-    .sample = [](const AttentionOptions&, int64_t blocks, const PatternHints&,
-                 Random*) { return Band(blocks, blocks); },
+    .sample = [](const AttentionOptions& options, int64_t blocks, const PatternHints&,
+                 Random*) { return Visible(options, blocks, blocks); },
     .page =
-        R"(A query sees every token up to itself. No index is built: a tile is visited where a key is not
-later than a query, which two positions tell. Layers in `attention.dense_layers`, and those that a plan's
+        R"(A query sees every token up to itself, or what `attention.mask` shows. No index is built: a tile is visited
+where a key is not later than a query, which two positions tell, or where the mask's interval of a query meets it. Layers in `attention.dense_layers`, and those that a plan's
 budget calls dense, are computed in this way under every pattern. The planner's count is exact.
 )",
 };

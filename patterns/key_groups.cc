@@ -18,7 +18,7 @@ using kernels::kGroupKeys;
 using kernels::kGroupTile;
 using kernels::kScoreDims;
 
-// Scores that are in memory at once, at most (kernels/index/groups/key_groups.h).
+// The most bytes of scores in memory at once (kernels/index/groups/key_groups.h).
 constexpr int64_t kMostScoreBytes = int64_t{256} << 20;
 
 // clang-format off
@@ -49,7 +49,7 @@ kernels::KeyGroupBudget BudgetOf(const AttentionOptions& options, int64_t tokens
                                    options.sequence_length > 0 ? options.sequence_length : tokens);
 }
 
-// Groups of the sequence's last tile, which keeps most; room for one at least.
+// Returns how many groups the sequence's last tile keeps, which keeps most; at least 1.
 int32_t Capacity(const AttentionOptions& options, int64_t tokens) {
   const int64_t last = (TilesOf(tokens) - 1) * kGroupTile;
   return std::max(1, BudgetOf(options, tokens).MostGroups(last, 0));
@@ -130,7 +130,7 @@ IndexMemory MemoryOf(const AttentionOptions& options, const IndexShape& shape) {
       .working = std::min(scores, kMostScoreBytes) + queries + (shape.ranks == 1 ? 1 : 2) * keys};
 }
 
-// Tiles that the groups of the `own`-th tile of queries come to.
+// Returns how many tiles the groups that the `own`-th tile of queries keeps come to.
 int64_t Kept(const AttentionOptions& options, int64_t own, int64_t blocks) {
   return kernels::TilesOfGroups(
       BudgetOf(options, blocks * kGroupTile).MostGroups(own * kGroupTile, 0));
@@ -159,6 +159,7 @@ extern constinit const PatternDefinition kKeyGroupsDefinition = {
     .sees = "groups of 8 keys chosen by their best pairs with a tile of queries",
     .count_tiles = nullptr,
     .causal_choice = CausalChoice::kNever,
+    .takes_masks = false,
     .can_be_balanced = false,
     .needs_whole_tiles = true,
     .fields = kFields,
@@ -169,6 +170,7 @@ extern constinit const PatternDefinition kKeyGroupsDefinition = {
     .index_memory = MemoryOf,
     .set_density = SetDensity,
     .repeats_on_gpus = false,
+    .reads_kv_heads_queries = true,
     .page =
         R"(Block-sparse attention with blocks of 64 queries and 8 keys. Per layer, head and step, each tile
 of 64 queries sees its own tile, up to each query, and the groups of 8 consecutive keys before it that score highest. The

@@ -69,7 +69,7 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
                                            .chosen = index.chosen.data()});
 }
 
-// Blocks besides its own that some query of a tile keeps: a guess, twice those of one query.
+// Guesses how many blocks besides its own the queries of a tile keep: twice those of one query.
 int64_t Kept(const AttentionOptions& options, int64_t own) {
   const int64_t of_query =
       options.density > 0.0 ? static_cast<int64_t>(options.density * static_cast<double>(own + 1))
@@ -104,6 +104,7 @@ extern constinit const PatternDefinition kMobaDefinition = {
     .sees = "key blocks chosen by each query",
     .count_tiles = nullptr,
     .causal_choice = CausalChoice::kAlways,
+    .takes_masks = false,
     .can_be_balanced = false,
     .needs_whole_tiles = true,
     .fields = kFields,

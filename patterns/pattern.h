@@ -39,13 +39,13 @@ struct PatternField {
   std::string_view default_value;  // as text
   Range range;                     // numbers only
   std::string_view help;
-  // Reads the field's text into the options; false if it is none. Null: trainers need not know.
+  // Reads the text into the options; false if it is no such value. Null: trainers need not know.
   bool (*read)(std::string_view text, AttentionOptions* options) = nullptr;
-  // Fits jobs alone whose field `with_path` holds `with_value`.
+  // If set, only jobs whose field `with_path` holds `with_value` have this one.
   std::string_view with_path = {}, with_value = {};
 };
 
-// `read` of a number.
+// PatternField::read for a number.
 template <typename T>
 bool ReadNumber(std::string_view text, T* value) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);
@@ -55,6 +55,9 @@ template <auto member>
 bool Read(std::string_view text, AttentionOptions* options) {
   return ReadNumber(text, &(options->*member));
 }
+
+// `read` of attention.head_budgets, which several patterns have.
+bool ReadHeadBudgets(std::string_view text, AttentionOptions* options);
 
 // Whether what a query attends to can be chosen without later queries (Selection).
 enum class CausalChoice {
@@ -72,7 +75,7 @@ struct IndexMemory {
 // causal pairs are seen: d = 1 - (1 - share)².
 double ShareOfLength(double density);
 
-// The model and the sequence that an index is of.
+// The model and the sequence that an index is for.
 struct IndexShape {
   int64_t tokens = 0;  // of the sequence
   int ranks = 1;
@@ -84,33 +87,37 @@ struct PatternDefinition {
   Pattern pattern;
   std::string_view name;  // in the job file; v1::AttentionSpec::Pattern has it in capitals
   std::string_view sees;  // what a query may attend to, as a part of a sentence
-  // Exact, where every head and layer visits the same tiles, known from positions alone. Null where
-  // an index is chosen online, which then tells.
+  // Counts exactly what every head and layer visits, known from positions alone. Null where an
+  // index is chosen online, whose lists then tell.
   TileCount count_tiles;
   CausalChoice causal_choice;
-  // Whether choices are by scores that attention.balance can move them by.
+  // Whether it works under every attention.mask, not under the causal one alone.
+  bool takes_masks;
+  // Whether it chooses by scores, so that attention.balance can move its choices.
   bool can_be_balanced;
-  // Whether contiguous shards must be whole tiles: lists of tiles are in tiles of the sequence.
+  // Whether contiguous shards must be whole tiles, because its lists name tiles of the sequence.
   bool needs_whole_tiles;
   std::span<const PatternField> fields;
-  // INVALID_ARGUMENT names the field; nothing that concerns other patterns.
+  // Checks what concerns this pattern alone; INVALID_ARGUMENT names the field.
   absl::Status (*check)(const AttentionOptions& options);
-  // Sets what the pattern has in a layer's index, on all ranks together.
+  // Sets the pattern's part of a layer's index; all ranks call it together.
   absl::Status (*build)(const AttentionOptions& options, const IndexInputs& inputs,
                         IndexDevice& device, LayerIndex& index);
-  // What one head is likely to visit; exactly what it visits if that is known before the data.
+  // Samples what one head is likely to visit: exactly what it visits if no data decides that.
   ring::HeadPattern (*sample)(const AttentionOptions& options, int64_t blocks,
                               const PatternHints& hints, Random* random);
-  // Tiles that a sampled head lists one by one, at most. Null: none, for what it visits is known by
-  // diagonals.
+  // Returns the most tiles that a sampled head lists one by one. Null: none, for its diagonals say
+  // what it visits.
   int64_t (*listed_tiles)(const AttentionOptions& options, int64_t blocks) = nullptr;
-  // Null: little enough to leave out of estimates.
+  // Returns what an index takes. Null: little enough to leave out of estimates.
   IndexMemory (*index_memory)(const AttentionOptions& options, const IndexShape& shape) = nullptr;
   // Brings options to a share of the causal pairs, or tiles, of a sequence, so that its time can be
   // measured. Null: it is measured as a job has it.
   void (*set_density)(AttentionOptions* options, int64_t tokens, double density) = nullptr;
-  // Whether GPUs can attend to it in the same order of sums every time.
+  // Whether GPUs can add up its sums in the same order every time.
   bool repeats_on_gpus = true;
+  // Whether a head's choice reads the queries of all heads with the same KV head.
+  bool reads_kv_heads_queries = false;
   std::string_view page;  // Markdown below the heading in docs/patterns.md
 
   bool is_known_before_data() const { return count_tiles != nullptr; }
@@ -123,11 +130,11 @@ const PatternDefinition* FindDefinition(Pattern pattern);
 // The definition of a pattern that CheckOptions has passed; aborts on others.
 const PatternDefinition& DefinitionOf(Pattern pattern);
 
-// What the indices of a model of `layers` layers take. The options have passed CheckOptions.
+// Returns what the indices of `layers` layers take. The options have passed CheckOptions.
 IndexMemory IndexMemoryOf(const AttentionOptions& options, const IndexShape& shape, int64_t layers);
 
-// What a layer with these options attends to. INVALID_ARGUMENT names a pattern that no definition
-// has.
+// Chooses what a layer with these options attends to. INVALID_ARGUMENT names a pattern that no
+// definition has.
 absl::StatusOr<std::shared_ptr<LayerIndex>> BuildIndex(const AttentionOptions& options,
                                                        const IndexInputs& inputs,
                                                        IndexDevice& device);

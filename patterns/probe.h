@@ -1,5 +1,5 @@
-// The probe of a pattern's recall, out of sample: the exact softmax of a few queries that had no
-// part in the choice, over all keys, against what attention visited for them.
+// The probe of a pattern's recall: it compares the exact softmax over all keys, of a few queries
+// that had no part in the choice, with what attention visited for them.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,10 @@ inline constexpr int64_t kProbeQueries = 64;
 // of training.
 bool ProbesAt(const AttentionOptions& options, uint64_t step);
 
-// The queries that `step` probes, kProbeQueries or as many as there are tokens, the same on all
-// ranks: one in each of as many equal parts of the sequence, at a place in it that differs from
-// step to step; where that chooses (ChooseEstimateQueries), the nearest before it that does not.
-// Padding gets none. `documents` may be null.
+// Chooses the queries that `step` probes, kProbeQueries or as many as there are tokens, the same on
+// all ranks. Each of as many equal parts of the sequence gives one, at a place that differs from
+// step to step or, if the query there takes part in the choice (ChooseEstimateQueries), the nearest
+// before it that does not. Padding gives none. `documents` may be null.
 EstimateQueries ChooseProbeQueries(const AttentionOptions& options, int64_t tokens, uint64_t step,
                                    const SequenceDocuments* documents);
 

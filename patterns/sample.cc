@@ -13,6 +13,31 @@ ring::HeadPattern Band(int64_t blocks, int64_t width) {
   return head;
 }
 
+ring::HeadPattern Visible(const AttentionOptions& options, int64_t blocks, int64_t width) {
+  ring::HeadPattern head = Band(blocks, width);
+  width = std::min(blocks, width);
+  switch (options.mask) {
+    case Mask::kCausal:
+    case Mask::kPrefixLm:
+      break;
+    case Mask::kFull:
+      head.ahead.assign(width, 1.0);
+      break;
+    case Mask::kBlockCausal: {
+      // Of a mask's block of `span` tiles all but the last `delta` see the tile that lies `delta`
+      // ahead; the sequence's last blocks - delta have none to see.
+      const int64_t span = std::min(blocks, (options.mask_block + options.tile - 1) / options.tile);
+      for (int64_t delta = 0; delta < std::min(span, width); ++delta) {
+        head.ahead.push_back(static_cast<double>(blocks * (span - delta)) /
+                             static_cast<double>(span * (blocks - delta)));
+      }
+      break;
+    }
+  }
+  if (!head.ahead.empty()) head.ahead[0] = 0;  // the main diagonal is in the band
+  return head;
+}
+
 std::vector<ring::HeadPattern> SampleLayer(const AttentionOptions& options, bool dense,
                                            int64_t blocks, int heads, const PatternHints& hints,
                                            uint64_t seed) {

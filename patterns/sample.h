@@ -1,5 +1,4 @@
-// Sample patterns: what heads are likely to choose, for predictions before (and after) a job's own
-// reports say so.
+// Draws what heads are likely to choose, for predictions before and after a job's own reports.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +17,7 @@ struct PatternHints {
   // Share of the causal tiles that a layer visits. It also depends on where the diagonals lie, so
   // where it is known, loads are scaled to it.
   double density = 0;
-  // Lengths of a sequence's documents that are kept apart, in turn until it is full; empty: one.
+  // Lengths of documents that are kept apart, repeated until the sequence is full; empty: one.
   std::vector<int64_t> document_tokens = {};
 
   bool operator==(const PatternHints&) const = default;
@@ -38,7 +37,11 @@ class Random {
 // The `width` block diagonals next to and including the main one.
 ring::HeadPattern Band(int64_t blocks, int64_t width);
 
-// `heads` heads of one layer at `blocks` blocks; `dense`: of a layer that stays dense.
+// What the mask shows of the `width` block diagonals to either side of the main one, which counts.
+// How long prefixes are nobody knows before the data: without them.
+ring::HeadPattern Visible(const AttentionOptions& options, int64_t blocks, int64_t width);
+
+// Draws `heads` heads of one layer at `blocks` blocks; with `dense`, of a layer that stays dense.
 // Deterministic in `seed`. Patterns that are known before the data give one exact head.
 std::vector<ring::HeadPattern> SampleLayer(const AttentionOptions& options, bool dense,
                                            int64_t blocks, int heads, const PatternHints& hints,

@@ -24,20 +24,23 @@ absl::Status Check(const AttentionOptions& options) {
 
 int64_t CountTiles(const kernels::TileSelection& tiles, const ring::Shard& query,
                    const ring::Shard& key) {
-  return ring::BandTiles(query, key, tiles.tile, tiles.window, tiles.document_starts);
+  return tiles.intervals != nullptr
+             ? ring::VisibleTiles(query, key, tiles.tile, tiles.intervals)
+             : ring::BandTiles(query, key, tiles.tile, tiles.window, tiles.document_starts);
 }
 
 absl::Status Build(const AttentionOptions& options, const IndexInputs&, IndexDevice&,
                    LayerIndex& index) {
-  index.pattern = kernels::TilePattern::kWindow;
   index.window = options.window;
+  index.pattern =
+      index.visible() != nullptr ? kernels::TilePattern::kFull : kernels::TilePattern::kWindow;
   return absl::OkStatus();
 }
 
 ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const PatternHints&,
                          Random*) {
   // The nearest tokens of two blocks d apart lie (d - 1) tiles and one token apart.
-  return Band(blocks, (options.window + options.tile - 2) / options.tile + 1);
+  return Visible(options, blocks, (options.window + options.tile - 2) / options.tile + 1);
 }
 
 void SetDensity(AttentionOptions* options, int64_t tokens, double density) {
@@ -53,6 +56,7 @@ extern constinit const PatternDefinition kSlidingWindowDefinition = {
     .sees = "the last tokens",
     .count_tiles = CountTiles,
     .causal_choice = CausalChoice::kAlways,
+    .takes_masks = true,
     .can_be_balanced = false,
     .needs_whole_tiles = false,
     .fields = kFields,
@@ -61,7 +65,8 @@ extern constinit const PatternDefinition kSlidingWindowDefinition = {
     .sample = Sample,
     .set_density = SetDensity,
     .page =
-        R"(A query sees itself and the `attention.window` − 1 tokens before it. No index is built: a tile is
+        R"(A query sees itself and the `attention.window` − 1 tokens before it; under an `attention.mask` that shows later
+tokens, those of them that are less than `attention.window` tokens away, too. No index is built: a tile is
 visited where the distance of two positions is within the window, and only tiles at its two edges mask single
 pairs. The planner's count is exact.
 )",

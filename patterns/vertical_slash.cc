@@ -24,11 +24,6 @@ bool ReadEstimateAt(std::string_view text, AttentionOptions* options) {
   return text == "spread" || text == "end";
 }
 
-bool ReadHeadBudgets(std::string_view text, AttentionOptions* options) {
-  options->adapt_heads = text == "by_recall";
-  return text == "by_recall" || text == "equal";
-}
-
 template <auto member>
 bool ReadBudget(std::string_view text, AttentionOptions* options) {
   return ReadNumber(text, &(options->budget.*member));
@@ -104,13 +99,12 @@ static_assert(kMaxTokens * static_cast<double>(int64_t{1} << kernels::kRowSumBit
 // What a budget allows in a sequence of `tokens`.
 struct Counts {
   int64_t columns;
-  int64_t diagonals;  // of each DiagonalCost
+  int64_t diagonals;  // the sum of their DiagonalCost
   bool by_tiles;
 };
 
-// A tenth of a share of the causal tiles goes to columns, as a share of the tokens. Columns cost
-// at most twice that, if they all are at the start; what is left for certain goes to
-// diagonals.
+// Splits a share of the causal tiles. A tenth of it, as a share of the tokens, goes to columns,
+// which cost at most twice that, if they all are at the start; what is left then goes to diagonals.
 Counts CountsOf(const VerticalSlashBudget& budget, int64_t tokens, int tile) {
   if (budget.density == 0.0) return {budget.max_verticals, budget.max_slashes, false};
   const int64_t blocks = (tokens + tile - 1) / tile;
@@ -123,15 +117,15 @@ Counts CountsOf(const VerticalSlashBudget& budget, int64_t tokens, int tile) {
           true};
 }
 
-// Diagonals besides the main one that are always kept. Nobody says what documents without an
-// estimate query attend to, which are short: they are kept whole.
+// Returns how many diagonals besides the main one are always kept. Documents without an estimate
+// query are kept whole: they are short, and nothing says what they attend to.
 int32_t LocalBlocks(const AttentionOptions& options, const IndexInputs& inputs) {
   const int64_t longest = inputs.documents == nullptr ? 0 : inputs.documents->longest_without;
   const int64_t blocks = (std::max<int64_t>(longest - 1, 0) + options.tile - 1) / options.tile;
   return static_cast<int32_t>(std::max<int64_t>(options.local_blocks, blocks));
 }
 
-// The numbers of a build, no memory yet.
+// Sets the numbers of a build and allocates nothing.
 VerticalSlash Plan(const AttentionOptions& options, const IndexInputs& inputs) {
   const int64_t tokens = inputs.layout.tokens, blocks = (tokens + options.tile - 1) / options.tile;
   const bool top_k = options.select == Select::kTopK;
@@ -162,7 +156,7 @@ VerticalSlash Plan(const AttentionOptions& options, const IndexInputs& inputs) {
           .max_columns = max_columns};
 }
 
-// Steps 1 to 3: what the estimate queries attend to, by column of this rank and by diagonal.
+// Steps 1 to 3 sum up what the estimate queries attend to, by column of this rank and by diagonal.
 absl::Status Estimate(VerticalSlash& work, const IndexInputs& inputs, IndexDevice& device) {
   work.column_mass_of = AllocateArray<int32_t>(device, work.heads * work.layout.local_tokens());
   work.diagonal_mass_of = AllocateArray<int32_t>(device, work.heads * work.blocks);
@@ -172,7 +166,7 @@ absl::Status Estimate(VerticalSlash& work, const IndexInputs& inputs, IndexDevic
   return device.Sum(SumType::kInt32, work.diagonal_mass_of.data(), work.diagonal_mass_of.size);
 }
 
-// Step 4: every rank's best columns.
+// Step 4 gathers every rank's best columns.
 absl::Status GatherCandidates(VerticalSlash& work, IndexDevice& device) {
   const int64_t part = 2 * work.candidate_slots();
   work.candidates = AllocateArray<int32_t>(device, work.layout.ranks * part);
@@ -186,7 +180,7 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
   VerticalSlash work = Plan(options, inputs);
   RETURN_IF_ERROR(Estimate(work, inputs, device));
   RETURN_IF_ERROR(GatherCandidates(work, device));
-  // Step 5.
+  // Step 5 selects.
   const int64_t heads = work.heads, columns = heads * work.max_columns;
   index.pattern = kernels::TilePattern::kToeplitz;
   index.max_columns = work.max_columns;
@@ -216,7 +210,7 @@ double Strength(double mass) {
 // Where there are more columns, each that is drawn stands for several.
 constexpr int64_t kMaxDrawnColumns = int64_t{1} << 18;
 
-// A third of `wanted` diagonals next to the main one, the rest in clusters that thin out with
+// Draws a third of `wanted` diagonals next to the main one, the rest in clusters that thin out with
 // distance, while their costs are below `most`.
 ring::HeadPattern Diagonals(int64_t blocks, int64_t local, int64_t wanted, int64_t most,
                             bool by_tiles, Random* random) {
@@ -233,7 +227,7 @@ ring::HeadPattern Diagonals(int64_t blocks, int64_t local, int64_t wanted, int64
   const auto wants_more = [&] { return set < wanted && taken < most; };
   for (int64_t delta = local; delta < wanted / 3 && wants_more(); ++delta) take(delta);
   constexpr int64_t kWidths[] = {1, 1, 1, 2, 4, 8};
-  // Where nearly all are wanted, the last ones are hard to hit.
+  // Where nearly all are wanted, draws hardly hit the last ones, which are taken in turn below.
   for (int64_t draws = 0; wants_more() && draws < 4 * blocks; ++draws) {
     const double u = random->Unit();
     auto at = static_cast<int64_t>(static_cast<double>(blocks) * u * u);
@@ -259,7 +253,7 @@ ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const 
   if (hints.verticals > 0) verticals = hints.verticals * (0.7 + 0.6 * random->Unit());
   const Counts counts = CountsOf(budget, tokens, options.tile);
   const int64_t local = 1 + options.local_blocks;
-  // That the costs allow, if they lie as Diagonals lays them: at three quarters of the main one's.
+  // As many as the costs allow: where Diagonals draws them they cost 3/4 of the main one.
   const int64_t diagonals =
       counts.by_tiles
           ? 4 * counts.diagonals /
@@ -331,6 +325,7 @@ extern constinit const PatternDefinition kVerticalSlashDefinition = {
     .sees = "columns and block diagonals chosen per head and step",
     .count_tiles = nullptr,
     .causal_choice = CausalChoice::kNever,
+    .takes_masks = false,
     .can_be_balanced = true,
     .needs_whole_tiles = true,
     .fields = kFields,

@@ -102,6 +102,7 @@ extern constinit const PatternDefinition kXAttentionDefinition = {
     .sees = "key blocks scored by antidiagonals of each tile",
     .count_tiles = nullptr,
     .causal_choice = CausalChoice::kNever,
+    .takes_masks = false,
     .can_be_balanced = true,
     .needs_whole_tiles = true,
     .fields = kFields,

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "ringleader/kernels/attention.h"
 #include "ringleader/kernels/shard_layout.h"
 
 namespace ringleader::ring {
@@ -24,5 +25,10 @@ int64_t CausalTiles(const kernels::ShardLayout& mine, int tile);
 // be null.
 int64_t BandTiles(const Shard& query, const Shard& key, int tile, int64_t window,
                   const int32_t* document_starts);
+
+// The same where `visible`, TileSelection::intervals of `query`'s queries, says what they see: one
+// interval each, which holds the query itself.
+int64_t VisibleTiles(const Shard& query, const Shard& key, int tile,
+                     const kernels::KeyIntervals* visible);
 
 }  // namespace ringleader::ring

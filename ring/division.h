@@ -18,13 +18,14 @@ std::string_view LayoutName(kernels::LayoutKind layout);
 struct Division {
   // nullopt: the planner picks; contiguous, which divides wherever another does, must work.
   std::optional<kernels::LayoutKind> layout = std::nullopt;
-  int64_t ranks = 1;
+  int64_t ranks = 1;          // of the ring
   int64_t tile = 1;           // tokens; 1 where a shard need not be whole tiles
   int64_t stripe = 0;         // tokens, striped only; 0: one tile
   bool by_documents = false;  // kStriped is that of document_layout.h; for errors alone
+  int64_t heads = 1;          // ranks that hold the tokens of each rank of the ring (head_shares.h)
 
   // Tokens that the length must be a multiple of: 1 for one rank, else ranks × tile (contiguous),
-  // 2 × ranks × tile (zigzag) or ranks × stripe (striped).
+  // 2 × ranks × tile (zigzag) or ranks × stripe (striped); and of ranks × heads.
   int64_t Multiple() const;
 };
 

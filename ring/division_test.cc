@@ -16,6 +16,21 @@ TEST(DivisionTest, MultiplesByLayout) {
   EXPECT_EQ((Division{.layout = LayoutKind::kZigzag, .tile = 64}.Multiple()), 1) << "one rank";
 }
 
+TEST(DivisionTest, RanksThatShareHeadsHoldAsManyTokensEach) {
+  Division division{.layout = LayoutKind::kContiguous, .ranks = 2, .tile = 64, .heads = 4};
+  EXPECT_EQ(division.Multiple(), 128) << "a shard of tiles divides by four";
+  division.heads = 3;
+  EXPECT_EQ(division.Multiple(), 384);
+  EXPECT_EQ(CheckDivides("data.sequence_length", 1000, division).message(),
+            "data.sequence_length: 1000 does not divide by context / heads × tile = 2 × 64 and by "
+            "context = 6, together by 384 (parallelism.layout: contiguous); give 768 or 1152");
+  division.ranks = 1;
+  EXPECT_EQ(division.Multiple(), 3) << "without a ring any length does that divides";
+  EXPECT_EQ(CheckDivides("data.sequence_length", 100, division).message(),
+            "data.sequence_length: 100 does not divide by parallelism.heads = 3 "
+            "(parallelism.layout: contiguous); give 99 or 102");
+}
+
 TEST(DivisionTest, ErrorsNameFieldRuleAndWhatDivides) {
   const Division zigzag{.layout = LayoutKind::kZigzag, .ranks = 4, .tile = 64};
   EXPECT_TRUE(CheckDivides("data.sequence_length", 1024, zigzag).ok());

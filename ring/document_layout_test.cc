@@ -102,7 +102,7 @@ TEST(DocumentLayoutTest, EveryTokenLiesOnceWhereItsDocumentLies) {
       const std::vector<int64_t> positions = layout->Positions(rank);
       ASSERT_EQ(static_cast<int64_t>(positions.size()), layout->local_tokens());
       seen.insert(positions.begin(), positions.end());
-      // Behind the spread tokens each whole document from its first token to its last.
+      // After the spread tokens comes each whole document, from its first token to its last.
       const std::vector<int64_t> firsts = layout->WholeFirsts(rank);
       auto at = positions.begin() + layout->spread_tokens()[rank];
       auto first = firsts.begin();

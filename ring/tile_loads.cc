@@ -35,16 +35,18 @@ int64_t ChunkOf(const ShardLayout& blocks) {
   std::abort();  // a layout that no enumerator names
 }
 
-// w[x]: tiles that one chunk visits in the chunk x before it. Diagonal delta = x c + y has c - y
-// tiles at distance x and y tiles at x + 1.
-std::vector<double> ChunkWeights(const std::vector<uint8_t>& diagonals, int64_t chunk) {
-  const auto blocks = static_cast<int64_t>(diagonals.size());
+// w[x]: tiles that one chunk visits in the chunk x before it, or ahead of it. Diagonal delta = x c
+// + y has c - y tiles at distance x and y tiles at x + 1. `diagonals`: of [0, blocks), the first
+// ones.
+template <typename Share>
+std::vector<double> ChunkWeights(const std::vector<Share>& diagonals, int64_t blocks,
+                                 int64_t chunk) {
   std::vector<double> weights(blocks / chunk + 1, 0.0);
-  for (int64_t delta = 0; delta < blocks; ++delta) {
-    if (!diagonals[delta]) continue;
+  for (int64_t delta = 0; delta < std::ssize(diagonals); ++delta) {
+    if (diagonals[delta] == 0) continue;
     const int64_t x = delta / chunk, y = delta % chunk;
-    weights[x] += static_cast<double>(chunk - y);
-    weights[x + 1] += static_cast<double>(y);
+    weights[x] += static_cast<double>(diagonals[delta]) * static_cast<double>(chunk - y);
+    weights[x + 1] += static_cast<double>(diagonals[delta]) * static_cast<double>(y);
   }
   weights.pop_back();  // a distance that no two chunks have
   return weights;
@@ -88,20 +90,22 @@ double LargestSum(const double* a, const double* b, int count) {
 // rank's chunks meet the owner's chunk of the same kind at |rank - owner|, and its late chunk meets
 // the owner's early one at 2 W - 1 - (rank + owner). Striped: rank r meets stripes of owner j at
 // distances ρ + W m with ρ = (r - j) mod W, in n - m pairs of stripes where a rank has n, and in
-// one pair less if r < j, because the first stripe then has no partner.
-void TileLoads::AddDiagonals(const std::vector<uint8_t>& diagonals, const ShardLayout& blocks,
-                             double weight) {
-  const std::vector<double> weights = ChunkWeights(diagonals, ChunkOf(blocks));
-  double* const apart = &apart_[ranks_ - 1];  // by rank - owner
+// one pair less if r < j, because the first stripe then has no partner. What lies ahead is the same
+// with rank and owner exchanged.
+void TileLoads::AddDiagonals(std::span<const double> weights, const ShardLayout& blocks,
+                             double weight, int direction) {
+  const auto apart = [&](int64_t distance) -> double& {  // by rank - owner
+    return apart_[direction * distance + ranks_ - 1];
+  };
   const LayoutKind kind = ranks_ == 1 ? LayoutKind::kContiguous : blocks.kind;
   switch (kind) {
     case LayoutKind::kContiguous:
-      for (int x = 0; x < ranks_; ++x) apart[x] += weight * weights[x];
+      for (int x = 0; x < ranks_; ++x) apart(x) += weight * weights[x];
       return;
     case LayoutKind::kZigzag:
       for (int x = 0; x < ranks_; ++x) {
-        apart[x] += weight * weights[x];
-        apart[-x] += weight * weights[x];
+        apart(x) += weight * weights[x];
+        apart(-x) += weight * weights[x];
       }
       is_mirrored_ = true;
       for (int sum = 0; sum < 2 * ranks_ - 1; ++sum) {
@@ -112,9 +116,9 @@ void TileLoads::AddDiagonals(const std::vector<uint8_t>& diagonals, const ShardL
       const auto chunks = static_cast<int64_t>(weights.size());
       for (int64_t x = 0; x < chunks; ++x) {
         const int64_t residue = x % ranks_, pairs = chunks / ranks_ - x / ranks_;
-        apart[residue] += weight * weights[x] * static_cast<double>(pairs);
+        apart(residue) += weight * weights[x] * static_cast<double>(pairs);
         if (residue == 0) continue;
-        apart[residue - ranks_] += weight * weights[x] * static_cast<double>(pairs - 1);
+        apart(residue - ranks_) += weight * weights[x] * static_cast<double>(pairs - 1);
       }
       return;
     }
@@ -124,7 +128,13 @@ void TileLoads::AddDiagonals(const std::vector<uint8_t>& diagonals, const ShardL
 void TileLoads::AddHead(const HeadPattern& head, const ShardLayout& layout, int tile,
                         double weight) {
   const ShardLayout blocks = InBlocks(layout, tile);
-  if (!head.diagonals.empty()) AddDiagonals(head.diagonals, blocks, weight);
+  const int64_t chunk = ChunkOf(blocks);
+  if (!head.diagonals.empty()) {
+    AddDiagonals(ChunkWeights(head.diagonals, blocks.tokens, chunk), blocks, weight, 1);
+  }
+  if (!head.ahead.empty()) {
+    AddDiagonals(ChunkWeights(head.ahead, blocks.tokens, chunk), blocks, weight, -1);
+  }
   if (!head.row_offsets.empty()) AddRows(head, blocks, weight);
   if (!head.columns_in_block.empty()) {
     double before = 0;

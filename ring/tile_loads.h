@@ -11,10 +11,13 @@
 
 namespace ringleader::ring {
 
-// What one head visits, in blocks of one tile's edge. Causal: key block <= query block.
+// What one head visits, in blocks of one tile's edge. Causal, key block <= query block, but for
+// `ahead`.
 struct HeadPattern {
   // Block diagonals: query block A attends to key block A - delta where diagonals[delta] is set.
   std::vector<uint8_t> diagonals;  // [blocks], or empty
+  // The share of the query blocks A that attend to key block A + delta; none beyond its end.
+  std::vector<double> ahead;
   // Key blocks by query block, for patterns that are no diagonals. Where a row has too many to
   // list, each that is listed stands for row_weights[row] tiles.
   std::vector<int64_t> row_offsets;  // [blocks + 1], or empty
@@ -64,8 +67,9 @@ class TileLoads {
   double StepImbalance() const;
 
  private:
-  void AddDiagonals(const std::vector<uint8_t>& diagonals, const kernels::ShardLayout& blocks,
-                    double weight);
+  // chunk_weights: ChunkWeights(). direction: 1 for keys before the queries, -1 for those ahead.
+  void AddDiagonals(std::span<const double> chunk_weights, const kernels::ShardLayout& blocks,
+                    double weight, int direction);
   void AddRows(const HeadPattern& head, const kernels::ShardLayout& blocks, double weight);
   std::vector<double> RingTotals() const;
   std::vector<double> LargestSteps() const;

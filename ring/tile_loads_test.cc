@@ -33,6 +33,9 @@ TileLoads BruteForce(const HeadPattern& head, const ShardLayout& layout) {
         loads.AddColumns(rank, head.columns_in_block[k] / kTile);
       }
     }
+    for (int64_t k = q; k < layout.tokens / kTile && k - q < std::ssize(head.ahead); ++k) {
+      loads.AddRing(rank, layout.Owner(k * kTile), head.ahead[k - q]);
+    }
     if (head.row_offsets.empty()) continue;
     for (int64_t i = head.row_offsets[q]; i < head.row_offsets[q + 1]; ++i) {
       loads.AddRing(rank, layout.Owner(int64_t{head.columns[i]} * kTile), head.row_weights[q]);
@@ -84,6 +87,8 @@ TEST(TileLoadsTest, ClosedFormsCountWhatALoopCounts) {
         head.diagonals.push_back(random() % 3 == 0);
         head.columns_in_block.push_back(random() % 5);
       }
+      for (int64_t i = random() % (blocks + 1); i > 0; --i)
+        head.ahead.push_back(random() % 4 / 4.0);
       TileLoads loads(ranks);
       loads.AddHead(head, layout, kTile, 1.0);
       ExpectEqual(loads, BruteForce(head, layout));

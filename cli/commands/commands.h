@@ -24,6 +24,7 @@ void AddTokenCommand(CLI::App& app, Context* context);       // token create|lis
 void AddAuditCommand(CLI::App& app, Context* context);       // audit
 void AddPlanCommand(CLI::App& app, Context* context);        // plan
 void AddDataCommand(CLI::App& app, Context* context);        // data pack
+void AddBenchCommand(CLI::App& app, Context* context);       // bench attention
 void AddCompletionCommand(CLI::App& app, Context* context);  // completion
 
 }  // namespace ringleader::cli

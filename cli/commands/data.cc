@@ -83,6 +83,10 @@ void AddDataCommand(CLI::App& app, Context* context) {
                    "token ids: tasks whose answers are marked, separated by commas; beside each "
                    "file FILE lies FILE.marks")
       ->delimiter(',');
+  pack->add_option(
+      "--prefix-end", options->prefix_end,
+      "token id, or byte of text (10: the end of a line), with which each document's "
+      "prefix ends: not predicted, and seen as a whole under attention.mask: prefix_lm");
   pack->footer(
       "\nA file is a document; lines of JSON, Parquet and Megatron's indexed files are not\n"
       "read. Documents lie one behind the other, each ended by the\n"

@@ -33,6 +33,8 @@ struct Totals {
   Mean dealt_imbalance;
   uint64_t overlong_documents = 0, overlong_tokens = 0;
   Mean worker_imbalance, step_imbalance, ring_imbalance, group_imbalance, density;
+  double head_bytes = 0;  // of the rank that sent most
+  double ring_bytes = 0, whole_ring_bytes = 0;
   std::map<uint32_t, Mean> layer_density, layer_recall;
   std::map<uint32_t, std::vector<Mean>> probed_recall;              // by head
   std::map<uint32_t, Mean> verticals_at_budget, slashes_at_budget;  // of layers with a recall
@@ -56,6 +58,9 @@ Totals Sum(const v1::Job& job, const std::map<uint64_t, v1::StepReport>& steps) 
     totals.overlong_documents = step.overlong_documents();
     totals.overlong_tokens = step.overlong_tokens();
     totals.worker_imbalance.Add(step.worker_imbalance());
+    totals.head_bytes += static_cast<double>(step.head_bytes());
+    totals.ring_bytes += static_cast<double>(step.ring_bytes());
+    totals.whole_ring_bytes += static_cast<double>(step.whole_ring_bytes());
     totals.step_imbalance.Add(step.step_imbalance());
     // Unset in steps of earlier releases.
     if (step.ring_imbalance() > 0) totals.ring_imbalance.Add(step.ring_imbalance());
@@ -132,7 +137,7 @@ nlohmann::ordered_json ToJson(double loss,
   return {{"loss", loss}, {"answers", by_task}};
 }
 
-// With what training.eval_attention: both adds.
+// Adds dense losses and answers where training.eval_attention is both.
 nlohmann::ordered_json ToJson(const v1::EvalReport& eval) {
   nlohmann::ordered_json json = ToJson(eval.loss(), eval.answers());
   if (eval.has_dense()) json["dense"] = ToJson(eval.dense().loss(), eval.dense().answers());
@@ -202,6 +207,10 @@ nlohmann::ordered_json ToJson(const Totals& totals) {
       {"phases_are", "maxima over ranks"},
       {"phases", phases},
       {"model", job.model_directory()}};
+  if (totals.head_bytes > 0) json["head_bytes"] = totals.head_bytes;
+  if (totals.whole_ring_bytes > 0) {
+    json["ring_bytes"] = {{"sent", totals.ring_bytes}, {"whole", totals.whole_ring_bytes}};
+  }
   if (totals.balanced > 0) {
     json["balance"] = {{"moved", totals.balanced}, {"anchor_missed", totals.anchor_missed}};
   }
@@ -245,6 +254,15 @@ void WriteTable(std::ostream& out, const Totals& totals) {
   }
   for (const auto& [layer, heads] : totals.probed_recall) {
     rows.push_back({absl::StrCat("probed recall, layer ", layer), ProbedText(heads)});
+  }
+  if (totals.whole_ring_bytes > 0) {
+    rows.push_back({"sent around rings",
+                    absl::StrFormat("%s from all ranks, %s of what all keys would be",
+                                    FormatBytes(totals.ring_bytes),
+                                    FormatPercent(totals.ring_bytes / totals.whole_ring_bytes))});
+  }
+  if (totals.head_bytes > 0) {
+    rows.push_back({"sent to share heads", FormatBytes(totals.head_bytes) + " from a rank"});
   }
   rows.push_back({"worker imbalance", absl::StrFormat("%.3f", totals.worker_imbalance.value())});
   rows.push_back({"ring step imbalance", absl::StrFormat("%.3f", totals.step_imbalance.value())});

@@ -17,9 +17,11 @@
 #include "cli/client.h"
 #include "cli/plan_text.h"
 #include "cli/printer.h"
+#include "coordinator/planner/memory.h"
 #include "coordinator/planner/planner.h"
 #include "jobspec/fields/text.h"
 #include "jobspec/jobspec.h"
+#include "jobspec/values/attention_spec.h"
 #include "jobspec/values/model_spec.h"
 #include "model_shape/memory_estimate.h"
 
@@ -68,16 +70,20 @@ absl::StatusOr<v1::StepPlan> PlanHere(const v1::JobSpec& spec, const model::Mode
   return planner::MakePlan(spec, model, cluster, cost_model);
 }
 
-// By the trainers' own estimate; they know their memory, and what is left of it.
+// Notes the trainers' own estimate; they know their memory, and what is left of it.
 void AddMemoryNotes(const v1::JobSpec& spec, const model::ModelConfig& model,
                     const Machines& machines, Notes* notes) {
   const bool is_cuda = spec.resources().engine() == ResourcesSpec::CUDA;
+  const patterns::IndexMemory choice = planner::ChoiceMemory(spec, model, is_cuda ? 2 : 4);
   model::TrainingShape shape = {
       .ranks = static_cast<int>(spec.resources().trainers()),
       .tokens = static_cast<int64_t>(spec.data().sequence_length() / spec.parallelism().context()),
       .element_bytes = is_cuda ? 2 : 4,
       .ranks_per_node = static_cast<int>(machines.trainers_per_node),
-      .device_is_host = !is_cuda};
+      .device_is_host = !is_cuda,
+      .choice_bytes = choice.kept,
+      .choice_working_bytes = choice.working,
+      .head_ranks = static_cast<int>(jobspec::HeadRanks(spec.parallelism()))};
   const model::MemoryLimits limits = {.device = static_cast<int64_t>(machines.trainer_gib * kGiB),
                                       .host = std::numeric_limits<int64_t>::max()};
   const auto wishes = jobspec::MemoryWishesOf(spec.resources());

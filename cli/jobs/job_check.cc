@@ -7,7 +7,7 @@
 #include "jobspec/jobspec.h"
 #include "jobspec/values/model_spec.h"
 #include "model_shape/companion_files.h"
-#include "worker/data/token_folder.h"
+#include "worker/data/loader.h"
 
 namespace ringleader::cli {
 namespace {
@@ -47,12 +47,12 @@ absl::Status CheckTokens(const std::string& folder, const v1::JobSpec& spec,
     return absl::NotFoundError(absl::StrCat("no shard ", shard, " in ", folder,
                                             ", which its manifest names; pack it again"));
   }
-  if (model.known() && manifest.vocabulary > model.vocab_size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(folder, " was packed with a vocabulary of ", manifest.vocabulary,
-                     ", the model's vocab_size is ", model.vocab_size,
-                     ": raise vocab_size or pack with the model's tokenizer"));
-  }
+  const data::Batching batching = {
+      .prefixes = spec.attention().mask() == v1::AttentionSpec::MASK_PREFIX_LM,
+      .hidden_share = spec.data().has_hidden_token() ? 1.0 : 0.0,
+      .hidden_token = spec.data().hidden_token()};
+  RETURN_IF_ERROR(
+      data::CheckFits(folder, manifest, model.known() ? model.vocab_size : 0, batching));
   const bool is_packed = spec.data().batching() != v1::DataSpec::SAMPLES;
   if (is_packed && manifest.tokens < spec.data().sequence_length() + 1) {
     return absl::FailedPreconditionError(
@@ -73,7 +73,7 @@ absl::Status CheckLayers(const v1::JobSpec& spec, const model::ModelConfig& mode
   return absl::OkStatus();
 }
 
-// That it can be made. Whether trainers may write into it depends on whose user they run as.
+// Checks that it can be made. Whether trainers may write into it depends on whose user they run as.
 absl::Status CheckFolder(const fs::path& folder) {
   fs::path existing = folder;
   std::error_code error;

@@ -89,7 +89,7 @@ class JobController : public session::SessionListener {
   absl::StatusOr<v1::Node> DrainNode(std::string_view id, const store::RequestKey& key);
   absl::StatusOr<v1::Node> UndrainNode(std::string_view id, const store::RequestKey& key);
 
-  // With what is not stored: last heartbeat, trainers in use, whether it is reachable. By id.
+  // Returns nodes by id, with what is not stored: last heartbeat, trainers in use, reachability.
   std::vector<v1::Node> ListNodes() const;
 
   // What would happen to a job of this specification now, without creating it. Waits for the plan:

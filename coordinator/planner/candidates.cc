@@ -15,8 +15,10 @@ using v1::ParallelismSpec;
 // Into whole tiles for every rank.
 absl::StatusOr<ring::Division> DivisionOf(const v1::JobSpec& spec, ParallelismSpec::Layout layout,
                                           uint32_t stripe) {
-  ring::Division division = {
-      .ranks = spec.parallelism().context(), .tile = spec.attention().tile(), .stripe = stripe};
+  ring::Division division = {.ranks = jobspec::RingRanks(spec.parallelism()),
+                             .tile = spec.attention().tile(),
+                             .stripe = stripe,
+                             .heads = jobspec::HeadRanks(spec.parallelism())};
   ASSIGN_OR_RETURN(division.layout, jobspec::LayoutOf(layout));
   division.by_documents = jobspec::IsByDocuments(layout);
   return division;
@@ -24,11 +26,20 @@ absl::StatusOr<ring::Division> DivisionOf(const v1::JobSpec& spec, ParallelismSp
 
 }  // namespace
 
+GroupShape RingGroupOf(const v1::JobSpec& spec, const ClusterShape& cluster) {
+  return GroupOf(cluster, static_cast<int>(spec.parallelism().context()),
+                 static_cast<int>(jobspec::HeadRanks(spec.parallelism())));
+}
+
+uint32_t WindowOf(const ParallelismSpec& asked, const GroupShape& group) {
+  return asked.ring_window() > 0 ? asked.ring_window() : static_cast<uint32_t>(group.inner);
+}
+
 absl::StatusOr<std::vector<Candidate>> Candidates(const v1::JobSpec& spec, const GroupShape& group,
                                                   bool by_documents) {
   const ParallelismSpec& asked = spec.parallelism();
   const uint32_t tile = spec.attention().tile();
-  if (asked.context() == 1) {
+  if (jobspec::RingRanks(asked) == 1) {
     return std::vector<Candidate>{{ParallelismSpec::CONTIGUOUS, 0, ParallelismSpec::FLAT}};
   }
   std::vector<std::pair<ParallelismSpec::Layout, uint32_t>> layouts;
@@ -40,7 +51,7 @@ absl::StatusOr<std::vector<Candidate>> Candidates(const v1::JobSpec& spec, const
     layouts.emplace_back(ParallelismSpec::STRIPED, asked.stripe() != 0 ? asked.stripe() : tile);
   }
   if (asked.layout() == ParallelismSpec::DOCUMENTS ||
-      (by_documents && wanted(ParallelismSpec::DOCUMENTS) &&
+      (by_documents && wanted(ParallelismSpec::DOCUMENTS) && jobspec::HeadRanks(asked) == 1 &&
        jobspec::CheckByDocuments(spec).ok())) {
     layouts.emplace_back(ParallelismSpec::DOCUMENTS, tile);
   }
@@ -74,8 +85,9 @@ void Apply(const Candidate& candidate, const v1::JobSpec& spec, const GroupShape
   v1::RingShape* ring = plan->mutable_ring();
   ring->set_kind(candidate.ring);
   const bool nested = candidate.ring == ParallelismSpec::HIERARCHICAL;
-  ring->set_inner(nested ? group.inner : spec.parallelism().context());
-  ring->set_outer(nested ? group.outer : 1);
+  const uint32_t ranks = jobspec::RingRanks(spec.parallelism());
+  ring->set_inner(nested ? WindowOf(spec.parallelism(), group) : ranks);
+  ring->set_outer(ranks / ring->inner());
 }
 
 std::string NameOf(const v1::StepPlan& plan) {

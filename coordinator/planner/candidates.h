@@ -18,6 +18,12 @@ struct Candidate {
   v1::ParallelismSpec::Ring ring;
 };
 
+// The ranks of a job's rings on its nodes.
+GroupShape RingGroupOf(const v1::JobSpec& spec, const ClusterShape& cluster);
+
+// Ranks of an inner ring, of a hierarchical one: those of a node, unless the job says otherwise.
+uint32_t WindowOf(const v1::ParallelismSpec& asked, const GroupShape& group);
+
 // In order of preference: stripes of one tile balance any set of diagonals. `by_documents`: the
 // lengths of documents are known, so that they may be laid out by themselves though the job file
 // does not ask for it. INVALID_ARGUMENT if the sequences divide in no layout that the job allows.

@@ -8,6 +8,7 @@
 #include "model_shape/memory_estimate.h"
 #include "model_shape/model_config.h"
 #include "patterns/pattern.h"
+#include "ring/head_shares.h"
 
 namespace ringleader::planner {
 namespace {
@@ -32,22 +33,29 @@ model::Recompute LeastKept(const v1::JobSpec& spec) {
   }
 }
 
+ring::HeadShares SharesOf(const v1::JobSpec& spec, const model::ModelConfig& model) {
+  return {.ranks = static_cast<int>(jobspec::HeadRanks(spec.parallelism())),
+          .heads = model.heads,
+          .kv_heads = model.kv_heads};
+}
+
+}  // namespace
+
 patterns::IndexMemory ChoiceMemory(const v1::JobSpec& spec, const model::ModelConfig& model,
                                    int64_t element_bytes) {
   const auto attention = jobspec::AttentionOptionsOf(spec.attention());
   if (!attention.ok()) return {};  // MakePlan() refuses them
+  const ring::HeadShares shares = SharesOf(spec, model);
   return patterns::IndexMemoryOf(
       *attention,
       {.tokens = static_cast<int64_t>(spec.data().sequence_length()),
-       .ranks = static_cast<int>(std::max(1u, spec.parallelism().context())),
-       .heads = model.heads,
-       .kv_heads = model.kv_heads,
+       .ranks = static_cast<int>(std::max(1u, jobspec::RingRanks(spec.parallelism()))),
+       .heads = shares.local_heads(),
+       .kv_heads = shares.local_kv_heads(),
        .head_dim = model.head_dim,
        .element_bytes = element_bytes},
       model.layers);
 }
-
-}  // namespace
 
 MemoryEstimate EstimateMemory(const v1::JobSpec& spec, const model::ModelConfig& model,
                               const ClusterShape& cluster, v1::ParallelismSpec::Ring ring) {
@@ -59,13 +67,16 @@ MemoryEstimate EstimateMemory(const v1::JobSpec& spec, const model::ModelConfig&
                                 .element_bytes = cuda ? 2 : 4,
                                 .device_is_host = !cuda,
                                 .choice_bytes = choice.kept,
-                                .choice_working_bytes = choice.working};
+                                .choice_working_bytes = choice.working,
+                                .head_ranks = SharesOf(spec, model).ranks};
   jobspec::SetPrecision(spec, &shape).IgnoreError();  // MakePlan() refuses what it does not take
   // The last layer's is used at once: it stays.
   const bool moves = cuda && spec.resources().offload() != v1::ResourcesSpec::OFFLOAD_NONE;
   const model::RecomputePlan plan = {.recompute = LeastKept(spec),
                                      .host_layers = moves ? model.layers - 1 : 0};
-  const double copies = ring == v1::ParallelismSpec::ALL_GATHER ? spec.parallelism().context() : 2;
+  const ring::HeadShares shares = SharesOf(spec, model);
+  const double copies =
+      ring == v1::ParallelismSpec::ALL_GATHER ? jobspec::RingRanks(spec.parallelism()) : 2;
   const auto lower_bound = [&](model::ParameterSharding sharding) {
     const model::TrainingMemory memory = model::EstimateMemory(model, shape, plan, sharding);
     MemoryEstimate estimate;
@@ -75,9 +86,11 @@ MemoryEstimate EstimateMemory(const v1::JobSpec& spec, const model::ModelConfig&
     estimate.optimizer = static_cast<double>(memory.optimizer) * 3 / 4;
     estimate.activations = static_cast<double>(memory.saved);
     estimate.movable = static_cast<double>(memory.host_saved);
-    estimate.keys_and_values = static_cast<double>(shape.tokens * shape.element_bytes * 2 *
-                                                   model.kv_heads * model.head_dim) *
-                               copies;
+    // Of the tokens of a rank of the ring, which those that share out heads hold together.
+    estimate.keys_and_values =
+        static_cast<double>(shape.tokens * shares.ranks * shape.element_bytes * 2 *
+                            shares.local_kv_heads() * model.head_dim) *
+        copies;
     return estimate;
   };
   const MemoryEstimate whole = lower_bound(model::ParameterSharding::kWhole);

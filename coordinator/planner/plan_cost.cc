@@ -34,7 +34,7 @@ PlanCost CostOf(const v1::JobSpec& spec, const model::ModelConfig& model, int la
                 int compared) {
   const auto attention = jobspec::AttentionOptionsOf(spec.attention());
   if (!attention.ok()) return {};  // which whoever plans will say
-  const int64_t ranks = spec.parallelism().context();
+  const int64_t ranks = jobspec::RingRanks(spec.parallelism());
   const bool is_sparse = attention->pattern != patterns::Pattern::kDense;
   const int samples =
       is_sparse ? SampledLayers(*attention, model.layers, static_cast<int>(ranks)) : 0;
@@ -77,8 +77,8 @@ absl::Status CheckCost(const PlanCost& cost, const v1::JobSpec& spec, const Plan
           : absl::StrFormat("about %.0f MiB, and may take %.0f MiB", cost.bytes / kMiB,
                             limits.bytes / kMiB);
   return absl::ResourceExhaustedError(absl::StrCat(
-      "its plan, for ", spec.parallelism().context(), " ranks in a ring (parallelism.context), ",
-      "takes ", amount,
+      "its plan, for ", jobspec::RingRanks(spec.parallelism()),
+      " ranks in a ring (parallelism.context), ", "takes ", amount,
       "; lower parallelism.context, or set parallelism.layout and parallelism.ring, so that less "
       "is compared"));
 }

@@ -18,6 +18,7 @@
 #include "jobspec/values/model_spec.h"
 #include "model_shape/model_config.h"
 #include "model_shape/precision.h"
+#include "patterns/check_options.h"
 
 namespace ringleader::planner {
 namespace {
@@ -41,14 +42,18 @@ absl::Status CheckCluster(const v1::JobSpec& spec, const ClusterShape& cluster) 
         "fewer trainers",
         needed, cluster.nodes, cluster.trainers_per_node, slots);
   }
-  const GroupShape group = GroupOf(cluster, static_cast<int>(spec.parallelism().context()));
-  if (spec.parallelism().ring() == ParallelismSpec::HIERARCHICAL && !group.regular) {
+  const GroupShape group = RingGroupOf(spec, cluster);
+  if (spec.parallelism().ring() == ParallelismSpec::HIERARCHICAL && !group.regular &&
+      spec.parallelism().ring_window() == 0) {
+    const uint32_t heads = jobspec::HeadRanks(spec.parallelism());
     return Invalid(
         "parallelism.ring: hierarchical needs a context (%d) that is a multiple of every node's "
-        "trainers (%s); choose flat, or place the job on nodes of equal size",
+        "trainers (%s)%s; choose flat, place the job on nodes of equal size, or give "
+        "parallelism.ring_window",
         spec.parallelism().context(),
         cluster.trainers_per_node > 0 ? absl::StrFormat("%d", cluster.trainers_per_node)
-                                      : "unequal");
+                                      : "unequal",
+        heads > 1 ? absl::StrFormat(", which parallelism.heads (%d) divides", heads) : "");
   }
   return absl::OkStatus();
 }
@@ -61,7 +66,10 @@ absl::Status CheckModel(const v1::JobSpec& spec, const model::ModelConfig& model
           layer, model.layers, model.layers - 1);
     }
   }
-  return absl::OkStatus();
+  ASSIGN_OR_RETURN(patterns::AttentionOptions attention,
+                   jobspec::AttentionOptionsOf(spec.attention()));
+  attention.head_ranks = static_cast<int>(jobspec::HeadRanks(spec.parallelism()));
+  return patterns::CheckHeads(attention, model.heads, model.kv_heads);
 }
 
 void AddReasons(const ParallelismSpec& asked, const GroupShape& group,
@@ -73,12 +81,25 @@ void AddReasons(const ParallelismSpec& asked, const GroupShape& group,
     return;
   }
   const v1::Prediction& mine = plan->prediction();
+  if (const uint32_t heads = jobspec::HeadRanks(asked); heads > 1) {
+    plan->add_reasons(absl::StrFormat(
+        "heads as parallelism.heads asks: %d trainers at a time attend to all that they hold with "
+        "1/%d of the heads each; for that each sends %.4g GB in a step, %.4g s",
+        heads, heads, mine.head_bytes() / 1e9, mine.head_seconds()));
+  }
+  if (jobspec::RingRanks(asked) == 1) return;
   plan->add_reasons(
       absl::StrFormat("%s: the busiest rank does %.3fx the mean work, the busiest ring step %.3fx",
                       NameOf(*plan), mine.worker_imbalance(), mine.step_imbalance()));
   if (forced_layout) plan->add_reasons("layout as parallelism.layout asks");
   if (forced_ring) plan->add_reasons("ring as parallelism.ring asks");
-  if (plan->ring().kind() == ParallelismSpec::HIERARCHICAL) {
+  if (asked.ring_window() > 0) {
+    plan->add_reasons(
+        absl::StrFormat("windows of %d trainers as parallelism.ring_window asks: a hop between "
+                        "windows hides behind "
+                        "%d steps inside",
+                        plan->ring().inner(), plan->ring().inner()));
+  } else if (plan->ring().kind() == ParallelismSpec::HIERARCHICAL) {
     plan->add_reasons(absl::StrFormat(
         "a group spans %d nodes of %d trainers: a hop between nodes hides behind %d steps inside",
         group.outer, group.inner, group.inner));
@@ -151,14 +172,15 @@ void AddHostReason(const v1::JobSpec& spec, const model::ModelConfig& model,
 }
 
 // Leaves of `candidates` the one that `kept` chose, if it is there.
-bool Keep(const v1::StepPlan& kept, const GroupShape& group, std::vector<Candidate>* candidates) {
+bool Keep(const v1::StepPlan& kept, const ParallelismSpec& asked, const GroupShape& group,
+          std::vector<Candidate>* candidates) {
   for (const Candidate& candidate : *candidates) {
     if (candidate.layout != kept.layout() || candidate.stripe != kept.stripe() ||
         candidate.ring != kept.ring().kind()) {
       continue;
     }
     const bool nested = candidate.ring == ParallelismSpec::HIERARCHICAL;
-    if (nested && static_cast<uint32_t>(group.inner) != kept.ring().inner()) break;
+    if (nested && WindowOf(asked, group) != kept.ring().inner()) break;
     *candidates = {Candidate(candidate)};
     return true;
   }
@@ -189,10 +211,10 @@ absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const model::Mode
   RETURN_IF_ERROR(jobspec::CheckEnumerators(spec));
   RETURN_IF_ERROR(CheckCluster(spec, cluster));
   if (model.known()) RETURN_IF_ERROR(CheckModel(spec, model));
-  const GroupShape group = GroupOf(cluster, static_cast<int>(spec.parallelism().context()));
+  const GroupShape group = RingGroupOf(spec, cluster);
   const bool kept_by_documents = kept != nullptr && jobspec::IsByDocuments(kept->layout());
   ASSIGN_OR_RETURN(std::vector<Candidate> candidates, Candidates(spec, group, kept_by_documents));
-  const bool keeps = kept != nullptr && Keep(*kept, group, &candidates);
+  const bool keeps = kept != nullptr && Keep(*kept, spec.parallelism(), group, &candidates);
   if (model.known()) RETURN_IF_ERROR(CheckCost(CostOfAll(spec, model, candidates), spec, limits));
 
   // Not by what reports say: a new attempt from the start adds in the same order as the last.

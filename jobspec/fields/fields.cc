@@ -22,9 +22,15 @@ using patterns::kMaxTokens;
 constexpr When kAlways = {};
 constexpr When kSparse = {"attention.pattern", "dense", /*is_not=*/true};
 constexpr When kStriped = {"parallelism.layout", "striped"};
+constexpr When kHierarchical = {"parallelism.ring", "hierarchical"};
 constexpr When kPacked = {"data.batching", "packed"};
 constexpr When kSamples = {"data.batching", "samples"};
 constexpr When kDecay = {"training.schedule", "constant", /*is_not=*/true};
+constexpr When kCausal = {"attention.mask", "causal"};
+constexpr When kBlockCausal = {"attention.mask", "block_causal"};
+// Both: what is predicted is hidden, for a query may see the next token.
+constexpr When kNotCausal = {"attention.mask", "causal", /*is_not=*/true};
+constexpr When kNotPrefixLm = {"attention.mask", "prefix_lm", /*is_not=*/true};
 constexpr When kCuda = {"resources.engine", "cuda"};
 
 // clang-format off
@@ -68,10 +74,24 @@ constexpr Field kFieldsBeforePatterns[] = {
      "its own document only, as if each document were a sequence of its own. With `false` attention "
      "reaches back into earlier documents, which suits documents that belong together, such as the "
      "files of one repository. Evaluation does the same."},
-
+    {"data.hidden_share", Need::kDefault, "0.15", {0, 1, true}, kNotCausal,
+     "Share of the tokens, others in every epoch, that is hidden from the model, which predicts them where "
+     "they lie: the next token would be no task for it, because it may see that one. Evaluation hides the "
+     "same ones every time.", false, kNotPrefixLm},
+    {"data.hidden_token", Need::kOptional, "", {0, kMaxCount}, kNotCausal,
+     "The token id that stands in their places: one of the model's vocabulary that the data does not "
+     "hold. Required where it fits.", false, kNotPrefixLm},
 };
 
 constexpr Field kFieldsAfterPatterns[] = {
+    {"attention.mask", Need::kDefault, "causal", {}, kAlways,
+     "What a query may see of its document, or of the sequence with `data.document_mask: false`: "
+     "what is not later than it (`causal`), all of it (`full`), the prefix and what is not later than "
+     "it (`prefix_lm`; documents are kept apart, and `ringctl data pack` marks their prefixes), or all "
+     "up to the end of its block (`block_causal`). Others than `causal` go with `attention.pattern: "
+     "dense` and `sliding_window` ([attention.md](attention.md#masks))."},
+    {"attention.mask_block", Need::kDefault, "1024", {1, kMaxTokens}, kBlockCausal,
+     "Tokens in a block, counted from the first token of the document that the sequence holds."},
     {"attention.dense_layers", Need::kOptional, "[]", {0, 4095}, kSparse,
      "Layers that stay dense, by index from 0."},
     {"attention.dense_below", Need::kDefault, "0", {0, kMaxTokens}, kSparse,
@@ -87,7 +107,7 @@ constexpr Field kFieldsAfterPatterns[] = {
      "Steps between two probes of what the pattern keeps: of 64 queries a sequence that had no part "
      "in the choice, the share of their exact attention that lies in what they visited, by layer and "
      "head (`ringctl report`); 0: never. A probe costs a layer about what the index of "
-     "`vertical_slash` does."},
+     "`vertical_slash` does.", false, kCausal},
     {"attention.balance.anchor", Need::kDefault, "none", {}, kSparse,
      "To what those that wait for each other are brought by keeping less or more than the pattern would: "
      "data-parallel groups, and trainers of a ring where their tiles of queries choose apart "
@@ -105,16 +125,24 @@ constexpr Field kFieldsAfterPatterns[] = {
     {"parallelism.data", Need::kDefault, "1", {1, 65536}, kAlways,
      "Groups of such trainers, each with sequences of its own. `context` × `data` = "
      "`resources.trainers`."},
+    {"parallelism.heads", Need::kDefault, "1", {1, 65536}, kAlways,
+     "Of the `context` trainers, how many neighbours at a time share out heads: they exchange what they hold before "
+     "and after attention, so that each attends to all of their tokens with its own heads (Ulysses). With fewer than "
+     "`context` a ring goes around them, of `context` / `heads` (USP). Divides `context`, the model's heads, and its KV heads or a "
+     "multiple of them; patterns that choose online want an even number of heads on each ([attention.md](attention.md#shared-heads))."},
     {"parallelism.layout", Need::kDefault, "auto", {}, kAlways,
      "How a sequence is dealt to the trainers of a group. The sequence length must be a "
      "multiple of `context` × tile (`contiguous`, `documents`), 2 × `context` × tile (`zigzag`) or "
-     "`context` × stripe (`striped`). `documents`: long documents lie in stripes, short ones whole "
+     "`context` × stripe (`striped`), with `heads` of a ring of `context` / `heads`, and of `context`. `documents`: long documents lie in stripes, short ones whole "
      "on one trainer, and only keys of the long ones travel; with `attention.pattern: dense` and "
      "documents kept apart. `auto`: the planner picks one of the others, and may pick "
      "`documents`, too, while the job runs (`parallelism.replan`)."},
     {"parallelism.ring", Need::kDefault, "auto", {}, kAlways,
      "How keys and values travel: around one ring (`flat`), inside nodes and between them "
      "(`hierarchical`), or all at once (`all_gather`). `auto`: the planner picks."},
+    {"parallelism.ring_window", Need::kDefault, "0", {0, 65536}, kHierarchical,
+     "How many neighbours make an inner ring, a divisor of the ring's trainers: the window of LoongTrain's double "
+     "ring. 0: those of a node."},
     {"parallelism.stripe", Need::kDefault, "0", {0, kMaxTokens}, kStriped,
      "Tokens in one stripe, a multiple of `attention.tile`; 0: the planner picks."},
     {"parallelism.replan", Need::kDefault, "auto", {}, kAlways,

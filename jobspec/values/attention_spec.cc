@@ -31,6 +31,13 @@ constexpr std::pair<v1::AttentionSpec::Selection, patterns::Selection> kSelectio
     {v1::AttentionSpec::CAUSAL, patterns::Selection::kCausal},
 };
 
+constexpr std::pair<v1::AttentionSpec::Mask, patterns::Mask> kMasks[] = {
+    {v1::AttentionSpec::MASK_CAUSAL, patterns::Mask::kCausal},
+    {v1::AttentionSpec::MASK_FULL, patterns::Mask::kFull},
+    {v1::AttentionSpec::MASK_PREFIX_LM, patterns::Mask::kPrefixLm},
+    {v1::AttentionSpec::MASK_BLOCK_CAUSAL, patterns::Mask::kBlockCausal},
+};
+
 constexpr std::pair<v1::AttentionSpec::Balance::Anchor, kernels::Anchor> kAnchors[] = {
     {v1::AttentionSpec::Balance::NONE, kernels::Anchor::kNone},
     {v1::AttentionSpec::Balance::MIN, kernels::Anchor::kMin},
@@ -69,6 +76,10 @@ absl::StatusOr<patterns::AttentionOptions> AttentionOptionsOf(const v1::Attentio
                                                      DescribeType(*FindField(field.path))));
     }
     options.probe_every = static_cast<int>(std::min<uint32_t>(spec.probe_every(), INT32_MAX));
+    if (spec.has_mask()) {
+      ASSIGN_OR_RETURN(options.mask, Convert(kMasks, spec.mask(), "attention.mask"));
+    }
+    options.mask_block = spec.mask_block();
     if (spec.has_selection()) {
       ASSIGN_OR_RETURN(options.selection,
                        Convert(kSelections, spec.selection(), "attention.selection"));

@@ -3,7 +3,9 @@
 // not know or that is not set.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <string_view>
 #include <utility>
 
@@ -36,6 +38,16 @@ inline bool IsByDocuments(v1::ParallelismSpec::Layout layout) {
   return layout == v1::ParallelismSpec::DOCUMENTS;
 }
 absl::StatusOr<ring::RingKind> RingOf(v1::ParallelismSpec::Ring ring);
+
+// Trainers that share out heads; jobs made before there was a choice have all on each.
+inline uint32_t HeadRanks(const v1::ParallelismSpec& parallelism) {
+  return std::max(1u, parallelism.heads());
+}
+// Trainers of a ring, each with its own tokens or, where heads are shared out, standing for those
+// that do.
+inline uint32_t RingRanks(const v1::ParallelismSpec& parallelism) {
+  return parallelism.context() / HeadRanks(parallelism);
+}
 
 // What the attention section says; fields that are unset or of other patterns keep the options' own
 // defaults, and so do layout, stripe and ring, which are a plan's.

@@ -9,26 +9,20 @@
 // `columns` includes gather and scatter. `ring4` is one rank's layer at 4 x the tokens: four ring
 // steps over striped owners, vertical-slash diagonals of 128. --deterministic adds rows for
 // backward in its deterministic mode.
-#include <dlfcn.h>
-#include <torch/autograd.h>
-#include <torch/cuda.h>
 #include <torch/types.h>
 #include <torch/utils.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <functional>
-#include <limits>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_format.h"
-#include "kernels/bench/bench_report.h"
-#include "kernels/ops/token_view.h"
-#include "kernels/sm90/attention.h"
+#include "kernels/bench/attention_runs.h"
 #include "kernels/sm90/columns.h"
 
 namespace ringleader::kernels::bench {
@@ -36,76 +30,6 @@ namespace {
 
 constexpr int kRepeats = 5;
 constexpr int64_t kTokens = 131072;
-
-struct Shape {
-  int heads, kv_heads, head_dim;
-  bool deterministic = false;  // measured as well
-};
-
-at::TensorOptions OnGpu(at::ScalarType type) {
-  return at::TensorOptions().device(at::kCUDA).dtype(type);
-}
-
-template <typename T>
-TokenMajor<T> View(const at::Tensor& tensor) {
-  return ops::TokenView(tensor, static_cast<T*>(tensor.data_ptr()));
-}
-
-// What one rank holds.
-struct Tensors {
-  at::Tensor q, k, v, d_out, out, lse, delta, dq, dk, dv, workspace;
-
-  explicit Tensors(const Shape& s) {
-    const auto bf16 = OnGpu(at::kBFloat16), fp32 = OnGpu(at::kFloat);
-    q = at::randn({kTokens, s.heads, s.head_dim}, bf16);
-    k = at::randn({kTokens, s.kv_heads, s.head_dim}, bf16);
-    v = at::randn_like(k);
-    d_out = at::randn_like(q);
-    out = at::zeros({kTokens, s.heads, s.head_dim}, fp32);
-    dq = at::zeros_like(out);
-    dk = at::zeros({kTokens, s.kv_heads, s.head_dim}, fp32);
-    dv = at::zeros_like(dk);
-    lse = at::empty({s.heads, kTokens}, fp32);
-    delta = at::empty_like(lse);
-    workspace = at::empty({1 << 28}, OnGpu(at::kByte));
-  }
-  float* f(const at::Tensor& tensor) const { return tensor.data_ptr<float>(); }
-  sm90::Workspace scratch() const { return {workspace.data_ptr(), workspace.numel()}; }
-  void Reset() const { lse.fill_(-std::numeric_limits<float>::infinity()); }
-  void ComputeDelta() const { delta.copy_((out * d_out.to(at::kFloat)).sum(-1).transpose(0, 1)); }
-};
-
-struct Milliseconds {
-  double forward, backward;
-  double deterministic = 0;  // backward; 0: not asked for
-};
-
-Milliseconds MeasureCudnn(const Shape& s) {
-  at::globalContext().setSDPUseFlash(false);
-  at::globalContext().setSDPUseMemEfficient(false);
-  at::globalContext().setSDPUseMath(false);
-  at::globalContext().setSDPUseCuDNN(true);
-  const auto input = [&](int heads) {
-    return at::randn({1, heads, kTokens, s.head_dim}, OnGpu(at::kBFloat16)).requires_grad_();
-  };
-  const at::Tensor q = input(s.heads), k = input(s.kv_heads), v = input(s.kv_heads);
-  const auto attention = [&] {
-    return at::scaled_dot_product_attention(q, k, v, {}, 0.0, /*is_causal=*/true, {},
-                                            /*enable_gqa=*/true);
-  };
-  Milliseconds ms;
-  {
-    const at::NoGradGuard no_grad;
-    ms.forward = MedianMs([&] { attention(); }, kRepeats);
-  }
-  const at::Tensor out = attention(), d_out = at::randn_like(out);
-  ms.backward = MedianMs(
-      [&] {
-        torch::autograd::grad({out}, {q, k, v}, {d_out}, /*retain_graph=*/true);
-      },
-      kRepeats);
-  return ms;
-}
 
 struct Measured {
   std::string kernel;
@@ -117,57 +41,6 @@ struct Measured {
 
 double CausalPairs(const Shape& s) {
   return 0.5 * s.heads * kTokens * (kTokens + 1.0);
-}
-
-// Backward by default, and deterministic where the shape asks for it.
-template <typename Backward>
-void MeasureBackward(const Shape& s, Milliseconds& ms, const Backward& backward) {
-  ms.backward = MedianMs([&] { backward(false); }, kRepeats);
-  if (s.deterministic) ms.deterministic = MedianMs([&] { backward(true); }, kRepeats);
-}
-
-Milliseconds MeasureTiles(const Tensors& t, const Shape& s, const TileSelection& tiles,
-                          const std::vector<std::pair<ShardLayout, ShardLayout>>& steps) {
-  const float scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
-  Milliseconds ms;
-  ms.forward = MedianMs(
-      [&] {
-        t.Reset();
-        for (const auto& [query, key] : steps) {
-          Check(sm90::AttentionForward({.q = View<const __nv_bfloat16>(t.q),
-                                        .k = View<const __nv_bfloat16>(t.k),
-                                        .v = View<const __nv_bfloat16>(t.v),
-                                        .out = View<float>(t.out),
-                                        .lse = t.f(t.lse),
-                                        .query_layout = query,
-                                        .key_layout = key,
-                                        .tiles = tiles,
-                                        .scale = scale},
-                                       t.scratch(), nullptr));
-        }
-      },
-      kRepeats);
-  t.ComputeDelta();
-  MeasureBackward(s, ms, [&](bool deterministic) {
-    for (const auto& [query, key] : steps) {
-      Check(sm90::AttentionBackward({.q = View<const __nv_bfloat16>(t.q),
-                                     .k = View<const __nv_bfloat16>(t.k),
-                                     .v = View<const __nv_bfloat16>(t.v),
-                                     .d_out = View<const __nv_bfloat16>(t.d_out),
-                                     .lse = t.f(t.lse),
-                                     .delta = t.f(t.delta),
-                                     .dq = View<float>(t.dq),
-                                     .dk = View<float>(t.dk),
-                                     .dv = View<float>(t.dv),
-                                     .query_layout = query,
-                                     .key_layout = key,
-                                     .tiles = tiles,
-                                     .scale = scale,
-                                     .deterministic = deterministic},
-                                    t.scratch(), nullptr));
-    }
-  });
-  return ms;
 }
 
 const ShardLayout kWhole = {.tokens = kTokens};
@@ -228,7 +101,7 @@ double DiagonalPairs(const std::vector<std::vector<bool>>& diagonals) {
 Measured BenchCausal(const Tensors& t, const Shape& s, int tile) {
   const TileSelection tiles = {.tile = tile};
   return {"causal", tile, CausalPairs(s), CausalPairs(s),
-          MeasureTiles(t, s, tiles, {{kWhole, kWhole}})};
+          MeasureTiles(t, s, tiles, {{kWhole, kWhole}}, kRepeats)};
 }
 
 Measured BenchToeplitz(const Tensors& t, const Shape& s, int tile, double density) {
@@ -237,7 +110,7 @@ Measured BenchToeplitz(const Tensors& t, const Shape& s, int tile, double densit
   const at::Tensor bits = PackDiagonals(diagonals, tile, &tiles.diagonal_words);
   tiles.diagonals = reinterpret_cast<const uint64_t*>(bits.data_ptr<int64_t>());
   return {"toeplitz", tile, DiagonalPairs(diagonals), CausalPairs(s),
-          MeasureTiles(t, s, tiles, {{kWhole, kWhole}})};
+          MeasureTiles(t, s, tiles, {{kWhole, kWhole}}, kRepeats)};
 }
 
 // One rank of four, all its ring steps.
@@ -254,13 +127,13 @@ Measured BenchRing(const Tensors& t, const Shape& s, double density) {
                        .stripe = 128,
                        .tokens = kRanks * kTokens};
   };
-  std::vector<std::pair<ShardLayout, ShardLayout>> steps;
+  Steps steps;
   steps.reserve(kRanks);
   for (int step = 0; step < kRanks; ++step) {
     steps.emplace_back(layout(1), layout((1 - step + kRanks) % kRanks));
   }
   return {"ring4", 128, DiagonalPairs(diagonals) / kRanks, kRanks * CausalPairs(s),
-          MeasureTiles(t, s, tiles, steps)};
+          MeasureTiles(t, s, tiles, steps, kRepeats)};
 }
 
 Measured BenchCsr(const Tensors& t, const Shape& s, int tile, double density) {
@@ -298,7 +171,8 @@ Measured BenchCsr(const Tensors& t, const Shape& s, int tile, double density) {
                                .columns = gpu_columns.data_ptr<int32_t>(),
                                .column_offsets = gpu_column_offsets.data_ptr<int32_t>(),
                                .rows = gpu_rows.data_ptr<int32_t>()};
-  return {"csr", tile, pairs, CausalPairs(s), MeasureTiles(t, s, tiles, {{kWhole, kWhole}})};
+  return {"csr", tile, pairs, CausalPairs(s),
+          MeasureTiles(t, s, tiles, {{kWhole, kWhole}}, kRepeats)};
 }
 
 // 4,096 columns a head beside a Toeplitz pattern of 5 %.
@@ -353,7 +227,7 @@ Measured BenchColumns(const Tensors& t, const Shape& s) {
       },
       kRepeats);
   t.ComputeDelta();
-  MeasureBackward(s, ms, [&](bool deterministic) {
+  MeasureBackward(s, kRepeats, ms, [&](bool deterministic) {
     d_keys.zero_();
     d_values.zero_();
     Check(sm90::ColumnBackward({.q = View<const __nv_bfloat16>(t.q),
@@ -378,7 +252,7 @@ Measured BenchColumns(const Tensors& t, const Shape& s) {
 }
 
 void BenchShape(const Shape& s, bool lists, Report& report) {
-  const Milliseconds cudnn = MeasureCudnn(s);
+  const Milliseconds cudnn = MeasureCudnn(s, /*causal=*/true, kRepeats);
   const auto add_direction = [&](const Measured& row, const char* direction, double flops_per_pair,
                                  double ms, double cudnn_ms) {
     const double tflops = flops_per_pair * s.head_dim * row.pairs / ms * 1e-9;
@@ -413,7 +287,7 @@ void BenchShape(const Shape& s, bool lists, Report& report) {
       add(BenchRing(t, s, 0.05));
     }
   }
-  add({"cudnn", 128, CausalPairs(s), CausalPairs(s), MeasureCudnn(s)});
+  add({"cudnn", 128, CausalPairs(s), CausalPairs(s), MeasureCudnn(s, /*causal=*/true, kRepeats)});
 }
 
 int Main(int argc, char** argv) {
@@ -435,19 +309,15 @@ int Main(int argc, char** argv) {
       return 2;
     }
   }
-  // Registers LibTorch's CUDA backend where it is installed; the program links the CPU part alone.
-  if (dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL) == nullptr ||
-      !torch::cuda::is_available()) {
-    std::printf("attention_bench: SKIPPED, no GPU or no LibTorch with CUDA\n");
-    return 0;
-  }
+  if (!FindGpu("attention_bench")) return 0;
   Report report(flags, {"kernel", "direction", "tokens", "density", "tile", "heads", "kv_heads",
                         "head_dim", "ms", "tflops", "cudnn_tflops", "ratio"});
-  BenchShape({16, 2, 128, deterministic}, /*lists=*/true, report);
+  BenchShape({kTokens, 16, 2, 128, deterministic}, /*lists=*/true, report);
   if (!quick) {
-    for (const Shape& shape : {Shape{16, 2, 64, deterministic}, Shape{32, 8, 128, deterministic},
-                               Shape{28, 4, 128, deterministic}, Shape{4, 4, 128, deterministic},
-                               Shape{64, 8, 128, deterministic}}) {
+    for (const Shape& shape :
+         {Shape{kTokens, 16, 2, 64, deterministic}, Shape{kTokens, 32, 8, 128, deterministic},
+          Shape{kTokens, 28, 4, 128, deterministic}, Shape{kTokens, 4, 4, 128, deterministic},
+          Shape{kTokens, 64, 8, 128, deterministic}}) {
       BenchShape(shape, /*lists=*/false, report);
     }
   }

@@ -6,17 +6,12 @@
 //
 // Documents: log-even lengths of 128 to 8192 tokens, from a fixed seed. `blocks` rows: causal lists
 // of blocks of 128, a share of them at random.
-#include <dlfcn.h>
-#include <torch/autograd.h>
-#include <torch/cuda.h>
 #include <torch/types.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <limits>
 #include <optional>
 #include <random>
 #include <string>
@@ -24,25 +19,14 @@
 
 #include "absl/strings/str_format.h"
 #include "bench/length_distributions.h"
-#include "kernels/bench/bench_report.h"
+#include "kernels/bench/attention_runs.h"
 #include "kernels/masks/masks.h"
-#include "kernels/ops/token_view.h"
-#include "kernels/sm90/attention.h"
 
 namespace ringleader::kernels::bench {
 namespace {
 
-constexpr int kRepeats = 9, kHeads = 64, kKvHeads = 8, kHeadDim = 128;
+constexpr int kHeads = 64, kKvHeads = 8, kHeadDim = 128;
 constexpr int32_t kWindow = 1024, kBlock = 1024;
-
-struct Milliseconds {
-  double forward, backward;
-};
-
-template <typename T>
-TokenMajor<T> View(const at::Tensor& tensor) {
-  return ops::TokenView(tensor, static_cast<T*>(tensor.data_ptr()));
-}
 
 at::Tensor Upload(const void* data, int64_t bytes) {
   const at::Tensor on_host =
@@ -54,17 +38,11 @@ class MaskBench {
  public:
   MaskBench(int32_t tokens, Report& report)
       : tokens_(tokens),
+        // A full mask of 131,072 tokens takes seconds a call.
+        repeats_(tokens > 65536 ? 3 : 9),
+        shape_{tokens, kHeads, kKvHeads, kHeadDim},
         report_(report),
-        q_(Random(kHeads)),
-        k_(Random(kKvHeads)),
-        v_(Random(kKvHeads)),
-        d_out_(Random(kHeads)),
-        out_(Zeros(kHeads)),
-        dq_(Zeros(kHeads)),
-        dk_(Zeros(kKvHeads)),
-        dv_(Zeros(kKvHeads)),
-        lse_(at::empty({kHeads, tokens}, Floats())),
-        workspace_(at::empty({1 << 28}, at::TensorOptions().device(at::kCUDA).dtype(at::kByte))) {
+        tensors_(shape_) {
     ringleader::bench::LengthRandom random(20251123);
     for (int64_t first = 0; first < tokens;) {
       documents_.push_back(static_cast<int32_t>(first));
@@ -77,7 +55,8 @@ class MaskBench {
   }
 
   void Run() {
-    const Milliseconds cudnn_full = Cudnn(/*causal=*/false), cudnn_causal = Cudnn(/*causal=*/true);
+    const Milliseconds cudnn_full = MeasureCudnn(shape_, /*causal=*/false, repeats_),
+                       cudnn_causal = MeasureCudnn(shape_, /*causal=*/true, repeats_);
     for (int kind = 0; kind < kMaskKinds; ++kind) {
       const Mask mask = {
           .kind = static_cast<MaskKind>(kind),
@@ -103,52 +82,9 @@ class MaskBench {
   }
 
  private:
-  static at::TensorOptions Floats() {
-    return at::TensorOptions().device(at::kCUDA).dtype(at::kFloat);
-  }
-  at::Tensor Random(int heads) const {
-    return at::randn({tokens_, heads, kHeadDim}, Floats().dtype(at::kBFloat16));
-  }
-  at::Tensor Zeros(int heads) const { return at::zeros({tokens_, heads, kHeadDim}, Floats()); }
-
   Milliseconds Measure(const TileSelection& tiles) const {
     const ShardLayout whole = {.tokens = tokens_};
-    const float scale = 1.0f / std::sqrt(static_cast<float>(kHeadDim));
-    const sm90::Workspace scratch = {workspace_.data_ptr(), workspace_.numel()};
-    const auto forward = [&] {
-      lse_.fill_(-std::numeric_limits<float>::infinity());
-      Check(sm90::AttentionForward({.q = View<const __nv_bfloat16>(q_),
-                                    .k = View<const __nv_bfloat16>(k_),
-                                    .v = View<const __nv_bfloat16>(v_),
-                                    .out = View<float>(out_),
-                                    .lse = lse_.data_ptr<float>(),
-                                    .query_layout = whole,
-                                    .key_layout = whole,
-                                    .tiles = tiles,
-                                    .scale = scale},
-                                   scratch, nullptr));
-    };
-    Milliseconds ms = {.forward = MedianMs(forward, kRepeats), .backward = 0};
-    const at::Tensor delta = (out_ * d_out_.to(at::kFloat)).sum(-1).transpose(0, 1).contiguous();
-    ms.backward = MedianMs(
-        [&] {
-          Check(sm90::AttentionBackward({.q = View<const __nv_bfloat16>(q_),
-                                         .k = View<const __nv_bfloat16>(k_),
-                                         .v = View<const __nv_bfloat16>(v_),
-                                         .d_out = View<const __nv_bfloat16>(d_out_),
-                                         .lse = lse_.data_ptr<float>(),
-                                         .delta = delta.data_ptr<float>(),
-                                         .dq = View<float>(dq_),
-                                         .dk = View<float>(dk_),
-                                         .dv = View<float>(dv_),
-                                         .query_layout = whole,
-                                         .key_layout = whole,
-                                         .tiles = tiles,
-                                         .scale = scale},
-                                        scratch, nullptr));
-        },
-        kRepeats);
-    return ms;
+    return MeasureTiles(tensors_, shape_, tiles, {{whole, whole}}, repeats_);
   }
 
   // The instance that has the mask built in.
@@ -173,32 +109,6 @@ class MaskBench {
         return std::nullopt;
     }
     return Measure(tiles);
-  }
-
-  Milliseconds Cudnn(bool causal) const {
-    at::globalContext().setSDPUseFlash(false);
-    at::globalContext().setSDPUseMemEfficient(false);
-    at::globalContext().setSDPUseMath(false);
-    at::globalContext().setSDPUseCuDNN(true);
-    const auto input = [&](const at::Tensor& x) {
-      return x.transpose(0, 1).unsqueeze(0).detach().clone().requires_grad_();
-    };
-    const at::Tensor q = input(q_), k = input(k_), v = input(v_);
-    const auto attention = [&] {
-      return at::scaled_dot_product_attention(q, k, v, {}, 0.0, causal, {}, /*enable_gqa=*/true);
-    };
-    Milliseconds ms = {};
-    {
-      const at::NoGradGuard no_grad;
-      ms.forward = MedianMs([&] { attention(); }, kRepeats);
-    }
-    const at::Tensor out = attention(), d_out = at::randn_like(out);
-    ms.backward = MedianMs(
-        [&] {
-          torch::autograd::grad({out}, {q, k, v}, {d_out}, /*retain_graph=*/true);
-        },
-        kRepeats);
-    return ms;
   }
 
   // Causal lists of blocks of 128, as intervals and lists, beside kCsr's own causal mask.
@@ -264,9 +174,11 @@ class MaskBench {
   }
 
   const int32_t tokens_;
+  const int repeats_;
+  const Shape shape_;
   Report& report_;
   std::vector<int32_t> documents_, starts_;
-  const at::Tensor q_, k_, v_, d_out_, out_, dq_, dk_, dv_, lse_, workspace_;
+  const Tensors tensors_;
 };
 
 int Main(int argc, char** argv) {
@@ -279,12 +191,7 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "mask_bench: --tokens is %d; allowed are 128 to 1048576\n", tokens);
     return 2;
   }
-  // Registers LibTorch's CUDA backend where it is installed; the program links the CPU part alone.
-  if (dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL) == nullptr ||
-      !torch::cuda::is_available()) {
-    std::printf("mask_bench: SKIPPED, no GPU or no LibTorch with CUDA\n");
-    return 0;
-  }
+  if (!FindGpu("mask_bench")) return 0;
   Report report(flags, {"mask", "direction", "tokens", "share", "ms", "tflops", "own_tflops",
                         "cudnn_tflops", "ratio"});
   MaskBench(tokens, report).Run();

@@ -22,7 +22,7 @@ struct E4m3Rows {
 // INVALID_ARGUMENT naming `name` unless both are set and 16-byte aligned, or neither is set.
 absl::Status CheckCast(const E4m3Rows& cast, const char* name);
 
-// Of a row that a block holds in registers.
+// The longest row, which a block holds in registers.
 inline constexpr int64_t kMaxCastDim = 32768;
 
 // dim a multiple of 8, at most kMaxCastDim; x 16-byte aligned, rows `stride` apart, a multiple

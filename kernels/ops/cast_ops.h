@@ -21,7 +21,7 @@ fused::E4m3Rows View(const CastTensors& cast);
 
 // x: [rows, dim], whose rows may lie apart.
 CastTensors CastRows(const torch::Tensor& x);
-// Of x^T: [dim, rows]; x: [rows, dim], dense.
+// Casts x^T: [dim, rows]; x: [rows, dim], dense.
 CastTensors CastTransposed(const torch::Tensor& x);
 
 }  // namespace ringleader::kernels::ops

@@ -7,7 +7,7 @@
 
 namespace ringleader::patterns {
 
-// How choices are moved so that those that wait for each other take as long.
+// How choices are moved so that ranks and groups that wait for each other take equally long.
 struct BalanceOptions {
   kernels::Anchor anchor = kernels::Anchor::kNone;
   float tolerance = 0.1f;  // of the estimated share of attention; 0: nothing is moved

@@ -24,8 +24,8 @@ struct IndexInputs {
   int32_t heads = 0, kv_heads = 0, head_dim = 0;
   float scale = 0.0f;                                          // of logits
   std::shared_ptr<const DeviceDocuments> documents = nullptr;  // null: one
-  // attention.balance: whether this call's choice is moved at all, and by which factor of its work
-  // so that its group comes to the anchor of the groups. The same on all ranks of a ring.
+  // attention.balance: `is_balanced` says whether this call's choice is moved at all, and `move` is
+  // the factor of its work that brings its group to the groups' anchor. All ranks of a ring agree.
   bool is_balanced = false;
   float move = 1.0f;
 };
@@ -33,40 +33,45 @@ struct IndexInputs {
 // The types that ranks sum.
 enum class SumType { kQueries, kInt32, kInt64 };  // kQueries: the type of q
 
-// For one layer's call, whose q and k it knows. On GPUs a verb enqueues its work and returns, and
-// allocation may throw LibTorch's c10::Error.
+// Serves one layer's call, whose q and k it knows. On GPUs a verb enqueues its work and returns,
+// and allocation may throw LibTorch's c10::Error.
 class IndexDevice {
  public:
   virtual ~IndexDevice() = default;
 
   // The host may read and write it on the CPU engine, where it starts as zeros.
   virtual DeviceMemory Allocate(int64_t bytes) = 0;
-  // `bytes` of the host's memory, which may change afterwards.
+  // Copies `bytes` of the host's memory, which may change afterwards.
   virtual DeviceMemory Upload(const void* values, int64_t bytes) = 0;
   virtual int64_t element_bytes() const = 0;  // of q and k
 
-  // Between the ranks, on the control channel, in rank order. Not called with one rank.
+  // These exchange values between the ranks, on the control channel and in rank order. A rank that
+  // is alone does not call them.
   virtual absl::Status Sum(SumType type, void* values, int64_t count) = 0;
   virtual absl::Status Max(float* values, int64_t count) = 0;
   // values: [ranks, bytes]; this rank's part is set.
   virtual absl::Status Gather(void* values, int64_t bytes) = 0;
 
-  // Vertical-slash, in this order; vertical_slash.h says what each reads and writes.
+  // The steps of vertical-slash, in this order; vertical_slash.h says what each reads and writes.
   virtual absl::Status PrepareEstimate(const VerticalSlash& work) = 0;
   virtual absl::Status RowMax(const VerticalSlash& work) = 0;
   virtual absl::Status RowSum(const VerticalSlash& work) = 0;
   virtual absl::Status Mass(const VerticalSlash& work) = 0;
   virtual absl::Status Candidates(const VerticalSlash& work) = 0;
   virtual absl::Status Select(const VerticalSlash& work, const LayerIndex& index) = 0;
-  // After a Select, for another one.
+  // Changes the budgets by what a Select kept, for another Select.
   virtual absl::Status AdaptBudgets(const VerticalSlash& work) = 0;
-  // What a Select came to, by head: [heads].
+  // Writes what a Select chose to `choices`: [heads].
   virtual absl::Status NoteChoices(const VerticalSlash& work, const LayerIndex& index,
                                    kernels::HeadChoice* choices) = 0;
   // Adds verticals, slashes and recall to the layer's statistics.
   virtual absl::Status CountSelection(const VerticalSlash& work, const LayerIndex& index) = 0;
 
-  // Patterns that choose blocks, and the arithmetic of a move.
+  // Adds the recall of a choice that holds kept[head] of total[head], of all ranks, to the layer's
+  // statistics: its mean over `heads`.
+  virtual absl::Status CountRecall(const int64_t* kept, const int64_t* total, int32_t heads) = 0;
+
+  // Runs a step of the patterns that choose blocks, or of a move's arithmetic.
   virtual absl::Status Run(const kernels::BlockStep& step) = 0;
   // Adds a choice that was to be moved by *factor to the layer's statistics, unless that is 1.
   virtual absl::Status CountMove(const int64_t* work_before, const int64_t* work_after,

@@ -1,4 +1,4 @@
-// What gates by mean keys start from.
+// The sums of keys from which gates by mean keys start.
 #pragma once
 
 #include "absl/status/statusor.h"
@@ -7,8 +7,8 @@
 
 namespace ringleader::patterns {
 
-// The sums of the keys of each tile of the sequence, in its order: [tiles, kv_heads, head_dim]. The
-// same on all ranks.
+// Gathers the sums of the keys of each tile of the sequence, in its order: [tiles, kv_heads,
+// head_dim]. The same on all ranks.
 absl::StatusOr<DeviceArray<float>> GatherKeySums(const IndexInputs& inputs, int tile,
                                                  IndexDevice& device);
 

@@ -14,12 +14,12 @@
 namespace ringleader::patterns {
 
 // Tiles of `query`'s queries and `key`'s keys that one head visits; the selection's document_starts
-// are in the host's memory.
+// and intervals are in the host's memory.
 using TileCount = int64_t (*)(const kernels::TileSelection& tiles, const ring::Shard& query,
                               const ring::Shard& key);
 
 struct LayerIndex {
-  // PatternDefinition's: null where the tiles are chosen online.
+  // PatternDefinition::count_tiles: null where the tiles are chosen online.
   TileCount count_tiles = nullptr;
   kernels::TilePattern pattern = kernels::TilePattern::kCausal;
   int32_t tile = 128;
@@ -53,7 +53,13 @@ struct LayerIndex {
   const int32_t* document_starts() const {
     return documents == nullptr ? nullptr : documents->local_starts.data();
   }
-  // Without what is one owner's: the lists of kCsr, and groups.
+  // What the mask shows where it is not causal; null where it is.
+  const DeviceArray<kernels::KeyIntervals>* visible() const {
+    if (documents == nullptr) return nullptr;
+    const auto& rows = window > 0 ? documents->visible_in_window : documents->visible;
+    return rows.size > 0 ? &rows : nullptr;
+  }
+  // Returns the part that holds for all owners: without the lists of kCsr, and without groups.
   kernels::TileSelection Tiles() const {
     return {.pattern = pattern,
             .tile = tile,
@@ -61,9 +67,10 @@ struct LayerIndex {
             .diagonals = diagonals.data(),
             .diagonal_words = diagonal_words,
             .choice = {.chosen = queries_chosen.data(), .block_size = block_size},
-            .document_starts = document_starts()};
+            .document_starts = document_starts(),
+            .intervals = visible() == nullptr ? nullptr : visible()->data()};
   }
-  // One owner's.
+  // Returns the groups whose keys `owner` holds.
   kernels::KeyGroups GroupsOf(const kernels::ShardLayout& owner) const {
     if (groups.data() == nullptr) return {};
     const int64_t rows = group_bounds.size / (owner.ranks + 1);

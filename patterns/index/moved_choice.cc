@@ -17,7 +17,7 @@ absl::Status FindMove(const BalanceOptions& balance, const IndexInputs& inputs,
                                           .factor = factor.data()});
 }
 
-// What the heads of `work` chose, and their work together.
+// Writes what the heads of `work` chose to `choices`, and the sum of their work to `sum`.
 absl::Status Note(const VerticalSlash& work, const LayerIndex& index, IndexDevice& device,
                   const DeviceArray<HeadChoice>& choices, const DeviceArray<int64_t>& sum) {
   RETURN_IF_ERROR(device.NoteChoices(work, index, choices.data()));

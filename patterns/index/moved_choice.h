@@ -13,8 +13,8 @@
 
 namespace ringleader::patterns {
 
-// After a Select of `work`, whose budgets it replaces: Selects again, twice where less is to be
-// kept. All ranks of a ring have made the same choice and move it alike.
+// Called after a Select of `work`. Replaces its budgets and Selects again, twice where less is to
+// be kept. All ranks of a ring have made the same choice and move it alike.
 absl::Status MoveColumnsAndDiagonals(const BalanceOptions& balance, const IndexInputs& inputs,
                                      VerticalSlash& work, IndexDevice& device, LayerIndex& index);
 

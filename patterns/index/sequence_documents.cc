@@ -21,7 +21,7 @@ absl::Status CheckFirsts(const kernels::ShardLayout& layout, std::span<const int
   return absl::OkStatus();
 }
 
-// TileSelection::document_starts of the first `count` local tokens.
+// Returns TileSelection::document_starts of the first `count` local tokens.
 std::vector<int32_t> LocalStarts(const kernels::ShardLayout& layout,
                                  std::span<const int64_t> firsts, int64_t count) {
   std::vector<int32_t> starts;
@@ -36,10 +36,10 @@ std::vector<int32_t> LocalStarts(const kernels::ShardLayout& layout,
   return starts;
 }
 
-}  // namespace
-
-absl::StatusOr<std::shared_ptr<const SequenceDocuments>> MakeDocuments(
-    const kernels::ShardLayout& layout, std::span<const int64_t> firsts, int64_t padding) {
+// All but what a rank sees.
+absl::StatusOr<std::shared_ptr<SequenceDocuments>> MakeHead(const kernels::ShardLayout& layout,
+                                                            std::span<const int64_t> firsts,
+                                                            int64_t padding) {
   RETURN_IF_ERROR(CheckFirsts(layout, firsts));
   const int64_t content = layout.tokens - padding;
   if (padding != 0 && (firsts.size() < 2 || firsts.back() != content)) {
@@ -47,12 +47,34 @@ absl::StatusOr<std::shared_ptr<const SequenceDocuments>> MakeDocuments(
         absl::StrFormat("documents: %d of %d tokens are padding, which is to be the last document",
                         padding, layout.tokens));
   }
-  if (firsts.size() < 2) return nullptr;
   auto documents = std::make_shared<SequenceDocuments>();
   documents->tokens = layout.tokens;
   documents->content = content;
   documents->firsts.assign(firsts.begin(), firsts.end());
+  return documents;
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const SequenceDocuments>> MakeDocuments(
+    const kernels::ShardLayout& layout, std::span<const int64_t> firsts, int64_t padding) {
+  ASSIGN_OR_RETURN(auto documents, MakeHead(layout, firsts, padding));
+  if (firsts.size() < 2) return nullptr;
   documents->local_starts = LocalStarts(layout, firsts, layout.local_tokens());
+  return documents;
+}
+
+absl::StatusOr<std::shared_ptr<const SequenceDocuments>> MakeMasked(
+    const kernels::ShardLayout& layout, std::span<const int64_t> firsts, int64_t padding,
+    const MaskRule& rule, int64_t window) {
+  constexpr int64_t kWhole[] = {0};
+  if (firsts.empty()) firsts = kWhole;
+  ASSIGN_OR_RETURN(auto documents, MakeHead(layout, firsts, padding));
+  if (rule.mask == Mask::kPrefixLm) {
+    RETURN_IF_ERROR(CheckPrefixes(firsts, layout.tokens, rule.prefix_ends));
+  }
+  documents->visible = VisibleKeys(rule, layout, firsts, /*window=*/0);
+  if (window > 0) documents->visible_in_window = VisibleKeys(rule, layout, firsts, window);
   return documents;
 }
 
@@ -90,7 +112,7 @@ absl::Status CheckDocuments(const SequenceDocuments* documents, int64_t tokens) 
 
 namespace {
 
-// How many of `count` queries each document gets.
+// Returns how many of `count` queries each document gets.
 std::vector<int64_t> SharesOf(int64_t tokens, int64_t count, const std::vector<int64_t>& firsts) {
   std::vector<int64_t> shares(firsts.size(), 0);
   // The sequence is cut into `count` equal parts; the middle of each says whose query it is.

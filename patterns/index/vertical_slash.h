@@ -19,7 +19,7 @@ struct VerticalSlash {
   int64_t blocks = 0;  // of `tile` tokens, of the sequence
   float scale = 0.0f;
   int32_t queries = 0;  // estimate queries: E
-  bool spread = false;  // over the sequence
+  bool spread = false;  // they lie all over the sequence
   const DeviceDocuments* documents = nullptr;
   // Budgets of every head; a mass of 1 is top-k. Where diagonals count by tiles, max_slashes is in
   // DiagonalCost's units.
@@ -30,7 +30,7 @@ struct VerticalSlash {
   int32_t max_columns = 0;  // LayerIndex's
 
   // PrepareEstimate writes the estimate queries that this rank owns and zeros for the others', of
-  // q's type, where they are not simply the last E rows of q (then there is no memory).
+  // q's type. Empty where the estimate queries are the last E rows of q.
   DeviceArray<std::byte> query_rows = {};     // [E, heads, d]
   DeviceArray<int64_t> query_positions = {};  // [E], from PrepareEstimate
   // PrepareEstimate writes both, for columns and for diagonals; AdaptBudgets moves the counts.
@@ -51,7 +51,7 @@ struct VerticalSlash {
   int32_t* CandidatePositions(int rank) const { return CandidateMass(rank) + candidate_slots(); }
 };
 
-// Steps 1 and 2, from the estimate queries on: fills query_rows to row_sum, the same on all ranks.
+// Runs steps 1 and 2: fills query_rows to row_sum, the same on all ranks.
 absl::Status EstimateRows(VerticalSlash& work, const IndexInputs& inputs, IndexDevice& device);
 
 }  // namespace ringleader::patterns

@@ -12,7 +12,7 @@ namespace {
 
 using torch::Tensor;
 
-// What `calls` forwards take, each with a backward if asked for; the device is not waited for.
+// Returns the seconds that `calls` forwards take the host, each with a backward if asked for.
 double CallSeconds(const Tensor& q, const Tensor& k, const Tensor& v, int64_t pattern,
                    at::TensorList lists, int64_t tile, int64_t size, double scale, int64_t calls,
                    bool backward) {

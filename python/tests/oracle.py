@@ -4,6 +4,8 @@ import os
 
 import torch
 
+from ringleader.kernels import sparse_attention
+
 DEVICE = os.environ.get("RINGLEADER_TEST_DEVICE", "cpu")
 CUDA = DEVICE == "cuda"
 DTYPE = torch.bfloat16 if CUDA else torch.float32
@@ -71,3 +73,22 @@ def check(attend, q, k, v, pairs, tolerance=TOLERANCE):
                                            (d_out.double(), d_lse.double().masked_fill(~seen, 0)))
     for name, actual, expected in zip("qkv", gradients, wanted_gradients):
         assert error(actual, expected) < tolerance, f"d{name}"
+
+
+def attend(blocks=None, **arguments):
+    return lambda q, k, v: sparse_attention(q, k, v, blocks, return_lse=True, **arguments)
+
+
+def random_tiles(batch, heads, tokens, tile, density=0.4, seed=3):
+    tiles = -(-tokens // tile)
+    kept = torch.rand(batch, heads, tiles, tiles, generator=torch.Generator().manual_seed(seed)) < density
+    return kept.to(DEVICE)
+
+
+def document_ids(batch, tokens):
+    """Documents of different lengths, whose ends lie inside tiles and on their edges."""
+    ids = torch.zeros(batch, tokens, dtype=torch.int64, device=DEVICE)
+    for b in range(batch):
+        for first in (37, 64, 65, 200 + b, 256):
+            ids[b, first:] += 1
+    return ids

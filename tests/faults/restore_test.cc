@@ -28,7 +28,7 @@ TEST_F(RestoreTest, WorkersAndACoordinatorThatWasPutBackAgreeAgain) {
                                      " --backup=", copy, " > ", copy, ".log 2>&1")
                             .c_str()),
             0);
-  // Of this job the backup knows nothing.
+  // The backup knows nothing of this job.
   Submit(Spec("later", 1, 100'000, {{"fake-step-ms", "30"}}));
   AwaitStep("later", 5);
   AwaitStep("job", 60);

@@ -53,6 +53,11 @@ class Communicator {
                                                 size_t send_bytes, int to, void* receive,
                                                 size_t receive_bytes, int from) = 0;
 
+  // Starts an exchange of all ranks: part r of `send` goes to rank r, whose part for this one comes
+  // to `receive`; both are [size, bytes], apart from each other.
+  virtual std::unique_ptr<Transfer> AllToAll(Channel channel, const void* send, size_t bytes,
+                                             void* receive) = 0;
+
   // Collectives: blocking, in rank order and therefore bit-for-bit the same on every rank and in
   // every run. data: [count], summed over ranks in place.
   virtual absl::Status AllReduceSum(Channel channel, float* data, size_t count) = 0;

@@ -69,6 +69,9 @@ class DeviceCommunicator {
   // send: [bytes]; receive: [size, bytes]. In place when send = receive + rank * bytes.
   virtual absl::StatusOr<DeviceTransfer> AllGather(Channel channel, const void* send, size_t bytes,
                                                    void* receive, cudaStream_t after) = 0;
+  // send, receive: [size, bytes], apart from each other: part r of send goes to rank r.
+  virtual absl::StatusOr<DeviceTransfer> AllToAll(Channel channel, const void* send, size_t bytes,
+                                                  void* receive, cudaStream_t after) = 0;
   // data: [size, count] summed over ranks; receive: this rank's [count], may be its part of data.
   virtual absl::StatusOr<DeviceTransfer> ReduceScatterSum(Channel channel, const void* data,
                                                           size_t count, void* receive,

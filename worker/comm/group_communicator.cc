@@ -50,6 +50,17 @@ absl::Status WaitForAll(const std::vector<std::unique_ptr<Transfer>>& transfers)
   return first_error;
 }
 
+// Several as one.
+class Transfers : public Transfer {
+ public:
+  explicit Transfers(std::vector<std::unique_ptr<Transfer>> transfers)
+      : transfers_(std::move(transfers)) {}
+  absl::Status Wait() override { return WaitForAll(transfers_); }
+
+ private:
+  const std::vector<std::unique_ptr<Transfer>> transfers_;
+};
+
 std::vector<int> AllRanks(int size) {
   std::vector<int> ranks(size);
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -99,6 +110,18 @@ std::unique_ptr<Transfer> GroupCommunicator::SendReceive(Channel channel, const 
     transport_->Send(Stream(channel), members_.at(to), sending);
   }
   return std::make_unique<TransferPair>(std::move(sending), std::move(receiving));
+}
+
+std::unique_ptr<Transfer> GroupCommunicator::AllToAll(Channel channel, const void* send,
+                                                      size_t bytes, void* receive) {
+  const char* const parts = static_cast<const char*>(send);
+  char* const received = static_cast<char*>(receive);
+  std::vector<std::unique_ptr<Transfer>> transfers;
+  for (int r = 0; r < size(); ++r) {
+    transfers.push_back(
+        SendReceive(channel, parts + r * bytes, bytes, r, received + r * bytes, bytes, r));
+  }
+  return std::make_unique<Transfers>(std::move(transfers));
 }
 
 // Every rank reduces its own share of the elements, in rank order, and hands the result to all: 2

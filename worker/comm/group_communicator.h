@@ -25,6 +25,8 @@ class GroupCommunicator : public Communicator {
   std::unique_ptr<Transfer> SendReceive(Channel channel, const void* send, size_t send_bytes,
                                         int to, void* receive, size_t receive_bytes,
                                         int from) override;
+  std::unique_ptr<Transfer> AllToAll(Channel channel, const void* send, size_t bytes,
+                                     void* receive) override;
   absl::Status AllReduceSum(Channel channel, float* data, size_t count) override;
   absl::Status AllReduceSum(Channel channel, double* data, size_t count) override;
   absl::Status AllReduceMax(Channel channel, float* data, size_t count) override;

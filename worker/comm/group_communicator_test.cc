@@ -146,6 +146,59 @@ TEST_P(GroupCommunicatorTest, OtherCollectives) {
   });
 }
 
+// Part r of each rank's goes to rank r, in its place, whatever else is under way.
+TEST_P(GroupCommunicatorTest, AllToAllTurnsRowsIntoColumns) {
+  for (const int ranks : {1, 2, 3}) {
+    RunRanks(ranks, [&](Communicator& comm) {
+      constexpr size_t kCount = 5;
+      std::vector<int> first(ranks * kCount), second(ranks * kCount);
+      for (size_t i = 0; i < first.size(); ++i) {
+        first[i] = static_cast<int>(1000 * comm.rank() + i);
+        second[i] = -first[i];
+      }
+      std::vector<int> from_first(first.size(), -1), from_second(first.size(), 1);
+      const auto one =
+                     comm.AllToAll(kChannel, first.data(), kCount * sizeof(int), from_first.data()),
+                 two = comm.AllToAll(kChannel, second.data(), kCount * sizeof(int),
+                                     from_second.data());
+      ASSERT_TRUE(two->Wait().ok());
+      ASSERT_TRUE(one->Wait().ok());
+      for (size_t i = 0; i < first.size(); ++i) {
+        const size_t sender = i / kCount, place = comm.rank() * kCount + i % kCount;
+        EXPECT_EQ(from_first[i], static_cast<int>(1000 * sender + place));
+        EXPECT_EQ(from_second[i], -from_first[i]);
+      }
+    });
+  }
+}
+
+TEST_P(GroupCommunicatorTest, AllToAllOfUnequalPartsIsAnError) {
+  RunRanks(2, [](Communicator& comm) {
+    std::vector<char> sent(32), received(32);
+    const size_t bytes = comm.rank() == 0 ? 8 : 16;
+    const absl::Status status =
+        comm.AllToAll(kChannel, sent.data(), bytes, received.data())->Wait();
+    EXPECT_FALSE(status.ok());
+    if (comm.rank() == 0) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    }
+  });
+}
+
+TEST_P(GroupCommunicatorTest, AnAbortEndsAnAllToAllThatWaitsForAPeer) {
+  absl::BlockingCounter waiting(1);
+  RunRanks(2, [&](Communicator& comm) {
+    if (comm.rank() == 1) {
+      waiting.Wait();
+      return comm.Abort("out of memory");
+    }
+    std::vector<char> sent(32), received(32);
+    const auto exchange = comm.AllToAll(kChannel, sent.data(), 16, received.data());
+    waiting.DecrementCount();
+    EXPECT_EQ(exchange->Wait(), absl::AbortedError("rank 1: out of memory"));
+  });
+}
+
 TEST_P(GroupCommunicatorTest, SplitsIntoContextAndDataGroups) {
   RunRanks(4, [](Communicator& comm) {
     const int rank = comm.rank();

@@ -300,6 +300,29 @@ TEST_F(LoaderTest, RanksTogetherHoldTheSequenceOnceUnderEveryLayout) {
   }
 }
 
+// Of a rank of a ring, those that share out heads hold parts that follow each other.
+TEST_F(LoaderTest, WhoSharesHeadsHoldsTheRingsRankInParts) {
+  const auto loader = Loader::Open(Train(), 256, 1, 257);
+  ASSERT_TRUE(loader.ok()) << loader.status();
+  const ShardLayout layout{
+      .kind = LayoutKind::kStriped, .ranks = 2, .rank = 1, .stripe = 16, .tokens = 256};
+  const Sample sample = loader->InOrder(3);
+  const LocalSequence whole = loader->Read({&sample, 1}, layout);
+  LocalSequence together;
+  for (int member = 0; member < 4; ++member) {
+    const LocalSequence part = loader->Read({&sample, 1}, layout, {.ranks = 4, .member = member});
+    EXPECT_EQ(part.sequence_length, 256);
+    EXPECT_EQ(part.tokens.size(), 32u);
+    together.tokens.insert(together.tokens.end(), part.tokens.begin(), part.tokens.end());
+    together.positions.insert(together.positions.end(), part.positions.begin(),
+                              part.positions.end());
+    together.labels.insert(together.labels.end(), part.labels.begin(), part.labels.end());
+  }
+  EXPECT_EQ(together.tokens, whole.tokens);
+  EXPECT_EQ(together.positions, whole.positions);
+  EXPECT_EQ(together.labels, whole.labels);
+}
+
 TEST_F(LoaderTest, LabelsAreTheNextTokens) {
   const auto loader = Loader::Open(Train(), 256, 1, 257);
   ASSERT_TRUE(loader.ok()) << loader.status();

@@ -38,6 +38,31 @@ uint64_t Permute(uint64_t i, uint64_t count, uint64_t key) {
 
 }  // namespace
 
+absl::Status CheckFits(const std::string& folder, const Manifest& manifest,
+                       uint64_t model_vocabulary, const Batching& batching) {
+  if (model_vocabulary > 0 && manifest.vocabulary > model_vocabulary) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s was packed with a vocabulary of %d, the model's vocab_size is %d: raise vocab_size or "
+        "pack with the model's tokenizer",
+        folder, manifest.vocabulary, model_vocabulary));
+  }
+  if (batching.prefixes && !manifest.has_marks()) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("%s says of no document where its prefix ends, which attention.mask: "
+                        "prefix_lm asks for: pack it with `ringctl data pack --prefix-end` or with "
+                        "marks, or give another mask",
+                        folder));
+  }
+  if (model_vocabulary > 0 && batching.hidden_share > 0 &&
+      batching.hidden_token >= model_vocabulary) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "data.hidden_token: %d is outside of the model's vocabulary of %d: raise vocab_size, or "
+        "give a token id below it that the data does not hold",
+        batching.hidden_token, model_vocabulary));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Loader> Loader::Open(const std::string& folder, uint64_t sequence_length,
                                     uint64_t seed, uint64_t model_vocabulary,
                                     const Batching& batching) {
@@ -48,14 +73,8 @@ absl::StatusOr<Loader> Loader::Open(const std::string& folder, uint64_t sequence
                         "data.sequence_length",
                         folder, tokens.tokens(), sequence_length, sequence_length + 1));
   }
-  if (tokens.manifest().vocabulary > model_vocabulary) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "%s was packed with a vocabulary of %d, the model's vocab_size is %d: raise vocab_size or "
-        "pack with the model's tokenizer",
-        folder, tokens.manifest().vocabulary, model_vocabulary));
-  }
-  Loader loader(std::move(tokens), sequence_length, seed);
-  loader.has_samples_ = batching.samples;
+  RETURN_IF_ERROR(CheckFits(folder, tokens.manifest(), model_vocabulary, batching));
+  Loader loader(std::move(tokens), sequence_length, seed, batching);
   if (batching.samples) {
     ASSIGN_OR_RETURN(loader.samples_,
                      IndexSamples(loader.folder_, folder, sequence_length, batching.overlong));
@@ -63,21 +82,27 @@ absl::StatusOr<Loader> Loader::Open(const std::string& folder, uint64_t sequence
   return loader;
 }
 
-Loader::Loader(TokenFolder folder, uint64_t sequence_length, uint64_t seed)
-    : folder_(std::move(folder)), sequence_length_(sequence_length), seed_(seed) {}
+Loader::Loader(TokenFolder folder, uint64_t sequence_length, uint64_t seed,
+               const Batching& batching)
+    : folder_(std::move(folder)),
+      sequence_length_(sequence_length),
+      seed_(seed),
+      batching_(batching) {}
 
 uint64_t Loader::sequences() const {
   // The label of a sequence's last token is the first token after it.
-  return has_samples_ ? samples_.samples.size() : (folder_.tokens() - 1) / sequence_length_;
+  return batching_.samples ? samples_.samples.size() : (folder_.tokens() - 1) / sequence_length_;
 }
 
 Sample Loader::Shuffled(uint64_t index) const {
   const uint64_t epoch = index / sequences();
-  return InOrder(Permute(index % sequences(), sequences(), Mix(seed_) ^ Mix(~epoch)));
+  Sample sample = InOrder(Permute(index % sequences(), sequences(), Mix(seed_) ^ Mix(~epoch)));
+  sample.epoch = epoch + 1;
+  return sample;
 }
 
 Sample Loader::InOrder(uint64_t index) const {
-  if (has_samples_) return samples_.samples[index];
+  if (batching_.samples) return samples_.samples[index];
   return {.start = index * sequence_length_, .tokens = sequence_length_};
 }
 
@@ -86,7 +111,7 @@ std::vector<int64_t> Loader::DocumentFirsts(std::span<const Sample> samples, int
   int64_t begin = 0;
   for (const Sample& sample : samples) {
     firsts.push_back(begin);
-    if (!has_samples_) {
+    if (!batching_.samples) {
       for (const uint64_t first :
            folder_.DocumentStarts(sample.start, sample.start + sample.tokens)) {
         if (first > sample.start)
@@ -97,6 +122,46 @@ std::vector<int64_t> Loader::DocumentFirsts(std::span<const Sample> samples, int
   }
   if (begin < tokens) firsts.push_back(begin);
   return firsts;
+}
+
+std::vector<int64_t> Loader::PrefixEnds(std::span<const Sample> samples,
+                                        const LocalSequence& of) const {
+  std::vector<int64_t> ends;
+  size_t number = 0;
+  int64_t begin = 0;  // of the sample, in the micro-batch
+  for (size_t i = 0; i < of.document_firsts.size(); ++i) {
+    const int64_t first = of.document_firsts[i];
+    const int64_t behind =
+        i + 1 < of.document_firsts.size() ? of.document_firsts[i + 1] : of.sequence_length;
+    while (number < samples.size() && first >= begin + static_cast<int64_t>(samples[number].tokens))
+      begin += static_cast<int64_t>(samples[number++].tokens);
+    if (number == samples.size()) {  // padding
+      ends.push_back(first);
+      continue;
+    }
+    const uint64_t at = samples[number].start + static_cast<uint64_t>(first - begin);
+    const uint64_t end = folder_.PrefixEnd(at, at + static_cast<uint64_t>(behind - first));
+    ends.push_back(first + static_cast<int64_t>(end - at));
+  }
+  return ends;
+}
+
+Loader::Place Loader::NextTokenAt(uint64_t at) const {
+  Place place = {.token = folder_.token(at)};
+  const uint8_t mark = folder_.mark(at + 1);
+  if (place.token == folder_.manifest().separator || mark == kGivenMark) return place;
+  place.label = folder_.token(at + 1);
+  place.answer = mark;
+  return place;
+}
+
+Loader::Place Loader::HiddenAt(uint64_t at, uint64_t epoch) const {
+  Place place = {.token = folder_.token(at)};
+  const uint8_t mark = folder_.mark(at);
+  const uint64_t draw = Mix(Mix(seed_ ^ Mix(epoch)) ^ at);
+  const bool is_hidden = static_cast<double>(draw >> 11) * 0x1p-53 < batching_.hidden_share;
+  if (!is_hidden || mark == kGivenMark) return place;
+  return {.token = batching_.hidden_token, .label = place.token, .answer = mark};
 }
 
 LocalSequence Loader::Read(std::span<const Sample> samples,
@@ -112,7 +177,7 @@ LocalSequence Loader::Read(std::span<const Sample> samples, int64_t tokens,
                            std::span<const int64_t> positions) const {
   LocalSequence local;
   local.sequence_length = tokens;
-  local.rotary_length = has_samples_ ? static_cast<int64_t>(sequence_length_) : tokens;
+  local.rotary_length = batching_.samples ? static_cast<int64_t>(sequence_length_) : tokens;
   local.tokens.reserve(positions.size());
   local.positions.reserve(positions.size());
   local.labels.reserve(positions.size());
@@ -133,15 +198,15 @@ LocalSequence Loader::Read(std::span<const Sample> samples, int64_t tokens,
     const size_t number = std::ranges::upper_bound(begins, position) - begins.begin() - 1;
     const int64_t place = position - begins[number];  // in the sample
     const uint64_t at = samples[number].start + static_cast<uint64_t>(place);
-    const uint32_t token = folder_.token(at);
-    local.tokens.push_back(token);
+    const Place here =
+        batching_.hidden_share > 0 ? HiddenAt(at, samples[number].epoch) : NextTokenAt(at);
+    local.tokens.push_back(here.token);
     local.positions.push_back(place);
-    const uint8_t mark = folder_.mark(at + 1);
-    const bool predicted = token != folder_.manifest().separator && mark != kGivenMark;
-    local.labels.push_back(predicted ? int64_t{folder_.token(at + 1)} : kIgnoreLabel);
-    local.answers.push_back(predicted ? mark : kPlainMark);
+    local.labels.push_back(here.label);
+    local.answers.push_back(here.answer);
   }
   local.document_firsts = DocumentFirsts(samples, tokens);
+  if (batching_.prefixes) local.prefix_ends = PrefixEnds(samples, local);
   return local;
 }
 

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "base/labels.h"
 #include "ring/document_layout.h"
+#include "ring/head_shares.h"
 #include "ringleader/kernels/shard_layout.h"
 #include "worker/data/samples.h"
 #include "worker/data/token_folder.h"
@@ -25,7 +26,7 @@ using ringleader::kIgnoreLabel;
 struct LocalSequence {
   std::vector<int64_t> tokens;
   std::vector<int64_t> positions;  // in the sequence or, of samples, in the sample
-  std::vector<int64_t> labels;     // the next token of the sequence, or kIgnoreLabel
+  std::vector<int64_t> labels;     // the next token, or the one hidden here; or kIgnoreLabel
   // Which task's answer a label is, as index into Loader::tasks() + 1; 0: none's.
   std::vector<uint8_t> answers;
   int64_t sequence_length = 0;  // of the whole micro-batch, padding included
@@ -35,6 +36,8 @@ struct LocalSequence {
   // Positions of the whole micro-batch with which a document starts, ascending from 0: the document
   // that a packed sequence begins with may have begun before it. Padding is one of its own.
   std::vector<int64_t> document_firsts;
+  // Where each one's prefix ends (Batching::prefixes); else empty.
+  std::vector<int64_t> prefix_ends;
   int64_t content = 0;  // tokens before the padding
   // Where the documents lie (parallelism.layout: documents); null: as a ShardLayout has it.
   std::shared_ptr<const ring::DocumentLayout> layout;
@@ -46,14 +49,26 @@ struct Batching {
   // into which documents are packed without gaps.
   bool samples = false;
   Overlong overlong = Overlong::kRefuse;
+  // Documents begin with a prefix, which the data marks.
+  bool prefixes = false;
+  // What is predicted: without a share the next token, else a token in `hidden_share` of the
+  // places, drawn anew in every epoch, where the model reads `hidden_token` instead. Given tokens
+  // are not hidden.
+  double hidden_share = 0;
+  uint32_t hidden_token = 0;
 };
+
+// Whether the data in `folder` has what `batching` asks for, and the model's vocabulary (0: not
+// known) all of its tokens and the hidden one. FAILED_PRECONDITION where there are no prefixes,
+// else INVALID_ARGUMENT.
+absl::Status CheckFits(const std::string& folder, const Manifest& manifest,
+                       uint64_t model_vocabulary, const Batching& batching);
 
 // Immutable; safe to read from any thread.
 class Loader {
  public:
   // FAILED_PRECONDITION says how many tokens there are if they do not make one sequence, or how
-  // many documents are too long to be a sample; INVALID_ARGUMENT if the model's vocabulary is
-  // smaller than the data's.
+  // many documents are too long to be a sample; or CheckFits' errors.
   static absl::StatusOr<Loader> Open(const std::string& folder, uint64_t sequence_length,
                                      uint64_t seed, uint64_t model_vocabulary,
                                      const Batching& batching = {});
@@ -75,17 +90,28 @@ class Loader {
   // which is at least their sum: the tokens at `positions` of it.
   LocalSequence Read(std::span<const Sample> samples, int64_t tokens,
                      std::span<const int64_t> positions) const;
-  LocalSequence Read(std::span<const Sample> samples, const kernels::ShardLayout& layout) const;
+  // Of the tokens that the layout's rank has, `place`'s part, in their order.
+  LocalSequence Read(std::span<const Sample> samples, const kernels::ShardLayout& layout,
+                     const ring::HeadPlace& place = {}) const;
   // LocalSequence::document_firsts of a micro-batch of `tokens`.
   std::vector<int64_t> DocumentFirsts(std::span<const Sample> samples, int64_t tokens) const;
 
  private:
-  Loader(TokenFolder folder, uint64_t sequence_length, uint64_t seed);
+  Loader(TokenFolder folder, uint64_t sequence_length, uint64_t seed, const Batching& batching);
+  // LocalSequence::prefix_ends.
+  std::vector<int64_t> PrefixEnds(std::span<const Sample> samples, const LocalSequence& of) const;
+  // A place of a sample: what the model reads there, what it is to say, and whose answer that is.
+  struct Place {
+    int64_t token = 0, label = kIgnoreLabel;
+    uint8_t answer = kPlainMark;
+  };
+  Place NextTokenAt(uint64_t at) const;
+  Place HiddenAt(uint64_t at, uint64_t epoch) const;
 
   TokenFolder folder_;
   uint64_t sequence_length_;
   uint64_t seed_;
-  bool has_samples_ = false;
+  Batching batching_;
   SampleIndex samples_;
 };
 

@@ -79,15 +79,14 @@ class FolderWriter {
         folder_(std::move(folder)),
         token_bytes_(options.vocabulary <= UINT16_MAX + 1u ? 2 : 4) {}
 
-  // `marks`: one a token of `document`; none without tasks.
+  // `marks`: one a token of `document`; none without tasks or prefixes.
   absl::Status Add(std::span<const uint32_t> document, absl::string_view marks) {
     starts_.push_back(tokens_.size());
     tokens_.insert(tokens_.end(), document.begin(), document.end());
     tokens_.push_back(*options_.separator);
-    if (!options_.tasks.empty()) {
-      marks_.insert(marks_.end(), marks.begin(), marks.end());
-      marks_.push_back(kGivenMark);
-    }
+    marks_.insert(marks_.end(), marks.begin(), marks.end());
+    if (!options_.tasks.empty()) marks_.push_back(kGivenMark);
+    if (options_.prefix_end.has_value()) marks_.push_back(kPlainMark);
     ++manifest_.documents;
     return tokens_.size() >= options_.shard_tokens ? Flush() : absl::OkStatus();
   }
@@ -98,6 +97,7 @@ class FolderWriter {
     manifest_.separator = *options_.separator;
     manifest_.tokenizer = options_.tokenizer;
     manifest_.tasks = options_.tasks;
+    manifest_.prefixes = options_.prefix_end.has_value();
     RETURN_IF_ERROR(WriteManifest(folder_, manifest_));
     return manifest_;
   }
@@ -175,6 +175,28 @@ absl::StatusOr<std::string> ReadMarks(const PackOptions& options, const Source& 
   return marks;
 }
 
+// The marks of the prefixes of `source`'s documents, which separators within it end, too.
+absl::StatusOr<std::string> MarkPrefixes(const PackOptions& options, const Source& source,
+                                         std::span<const uint32_t> tokens) {
+  std::string marks;
+  bool in_prefix = true;
+  const auto unended = [&] {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s: no token %d (--prefix-end) in the document that ends at its token %d: a prefix ends "
+        "with one; add it, or pack without",
+        source.file.string(), *options.prefix_end, marks.size()));
+  };
+  for (const uint32_t token : tokens) {
+    const bool is_separator = token == *options.separator;
+    if (in_prefix && is_separator) return unended();
+    marks.push_back(static_cast<char>(in_prefix ? kGivenMark : kPlainMark));
+    in_prefix = is_separator || (in_prefix && token != *options.prefix_end);
+  }
+  const bool is_after_separator = !tokens.empty() && tokens.back() == *options.separator;
+  if (in_prefix && !is_after_separator) return unended();
+  return marks;
+}
+
 // Empty if it cannot be read, which is found later.
 std::string HeadOf(const Source& source) {
   std::string head(size_t{1} << 18, '\0');
@@ -214,6 +236,18 @@ absl::Status CheckOptions(PackOptions* options) {
         options->separator ? absl::StrCat("separator ", *options->separator) : "no separator"));
   }
   RETURN_IF_ERROR(CheckTasks(options->tasks));
+  if (options->prefix_end.has_value() && !options->tasks.empty()) {
+    return absl::InvalidArgumentError(
+        "--prefix-end beside --tasks: marks say which tokens are given, and so where a prefix "
+        "ends; "
+        "give one of the two");
+  }
+  if (options->prefix_end.has_value() && (*options->prefix_end >= options->vocabulary ||
+                                          *options->prefix_end == *options->separator)) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "--prefix-end %d is none of the tokens below %d (the vocabulary) but %d (the separator)",
+        *options->prefix_end, options->vocabulary, *options->separator));
+  }
   for (const char* part : {"train", "eval"}) {
     const fs::path folder = fs::path(options->output) / part;
     if (fs::exists(folder)) {
@@ -264,7 +298,9 @@ absl::StatusOr<PackResult> Pack(const PackOptions& user_options) {
       continue;
     }
     RETURN_IF_ERROR(DecodeDocument(options, *content, source, &tokens));
-    ASSIGN_OR_RETURN(const std::string marks, ReadMarks(options, source, tokens.size()));
+    ASSIGN_OR_RETURN(const std::string marks, options.prefix_end.has_value()
+                                                  ? MarkPrefixes(options, source, tokens)
+                                                  : ReadMarks(options, source, tokens.size()));
     RETURN_IF_ERROR((IsHeldOut(source, options.eval_share) ? eval : train).Add(tokens, marks));
   }
   ASSIGN_OR_RETURN(result.train, train.Finish());

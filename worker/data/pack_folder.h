@@ -37,6 +37,9 @@ struct PackOptions {
   // Token-id inputs only: with tasks, every file FILE has FILE.marks beside it, a byte a token
   // (token_shard.h). Separators that packing adds are given.
   std::vector<std::string> tasks;
+  // The token with which each document's prefix ends: up to the first of it, itself included,
+  // tokens are marked as given. Of text: a byte. Without tasks.
+  std::optional<uint32_t> prefix_end;
 };
 
 struct PackResult {

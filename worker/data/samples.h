@@ -14,6 +14,8 @@ namespace ringleader::data {
 struct Sample {
   uint64_t start = 0;
   uint64_t tokens = 0;
+  // Passes over the data before this one, counted from 1 in training; 0: evaluation.
+  uint64_t epoch = 0;
 };
 
 // What becomes of a document that is longer than a micro-batch.

@@ -72,6 +72,7 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& folder) {
     json.at("documents").get_to(manifest.documents);
     json.at("shards").get_to(manifest.shards);
     if (json.contains("tasks")) json.at("tasks").get_to(manifest.tasks);
+    if (json.contains("prefixes")) json.at("prefixes").get_to(manifest.prefixes);
   } catch (const nlohmann::json::exception& error) {
     return absl::DataLossError(absl::StrFormat("%s is damaged: %s", path, error.what()));
   }
@@ -99,6 +100,7 @@ absl::Status WriteManifest(const std::string& folder, const Manifest& manifest) 
                                  {"documents", manifest.documents},
                                  {"shards", manifest.shards}};
   if (!manifest.tasks.empty()) json["tasks"] = manifest.tasks;
+  if (manifest.prefixes) json["prefixes"] = true;
   return WriteFileAtomically(ManifestPath(folder), json.dump(2) + "\n");
 }
 
@@ -116,9 +118,10 @@ absl::StatusOr<TokenFolder> TokenFolder::Open(const std::string& folder) {
   for (const std::string& name : result.manifest_.shards) {
     const std::string path = absl::StrCat(folder, "/", name);
     ASSIGN_OR_RETURN(auto shard, TokenShard::Open(path));
-    if (shard->marks().empty() != (tasks == 0 || shard->tokens() == 0)) {
-      return damaged(path, tasks == 0 ? "it has marks, the manifest names no task"
-                                      : "it has no marks, the manifest names tasks");
+    const bool marked = result.manifest_.has_marks();
+    if (shard->marks().empty() != (!marked || shard->tokens() == 0)) {
+      return damaged(path, marked ? "it has no marks, the manifest speaks of some"
+                                  : "it has marks, the manifest names no task");
     }
     if (const absl::Status marks = CheckMarks(shard->marks(), tasks); !marks.ok()) {
       return damaged(path, marks.message());
@@ -146,7 +149,7 @@ uint32_t TokenFolder::token(uint64_t i) const {
 }
 
 uint8_t TokenFolder::mark(uint64_t i) const {
-  if (manifest_.tasks.empty()) return kPlainMark;
+  if (!manifest_.has_marks()) return kPlainMark;
   const auto [shard, within] = Find(i);
   return shard->marks()[within];
 }
@@ -169,6 +172,15 @@ std::vector<uint64_t> TokenFolder::DocumentStarts(uint64_t begin, uint64_t end) 
     }
   }
   return result;
+}
+
+uint64_t TokenFolder::PrefixEnd(uint64_t begin, uint64_t end) const {
+  // No part of it where something before it in the document is not given.
+  for (uint64_t i = begin; i > 0 && DocumentStarts(i, i + 1).empty(); --i) {
+    if (mark(i - 1) != kGivenMark) return begin;
+  }
+  while (begin < end && mark(begin) == kGivenMark) ++begin;
+  return begin;
 }
 
 }  // namespace ringleader::data

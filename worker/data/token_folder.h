@@ -24,7 +24,12 @@ struct Manifest {
   uint64_t tokens = 0;
   uint64_t documents = 0;
   std::vector<std::string> shards;  // file names, in order
-  std::vector<std::string> tasks;   // what marks name; empty: the shards have no marks
+  std::vector<std::string> tasks;   // what marks name
+  // Marks name no task, and say where documents' prefixes end: what a document begins with is
+  // given.
+  bool prefixes = false;
+
+  bool has_marks() const { return prefixes || !tasks.empty(); }
 };
 
 // At most this many tasks, of at most so many bytes each: every evaluation names them.
@@ -57,6 +62,9 @@ class TokenFolder {
   // Tokens of [begin, end) with which a document starts, ascending: those that the shards name, and
   // those after a separator, with which imported token ids may end documents within a file.
   std::vector<uint64_t> DocumentStarts(uint64_t begin, uint64_t end) const;
+  // Where in [begin, end), which lies within a document, its prefix ends: the tokens marked as
+  // given that the document begins with. `begin` where it has none, or none from there on.
+  uint64_t PrefixEnd(uint64_t begin, uint64_t end) const;
 
  private:
   // The shard that holds token `i`, and which of its tokens that is.

@@ -255,7 +255,7 @@ Tensor TrainModel(int ranks, ParameterSharding sharding, bool is_even, bool once
                   const model::DecoderOptions& options = {}) {
   const model::ParameterLayout layout = model::MakeParameterLayout(SmallModel());
   constexpr int kSequences = 12, kSteps = 3, kOfFirst = 7;
-  // Of three uneven ranks the last has none.
+  // The last of three uneven ranks has none.
   const auto owner = [&](int s) {
     if (is_even || ranks == 1) return s % ranks;
     return s < kOfFirst ? 0 : 1 + s % std::max(1, ranks - (ranks == 3 ? 2 : 1));

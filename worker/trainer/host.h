@@ -23,7 +23,7 @@ struct StepRecord {
   double gradient_norm = 0;
   double learning_rate = 0;
   uint64_t tokens = 0;  // all ranks, without padding
-  // Where documents are samples, all groups: how the step was dealt. Zeros otherwise.
+  // How the step was dealt over all groups, where documents are samples; zeros otherwise.
   uint64_t samples = 0;
   uint64_t micro_batches = 0;
   uint64_t padding_tokens = 0;
@@ -47,6 +47,8 @@ struct StepRecord {
   double step_seconds = 0;
   PhaseSeconds phases;
   uint64_t peak_memory_bytes = 0;
+  uint64_t head_bytes = 0;  // that this rank sent to those with which it shares out heads
+  attention::RingBytes ring_bytes = {};
   std::vector<attention::LayerStats> layers;
   // By layer, of the newest probe of this attempt, mean over heads; -1 before the first.
   std::vector<double> probed_recall = {};
@@ -91,16 +93,16 @@ class Host {
   virtual const balance::MeasureRequest& measure() const = 0;
   virtual void ReportMeasurements(const balance::Measurements& measured) = 0;
 
-  // Where the step loop is, for pulses. `phase` is a literal.
+  // Says where the step loop is, for pulses. `phase` is a string literal.
   virtual void SetPlace(uint64_t step, const char* phase) = 0;
 
   // True once this rank was asked to write a checkpoint and leave.
   virtual bool stop_requested() const = 0;
 
-  // The newest plan that arrived and was not taken yet, in a form that travels to other ranks;
-  // empty if none.
+  // Takes the newest plan that arrived and was not taken yet, in a form that travels to other
+  // ranks; empty if none.
   virtual std::string TakePlan() = 0;
-  // The number of steps that a user asked to have traced since the last call; 0: none.
+  // Takes the number of steps that a user asked to have traced since the last call; 0: none.
   virtual uint32_t TakeProfileSteps() = 0;
   virtual absl::StatusOr<Plan> ParsePlan(const std::string& bytes) const = 0;
 };

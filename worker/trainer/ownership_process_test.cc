@@ -53,8 +53,8 @@ class OwnershipProcessTest : public testing::AttemptTest {
   }
 };
 
-// Whoever stopped the trainer, and its worker, do nothing more. The kernel ends it, stopped as it
-// is: it never gets to write what it was at.
+// Neither its worker nor whoever stopped it does anything more. The kernel ends the stopped
+// trainer, which never finishes what it was writing.
 TEST_F(OwnershipProcessTest, ATrainerEndsWithItsLeaseThoughItIsStopped) {
   const v1::JobSpec spec = EndlessJob(1);
   const auto agent = Start(spec);

@@ -12,6 +12,7 @@
 #include "model_shape/model_config.h"
 #include "model_shape/precision.h"
 #include "patterns/attention_options.h"
+#include "ring/head_shares.h"
 #include "worker/data/loader.h"
 #include "worker/optim/adamw.h"
 #include "worker/optim/schedule.h"
@@ -23,7 +24,7 @@ struct PlanShape {
   ring::RingShape ring;
   kernels::LayoutKind layout = kernels::LayoutKind::kStriped;
   int stripe = 0;  // tokens; striped only; 0: one tile
-  // Documents lie as ring/document_layout.h has it: `layout` is kStriped, of those that are spread.
+  // Documents lie as ring/document_layout.h says; `layout` is kStriped, for those that are spread.
   bool by_documents = false;
 
   bool operator==(const PlanShape&) const = default;
@@ -47,8 +48,8 @@ struct Plan : PlanShape {  // from shape_from_step on
     PlanShape shape;
   };
   std::vector<EarlierShape> earlier_shapes;
-  // By which samples of the steps from weights_from_step on are dealt and, by documents, each
-  // sequence's documents; and by which those of the steps before it were, oldest first.
+  // The weights that deal samples and, by documents, each sequence's documents from
+  // weights_from_step on; and those of the steps before it, oldest first.
   balance::SampleWeights sample_weights;
   std::vector<uint32_t> group_permille;  // of the usual speed, by group; empty: all alike
   uint64_t weights_from_step = 0;
@@ -63,6 +64,7 @@ struct Plan : PlanShape {  // from shape_from_step on
     const EarlierShape* const earlier = Before(earlier_shapes, shape_from_step, step);
     return earlier == nullptr ? *this : earlier->shape;
   }
+  // Returns the weights of `step`; a step before the first that is known has the oldest.
   const balance::SampleWeights& WeightsAt(uint64_t step) const {
     const EarlierWeights* const earlier = Before(earlier_weights, weights_from_step, step);
     return earlier == nullptr ? sample_weights : earlier->weights;
@@ -107,6 +109,14 @@ struct TrainingJob {
   int ranks_per_node = 1;
   int context = 1;  // ranks that share one sequence: rank / context is the data-parallel group
   int data = 1;
+
+  // Of the ranks that share a sequence, as many as share out heads are one rank of the ring.
+  int ring_ranks() const { return context / attention.head_ranks; }
+  int ring_rank() const { return rank % context / attention.head_ranks; }
+  ring::HeadPlace head_place() const {
+    return {.ranks = attention.head_ranks, .member = rank % attention.head_ranks};
+  }
+
   Engine engine = Engine::kCpu;
   int threads = 1;
   model::MemoryWishes memory;

@@ -58,6 +58,9 @@ class JobFamilies {
     AddGauge(&ring_imbalance_, {{"job_name", job}}, step.step_imbalance());
     AddGauge(&met_imbalance_, {{"job_name", job}}, step.ring_imbalance());
     AddGauge(&group_imbalance_, {{"job_name", job}}, step.group_imbalance());
+    if (step.head_bytes() > 0) {
+      AddGauge(&head_bytes_, {{"job_name", job}}, static_cast<double>(step.head_bytes()));
+    }
     ForEachPhase(step.phases(), [&](const std::string& phase, double phase_seconds) {
       AddGauge(&phases_, {{"job_name", job}, {"phase", phase}}, phase_seconds);
     });
@@ -72,7 +75,7 @@ class JobFamilies {
          {&completed_,     &total_,         &checkpoint_,    &attempts_,       &tokens_,  &loss_,
           &heldout_,       &speed_,         &imbalance_,     &ring_imbalance_, &hosts_,   &seconds_,
           &phases_,        &gradient_norm_, &learning_rate_, &memory_,         &density_, &recall_,
-          &probed_recall_, &anchor_missed_, &tiles_}) {
+          &probed_recall_, &anchor_missed_, &tiles_,         &head_bytes_}) {
       if (!family->metric.empty()) families->push_back(std::move(*family));
     }
   }
@@ -142,6 +145,9 @@ class JobFamilies {
   prometheus::MetricFamily memory_ =
       GaugeFamily("ringleader_job_peak_memory_bytes",
                   "Peak device memory of a running job's last step, fullest rank.");
+  prometheus::MetricFamily head_bytes_ = GaugeFamily(
+      "ringleader_job_head_exchange_bytes",
+      "Bytes that a rank sent in a running job's last step to share out heads, at most.");
   prometheus::MetricFamily density_ =
       GaugeFamily("ringleader_job_layer_density_ratio",
                   "Share of causal tiles that a layer visited, mean over heads.");

@@ -53,6 +53,7 @@ class JobMetricsTest : public ::testing::Test {
         v1::StepReport report;
         report.set_step(reported);
         report.mutable_phases()->set_linear(static_cast<double>(reported));
+        if (layers > 0) report.set_head_bytes(4096);
         for (int layer = 0; layer < layers; ++layer) {
           v1::LayerReport* const of = report.add_layers();
           of->set_layer(static_cast<uint32_t>(layer));
@@ -109,6 +110,7 @@ TEST_F(JobMetricsTest, TheLastStepOfJobsThatRun) {
               ElementsAre(Pair("runs 1", 0.75)));
   EXPECT_THAT(Collect("ringleader_job_layer_anchor_missed_ratio"),
               ElementsAre(Pair("runs 1", 0.25)));
+  EXPECT_THAT(Collect("ringleader_job_head_exchange_bytes"), ElementsAre(Pair("runs", 4096)));
   EXPECT_THAT(Collect("ringleader_job_layer_tiles"),
               ElementsAre(Pair("runs 0", 35), Pair("runs 1", 35)));
   EXPECT_THAT(Collect("ringleader_job_trainers"),

@@ -11,6 +11,9 @@
 namespace ringleader::lifecycle {
 namespace {
 
+// More than any model has: what a report says beyond them is cut off.
+constexpr uint32_t kMostHeads = 4096;
+
 // Ranks that wait for each other in a layer's ring step: max over them / mean of the time that they
 // compute there, by the share of their attention's time that their tiles there take.
 struct Meetings {
@@ -124,10 +127,11 @@ class LayerSums {
     if (layer.recall() >= 0) recall_.Add(layer.recall());
     if (layer.has_probed_recall()) probed_recall_.Add(layer.probed_recall());
     const int heads = layer.probed_recall_by_head_size();
+    const size_t first = std::min(layer.first_head(), kMostHeads);
     probed_recall_by_head_.resize(
-        std::max(probed_recall_by_head_.size(), static_cast<size_t>(heads)));
+        std::max(probed_recall_by_head_.size(), heads == 0 ? 0 : first + heads));
     for (int head = 0; head < heads; ++head) {
-      probed_recall_by_head_[head].Add(layer.probed_recall_by_head(head));
+      probed_recall_by_head_[first + head].Add(layer.probed_recall_by_head(head));
     }
     AddInto(Tiles(layer), &tiles_per_ring_step_);
     column_tiles_ += layer.column_tiles();
@@ -170,6 +174,8 @@ v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports) {
   merged.set_rank(-1);
   merged.clear_layers();
   merged.clear_lengths();
+  merged.clear_ring_bytes();
+  merged.clear_whole_ring_bytes();
   merged.clear_documents();
   merged.clear_group();
   merged.clear_rank_tokens();
@@ -188,6 +194,9 @@ v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports) {
     merged.set_group_micro_batches(
         std::max(merged.group_micro_batches(), report.group_micro_batches()));
     merged.set_group_tokens(std::max(merged.group_tokens(), report.group_tokens()));
+    merged.set_head_bytes(std::max(merged.head_bytes(), report.head_bytes()));
+    merged.set_ring_bytes(merged.ring_bytes() + report.ring_bytes());
+    merged.set_whole_ring_bytes(merged.whole_ring_bytes() + report.whole_ring_bytes());
     for (const v1::LengthReport& bin : report.lengths()) {
       v1::LengthReport& sum = lengths[bin.tokens()];
       sum.set_tokens(bin.tokens());

@@ -100,6 +100,30 @@ TEST_F(StepMergerTest, AtTheEndWhatThereIsCounts) {
   EXPECT_THAT(Released(), ElementsAre(1));
 }
 
+// Ranks that share out heads say which they have; another group's ranks have the same ones.
+TEST(MergeStepsTest, HeadsAreMergedByTheirNumber) {
+  std::vector<v1::StepReport> reports;
+  for (int rank = 0; rank < 4; ++rank) {
+    v1::StepReport& report = reports.emplace_back(Report(3, rank));
+    report.set_head_bytes(100 + rank);
+    report.set_ring_bytes(10 + rank);
+    report.set_whole_ring_bytes(20);
+    v1::LayerReport* const layer = report.add_layers();
+    layer->set_first_head(rank % 2 * 2);
+    for (int head = 0; head < 2; ++head) {
+      layer->add_probed_recall_by_head(static_cast<float>(rank) + 0.25F * static_cast<float>(head));
+    }
+  }
+  const v1::StepReport merged = MergeSteps(reports);
+  EXPECT_THAT(merged.layers(0).probed_recall_by_head(), ElementsAre(1, 1.25, 2, 2.25));
+  EXPECT_EQ(merged.layers(0).first_head(), 0u);
+  EXPECT_EQ(merged.head_bytes(), 103u);
+  EXPECT_EQ(merged.ring_bytes(), 46u);
+  EXPECT_EQ(merged.whole_ring_bytes(), 80u);
+  reports[0].mutable_layers(0)->set_first_head(4'000'000'000);
+  EXPECT_LT(MergeSteps(reports).layers(0).probed_recall_by_head_size(), 5000);
+}
+
 TEST(MergeStepsTest, MaximaMeansAndLoads) {
   v1::StepReport first = Report(3, 0), second = Report(3, 1);
   first.set_step_seconds(2);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "jobspec/values/attention_spec.h"
 #include "model_shape/model_config.h"
 
 namespace ringleader::planner {
@@ -147,6 +148,7 @@ void CostModel::ObserveStep(const v1::JobSpec& spec, const model::ModelConfig& m
   const bool samples = spec.data().batching() == v1::DataSpec::SAMPLES;
   if (samples && report.group_tokens() == 0) return;
   const double context = std::max(1u, spec.parallelism().context());
+  const double ring = std::max(1u, jobspec::RingRanks(spec.parallelism()));
   // Phases are the slowest rank's, so they belong to the rank with the most tiles and tokens.
   const double tiles = static_cast<double>(report.most_tiles());
   const uint32_t groups = std::max(1u, spec.parallelism().data());
@@ -156,9 +158,9 @@ void CostModel::ObserveStep(const v1::JobSpec& spec, const model::ModelConfig& m
   const double tokens = (samples ? static_cast<double>(report.group_tokens())
                                  : sequences * static_cast<double>(spec.data().sequence_length())) /
                         context;
-  const double ring_steps = context * model.layers * sequences;
+  const double ring_steps = ring * model.layers * sequences;
   const Work attention = {
-      .tiles = tiles, .rows = tokens * model.heads * model.layers * context, .calls = ring_steps};
+      .tiles = tiles, .rows = tokens * model.heads * model.layers * ring, .calls = ring_steps};
   const v1::PhaseSeconds& phases = report.phases();
   const Work per_token = {.rows = tokens * model.layers,
                           .calls = static_cast<double>(model.layers) * sequences};

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "google/protobuf/util/message_differencer.h"
@@ -62,8 +63,14 @@ void PutRows(const balance::LatencyTable& table, v1::LatencyTable* message) {
 v1::LatencyShape ShapeOf(const v1::JobSpec& spec, const model::ModelConfig& model) {
   v1::LatencyShape shape;
   // PatternDefinition::name in capitals.
-  shape.set_pattern(
-      absl::AsciiStrToLower(v1::AttentionSpec::Pattern_Name(spec.attention().pattern())));
+  std::string pattern =
+      absl::AsciiStrToLower(v1::AttentionSpec::Pattern_Name(spec.attention().pattern()));
+  // What was measured is causal attention: other masks are not found there.
+  const v1::AttentionSpec::Mask mask = spec.attention().mask();
+  if (mask != v1::AttentionSpec::MASK_UNSPECIFIED && mask != v1::AttentionSpec::MASK_CAUSAL) {
+    absl::StrAppend(&pattern, ", ", v1::AttentionSpec::Mask_Name(mask));
+  }
+  shape.set_pattern(pattern);
   shape.set_tile(spec.attention().tile());
   shape.set_heads(static_cast<uint32_t>(model.heads));
   shape.set_kv_heads(static_cast<uint32_t>(model.kv_heads));

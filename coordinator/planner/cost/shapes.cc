@@ -16,15 +16,22 @@ ClusterShape TypicalCluster(v1::ResourcesSpec::Engine engine, int nodes, int tra
   return cluster;
 }
 
-GroupShape GroupOf(const ClusterShape& cluster, int context) {
-  const int per_node = cluster.trainers_per_node;
-  if (cluster.nodes == 1 || (per_node > 0 && per_node % context == 0)) {
-    return {.inner = context, .outer = 1, .regular = true};
+GroupShape GroupOf(const ClusterShape& cluster, int context, int heads) {
+  const int ring = context / heads;
+  if (!SharesHeadsInNodes(cluster, heads)) return {.inner = 1, .outer = ring, .regular = false};
+  const int per_node = cluster.trainers_per_node / heads;
+  if (cluster.nodes == 1 || (per_node > 0 && per_node % ring == 0)) {
+    return {.inner = ring, .outer = 1, .regular = true};
   }
-  if (per_node > 0 && context % per_node == 0) {
-    return {.inner = per_node, .outer = context / per_node, .regular = true};
+  if (per_node > 0 && ring % per_node == 0) {
+    return {.inner = per_node, .outer = ring / per_node, .regular = true};
   }
-  return {.inner = 1, .outer = context, .regular = false};
+  return {.inner = 1, .outer = ring, .regular = false};
+}
+
+bool SharesHeadsInNodes(const ClusterShape& cluster, int heads) {
+  return heads == 1 || cluster.nodes == 1 ||
+         (cluster.trainers_per_node > 0 && cluster.trainers_per_node % heads == 0);
 }
 
 }  // namespace ringleader::planner

@@ -31,12 +31,14 @@ struct ClusterShape {
 ClusterShape TypicalCluster(v1::ResourcesSpec::Engine engine, int nodes, int trainers_per_node);
 
 // How the ranks of one context-parallel group lie on the nodes. Groups are runs of consecutive
-// ranks.
+// ranks; where `heads` neighbours share out heads, each such run of them counts as one rank.
 struct GroupShape {
   int inner = 1;         // ranks of a group on one node
   int outer = 1;         // nodes of a group
   bool regular = false;  // every node holds `inner` of them: a hierarchical ring fits
 };
-GroupShape GroupOf(const ClusterShape& cluster, int context);
+GroupShape GroupOf(const ClusterShape& cluster, int context, int heads = 1);
+// Whether neighbours that share out heads lie on one node, wherever a group begins.
+bool SharesHeadsInNodes(const ClusterShape& cluster, int heads);
 
 }  // namespace ringleader::planner

@@ -1,6 +1,7 @@
 #include "coordinator/planner/deal/sample_steps.h"
 
 #include <algorithm>
+#include <numeric>
 #include <random>
 #include <utility>
 #include <vector>
@@ -50,15 +51,16 @@ absl::StatusOr<balance::SampleWeights> WeightsOf(const v1::StepPlan& plan) {
 absl::StatusOr<balance::DealingRules> RulesOf(const v1::JobSpec& spec, const v1::StepPlan& plan) {
   ASSIGN_OR_RETURN(const patterns::AttentionOptions attention,
                    jobspec::AttentionOptionsOf(spec.attention()));
-  ring::Division division = {.ranks = spec.parallelism().context(),
+  ring::Division division = {.ranks = jobspec::RingRanks(spec.parallelism()),
                              .tile = attention.tile,
                              .stripe = static_cast<int64_t>(plan.stripe()),
-                             .by_documents = jobspec::IsByDocuments(plan.layout())};
+                             .by_documents = jobspec::IsByDocuments(plan.layout()),
+                             .heads = jobspec::HeadRanks(spec.parallelism())};
   ASSIGN_OR_RETURN(division.layout, jobspec::LayoutOf(plan.layout()));
   return balance::DealingRules{
       .groups = static_cast<int>(spec.parallelism().data()),
       .capacity = static_cast<int64_t>(spec.data().sequence_length()),
-      .multiple = std::max<int64_t>(attention.tile, division.Multiple()),
+      .multiple = std::lcm<int64_t>(attention.tile, division.Multiple()),
       .one_sample = !patterns::DefinitionOf(attention.pattern).is_known_before_data()};
 }
 

@@ -133,8 +133,9 @@ double LivePlan::change_seconds() const {
 }
 
 bool LivePlan::WantsShape(const v1::StepReport& report) {
-  if (!may_change_ || !is_taken_ || is_left_alone_ || spec_.parallelism().context() == 1 ||
-      !MayChangeSoon(report) || report.step() < looked_at_ + kStepsBetweenLooks) {
+  if (!may_change_ || !is_taken_ || is_left_alone_ ||
+      jobspec::RingRanks(spec_.parallelism()) == 1 || !MayChangeSoon(report) ||
+      report.step() < looked_at_ + kStepsBetweenLooks) {
     return false;
   }
   looked_at_ = report.step();

@@ -34,8 +34,7 @@ absl::Status FitLinks(const ReshapeRequest& request, Pricer& pricer, ClusterShap
   constexpr int kMostHalvings = 8;
   const double seen = request.taken.exposed_communication;
   if (seen < kNoticeable * request.taken.seconds) return absl::OkStatus();
-  const GroupShape group =
-      GroupOf(*cluster, static_cast<int>(request.spec.parallelism().context()));
+  const GroupShape group = RingGroupOf(request.spec, *cluster);
   Link* const link = group.outer > 1 ? &cluster->inter_node : &cluster->intra_node;
   for (int i = 0; i < kMostHalvings; ++i) {
     ASSIGN_OR_RETURN(const v1::Prediction now, pricer.Price(request.plan, request.costs));
@@ -93,7 +92,7 @@ std::vector<int64_t> DocumentsFrom(std::span<const v1::StepReport> recent, uint6
 absl::StatusOr<Reshaping> Reshape(const ReshapeRequest& request, const PlanLimits& limits) {
   const v1::JobSpec& spec = request.spec;
   ClusterShape cluster = request.cluster;
-  const GroupShape group = GroupOf(cluster, static_cast<int>(spec.parallelism().context()));
+  const GroupShape group = RingGroupOf(spec, cluster);
   patterns::PatternHints hints = request.hints;
   if (!KnowsDocuments(request.plan.layout())) hints.document_tokens.clear();
   const bool by_documents = !hints.document_tokens.empty();

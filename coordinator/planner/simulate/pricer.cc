@@ -13,6 +13,7 @@
 #include "jobspec/jobspec.h"
 #include "jobspec/values/attention_spec.h"
 #include "patterns/pattern.h"
+#include "ring/head_shares.h"
 #include "ring/ring_schedule.h"
 
 namespace ringleader::planner {
@@ -52,12 +53,13 @@ std::vector<uint64_t> WeighedLengths(const v1::JobSpec& spec, v1::ParallelismSpe
       spec.data().batching() == v1::DataSpec::SAMPLES || jobspec::IsByDocuments(layout);
   if (!weighs) return {};
   // Each costs a walk of the ring, and what its heads list.
-  const uint32_t ranks = spec.parallelism().context();
+  const uint32_t ranks = jobspec::RingRanks(spec.parallelism());
   const int most_lengths = ranks <= kManyRanks ? 16 : ranks <= 16 * kManyRanks ? 4 : 2;
   const double apart = ranks <= kManyRanks ? std::numbers::sqrt2 : 2;
   // Whatever the layout.
-  const int64_t multiple = int64_t{spec.parallelism().context()} *
-                           std::max(2 * spec.attention().tile(), spec.parallelism().stripe());
+  const int64_t multiple =
+      std::lcm(int64_t{ranks} * std::max(2 * spec.attention().tile(), spec.parallelism().stripe()),
+               int64_t{spec.parallelism().context()});
   const auto longest = static_cast<int64_t>(spec.data().sequence_length());
   std::set<uint64_t> lengths;
   auto length = static_cast<double>(longest);
@@ -83,29 +85,34 @@ struct Pricer::Documents {
 struct Pricer::Setting {
   patterns::AttentionOptions attention;
   ring::RingShape ring;
+  ring::HeadShares heads;
   Layout layout;
   Documents documents = {};  // none: a sequence is one
 
   int64_t Blocks(uint64_t tokens) const {
     return (static_cast<int64_t>(tokens) + attention.tile - 1) / attention.tile;
   }
-  double LocalTokens(uint64_t tokens) const { return static_cast<double>(tokens) / ring.ranks(); }
-  double CausalTiles(uint64_t tokens, const model::ModelConfig& model) const {  // of a layer
+  double LocalTokens(uint64_t tokens) const {
+    return static_cast<double>(tokens) / ring.ranks() / heads.ranks;
+  }
+  double CausalTiles(uint64_t tokens) const {  // of a layer, and of the heads that a rank has
     const auto blocks = static_cast<double>(Blocks(tokens));
-    return static_cast<double>(model.heads) * blocks * (blocks + 1) / 2;
+    return static_cast<double>(heads.local_heads()) * blocks * (blocks + 1) / 2;
   }
 };
 
 ring::TileLoads Pricer::Documents::Loads(const patterns::AttentionOptions& attention, int ranks,
                                          double heads) const {
   ring::TileLoads loads(ranks);
-  const auto triangle = [](int64_t blocks) {
-    return static_cast<double>(blocks * (blocks + 1) / 2);
+  const auto visible = [&](int64_t blocks) {
+    ring::TileLoads alone(1);
+    alone.AddHead(patterns::Visible(attention, blocks, blocks), {.tokens = blocks}, /*tile=*/1, 1);
+    return alone.of(0, 0);
   };
   double spread = 0;
   for (size_t i = 0; i < tokens.size(); ++i) {
     const int64_t blocks = (tokens[i] + attention.tile - 1) / attention.tile;
-    const double tiles = heads * triangle(blocks);
+    const double tiles = heads * visible(blocks);
     if (holders[i].has_value()) {
       loads.AddRing(*holders[i], *holders[i], tiles);
       continue;
@@ -116,7 +123,8 @@ ring::TileLoads Pricer::Documents::Loads(const patterns::AttentionOptions& atten
     const int64_t multiple = int64_t{ranks} * shards.stripe / attention.tile;
     const int64_t whole = (blocks + multiple - 1) / multiple * multiple;
     shards.tokens = whole * attention.tile;
-    loads.AddHead(patterns::Band(whole, whole), shards, attention.tile, tiles / triangle(whole));
+    loads.AddHead(patterns::Visible(attention, whole, whole), shards, attention.tile,
+                  tiles / visible(whole));
   }
   // Ranks that hold more of them do more.
   const auto all =
@@ -189,6 +197,9 @@ absl::StatusOr<Pricer::Setting> Pricer::SettingOf(const v1::StepPlan& plan) cons
   setting.ring.inner = static_cast<int>(plan.ring().inner());
   setting.ring.outer = static_cast<int>(plan.ring().outer());
   ASSIGN_OR_RETURN(setting.ring.kind, jobspec::RingOf(plan.ring().kind()));
+  setting.heads = {.ranks = static_cast<int>(jobspec::HeadRanks(spec_.parallelism())),
+                   .heads = model_.heads,
+                   .kv_heads = model_.kv_heads};
   RETURN_IF_ERROR(ring::ForwardSchedule(setting.ring, 0).status());
   ASSIGN_OR_RETURN(setting.documents, DocumentsOf(plan, setting));
   return setting;
@@ -201,7 +212,8 @@ absl::Status Pricer::Count(const Setting& setting, uint64_t tokens, bool dense, 
   const int64_t blocks = setting.Blocks(tokens);
   const std::vector<ring::HeadPattern> heads = patterns::SampleLayer(
       attention, dense, blocks, SampledHeads(attention, setting.ring.ranks()), hints, seed);
-  const double weight = static_cast<double>(model_.heads) / static_cast<double>(heads.size());
+  const double weight =
+      static_cast<double>(setting.heads.local_heads()) / static_cast<double>(heads.size());
   for (const Layout& layout : CountedWith(setting)) {
     ASSIGN_OR_RETURN(attention.layout, jobspec::LayoutOf(layout.first));
     attention.stripe = static_cast<int>(layout.second);
@@ -211,7 +223,7 @@ absl::Status Pricer::Count(const Setting& setting, uint64_t tokens, bool dense, 
         .are_dense = dense, .count = count, .loads = ring::TileLoads(setting.ring.ranks())};
     if (!setting.documents.tokens.empty()) {
       layers.loads = setting.documents.Loads(attention, setting.ring.ranks(),
-                                             static_cast<double>(model_.heads));
+                                             static_cast<double>(setting.heads.local_heads()));
     } else {
       for (const ring::HeadPattern& head : heads) {
         layers.loads.AddHead(head, shards, attention.tile, weight);
@@ -224,7 +236,7 @@ absl::Status Pricer::Count(const Setting& setting, uint64_t tokens, bool dense, 
     // Shorter sequences are denser than reports say, by how much is not measured.
     const bool measured = hints.density > 0 && spec_.data().batching() != v1::DataSpec::SAMPLES;
     if (measured && layers.tiles > 0) {
-      const double factor = hints.density * setting.CausalTiles(tokens, model_) / layers.tiles;
+      const double factor = hints.density * setting.CausalTiles(tokens) / layers.tiles;
       layers.loads.Scale(factor);
       layers.tiles *= factor;
       layers.largest_tiles *= factor;
@@ -260,22 +272,41 @@ absl::StatusOr<const std::vector<Pricer::Layers>*> Pricer::LayersOf(const Settin
   return &layers_[{tokens, setting.layout}];
 }
 
+Pricer::HeadExchangeCost Pricer::HeadsOf(const Setting& setting, double local_tokens) const {
+  if (setting.heads.ranks == 1) return {};
+  const bool cuda = cluster_.engine == v1::ResourcesSpec::CUDA;
+  const auto tokens = static_cast<int64_t>(local_tokens);
+  const int64_t values = setting.heads.ForwardValues(tokens, model_.head_dim) +
+                         setting.heads.BackwardValues(tokens, model_.head_dim);
+  const Link& link =
+      SharesHeadsInNodes(cluster_, setting.heads.ranks) ? cluster_.intra_node : cluster_.inter_node;
+  const double bytes = static_cast<double>(values) * (cuda ? 2 : 4);
+  // There and back, in forward and in backward.
+  return {.bytes = bytes,
+          .seconds = 4 * link.latency_seconds +
+                     (link.bytes_per_second > 0 ? bytes / link.bytes_per_second : 0)};
+}
+
 absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
                                                    const CostModel& cost_model, uint64_t tokens,
                                                    double sequences, bool find_exposed) {
   const bool cuda = cluster_.engine == v1::ResourcesSpec::CUDA;
   const double local_tokens = setting.LocalTokens(tokens);
-  const auto heads = static_cast<double>(model_.heads), layers = static_cast<double>(model_.layers);
+  const auto layers = static_cast<double>(model_.layers);
+  // Query rows of a ring step, of all heads: as many, however heads are shared out.
+  const double rows = local_tokens * static_cast<double>(model_.heads);
   const std::vector<int64_t>& spread_tokens = setting.documents.spread_tokens;
   const double travelling = spread_tokens.empty()
-                                ? local_tokens
+                                ? local_tokens * setting.heads.ranks
                                 : static_cast<double>(*std::ranges::max_element(spread_tokens));
-  const double kv = travelling * 2.0 * static_cast<double>(model_.kv_heads * model_.head_dim);
-  RingSetup ring = {.shape = setting.ring,
-                    .group = GroupOf(cluster_, setting.ring.ranks()),
-                    .intra_node = cluster_.intra_node,
-                    .inter_node = cluster_.inter_node,
-                    .kv_bytes = kv * (cuda ? 2 : 4)};
+  const double kv =
+      travelling * 2.0 * static_cast<double>(setting.heads.local_kv_heads() * model_.head_dim);
+  RingSetup ring = {
+      .shape = setting.ring,
+      .group = GroupOf(cluster_, setting.ring.ranks() * setting.heads.ranks, setting.heads.ranks),
+      .intra_node = cluster_.intra_node,
+      .inter_node = cluster_.inter_node,
+      .kv_bytes = kv * (cuda ? 2 : 4)};
   // Seconds of a layer's backward pass, with what it computes again.
   const double mlp_backward =
       0.75 * static_cast<double>(model_.layers * model_.mlp_weights()) /
@@ -291,13 +322,12 @@ absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
     for (const bool backward : {false, true}) {
       const Phase phase = backward ? Phase::kAttentionBackward : Phase::kAttentionForward;
       ring.gradient_bytes = backward ? kv * 4 : 0;
-      StepSeconds step = {
-          .per_tile = cost_model.Seconds(phase, {.tiles = 1}),
-          .per_step = cost_model.Seconds(phase, {.rows = local_tokens * heads, .calls = 1})};
+      StepSeconds step = {.per_tile = cost_model.Seconds(phase, {.tiles = 1}),
+                          .per_step = cost_model.Seconds(phase, {.rows = rows, .calls = 1})};
       // What a rank computes between the start of the first hops and attention. On GPUs all of
-      // backward's travel while the MLP is computed, of forward's those between nodes during the
-      // index.
-      if (cuda && backward) step.lead = mlp_backward;
+      // backward's travel while the MLP is computed, unless heads are exchanged first, of forward's
+      // those between nodes during the index.
+      if (cuda && backward && setting.heads.ranks == 1) step.lead = mlp_backward;
       if (cuda && !backward && setting.ring.kind != ring::RingKind::kFlat) step.lead = index;
       const RingTimes times = simulator.Play(ring, step, find_exposed);
       sum.seconds += alike.count * (times.seconds - step.lead);
@@ -311,6 +341,8 @@ absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
     largest_tiles += alike.count * alike.largest_tiles;
     step_imbalance += alike.count * alike.step_imbalance;
   }
+  const HeadExchangeCost exchange = HeadsOf(setting, local_tokens);
+  const double exchange_seconds = layers * exchange.seconds;
   const double linear =
       cost_model.Seconds(Phase::kLinear, {.rows = local_tokens * layers, .calls = layers});
   v1::Prediction prediction;
@@ -319,12 +351,16 @@ absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
   prediction.set_wait_seconds(
       std::max(0.0, sequences * (sum.seconds - sum.busy_seconds - sum.exposed_seconds)));
   prediction.set_linear_seconds(sequences * linear);
-  prediction.set_communication_seconds(sequences * sum.transfer_seconds);
-  prediction.set_exposed_communication_seconds(sequences * sum.exposed_seconds);
-  prediction.set_step_seconds(sequences * (sum.seconds + index_seconds + linear));
+  prediction.set_communication_seconds(sequences * (sum.transfer_seconds + exchange_seconds));
+  prediction.set_exposed_communication_seconds(sequences *
+                                               (sum.exposed_seconds + exchange_seconds));
+  prediction.set_head_bytes(sequences * layers * exchange.bytes);
+  prediction.set_head_seconds(sequences * exchange_seconds);
+  prediction.set_step_seconds(sequences *
+                              (sum.seconds + exchange_seconds + index_seconds + linear));
   prediction.set_worker_imbalance(tiles > 0 ? largest_tiles * setting.ring.ranks() / tiles : 1.0);
   prediction.set_step_imbalance(step_imbalance / layers);
-  prediction.set_density(tiles / (layers * setting.CausalTiles(tokens, model_)));
+  prediction.set_density(tiles / (layers * setting.CausalTiles(tokens)));
   prediction.set_model_flops(sequences *
                              ModelFlops(model_, static_cast<double>(tokens), prediction.density()));
   return prediction;

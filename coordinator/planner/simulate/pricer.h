@@ -92,6 +92,11 @@ class Pricer {
   // Adds `count` layers that look like one sample to layers_, in each of these.
   absl::Status Count(const Setting& setting, uint64_t tokens, bool dense, double count,
                      uint64_t seed);
+  // What a trainer sends in one layer, forward and backward, to share out heads.
+  struct HeadExchangeCost {
+    double bytes = 0, seconds = 0;
+  };
+  HeadExchangeCost HeadsOf(const Setting& setting, double local_tokens) const;
   absl::StatusOr<v1::Prediction> PriceLength(const Setting& setting, const CostModel& cost_model,
                                              uint64_t tokens, double sequences, bool find_exposed);
   absl::StatusOr<v1::Prediction> PriceStep(const v1::StepPlan& plan, const CostModel& cost_model,

@@ -305,15 +305,14 @@ double PlayGather(const RingSetup& setup, const ring::TileLoads& loads,
   return setup.gradient_bytes > 0 ? last + GatherSeconds(setup, setup.gradient_bytes) : last;
 }
 
-// Seconds of the hops that a rank makes; a ring without nodes goes at the speed of its slowest
-// link.
+// Seconds of the hops that a rank makes; an inner ring that is no part of a node goes at the speed
+// of its slowest link.
 double TransferSeconds(const RingSetup& setup, const RingSchedule& schedule) {
-  const bool flat = setup.shape.outer == 1;
   const Link& slowest = setup.group.outer > 1 ? setup.inter_node : setup.intra_node;
+  const Link& inner = setup.group.inner % setup.shape.inner == 0 ? setup.intra_node : slowest;
   double total = 0;
   const auto add = [&](const RingHop& hop, double bytes) {
-    const Link& inner = flat ? slowest : setup.intra_node;
-    total += Transfer(hop.link == RingLink::kInner ? inner : setup.inter_node, bytes);
+    total += Transfer(hop.link == RingLink::kInner ? inner : slowest, bytes);
   };
   for (const RingHop& hop : schedule.first_hops) add(hop, setup.kv_bytes);
   for (const RingStep& step : schedule.steps) {

@@ -98,7 +98,7 @@ TEST_P(AttentionTest, Csr) {
              }));
 }
 
-// Of listed tiles only the queries attend that chose the block: of two tiles, none, some or all.
+// Only those queries of a listed tile attend that chose the block: none, some or all.
 TEST_P(AttentionTest, CsrWhereQueriesChoose) {
   std::mt19937 random(9);
   const RandomCsr csr(shape_.heads, blocks_, 4);

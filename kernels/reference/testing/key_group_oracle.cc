@@ -46,7 +46,7 @@ const float* RowOf(const TokenMajor<const float>& x, int64_t token, int head) {
   return x.data + token * x.token_stride + head * x.head_stride;
 }
 
-// By dimension: the energies of heads [first, end), in units of 2^-kEnergyBits.
+// Returns, by dimension, the energies of heads [first, end), in units of 2^-kEnergyBits.
 std::vector<int64_t> Energies(const TokenMajor<const float>& x, int first, int end) {
   const double most = std::exp2(62.0 - std::ceil(std::log2(x.tokens * (end - first))));
   std::vector<int64_t> energies(x.head_dim, 0);

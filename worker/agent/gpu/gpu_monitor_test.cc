@@ -172,7 +172,7 @@ TEST(GpuMonitorTest, ADriverThatHangsHoldsNobodyUp) {
   EXPECT_THAT(monitor->Faults(), IsEmpty());
   monitor.reset();
 
-  // From the first call on: there is no list, and the wait for it ends.
+  // The driver hangs from its first call on: there is no list, and the wait for it ends.
   driver.Say("gpus 1\nhang nvmlInit_v2 1");
   GpuMonitor stuck(With(FAKE_NVML));
   EXPECT_THAT(stuck.List(absl::Milliseconds(10)), IsEmpty());

@@ -66,7 +66,7 @@ struct Functions {
   Return (*get_uuid)(Device, char*, unsigned bytes);
   Return (*get_name)(Device, char*, unsigned bytes);
   Return (*get_memory)(Device, Memory*);
-  // From here on optional.
+  // Drivers may lack what follows.
   Return (*get_utilization)(Device, Utilization*);
   Return (*get_power)(Device, unsigned* milliwatts);
   Return (*get_temperature)(Device, TemperatureSensor, unsigned* celsius);

@@ -7,7 +7,7 @@
 #include "base/status_macros.h"
 #include "kernels/reference/attention/attention.h"
 #include "kernels/reference/attention/columns.h"
-#include "kernels/reference/tiles/block_gate.h"
+#include "kernels/reference/gates/block_gate.h"
 #include "worker/attention/cpu/travelling_buffers.h"
 #include "worker/attention/stats/stopwatch.h"
 
@@ -129,6 +129,8 @@ std::shared_ptr<const DeviceDocuments> CpuAttentionDevice::Upload(
   return std::make_shared<DeviceDocuments>(
       DeviceDocuments{.host = documents,
                       .local_starts = Copy(documents->local_starts),
+                      .visible = Copy(documents->visible),
+                      .visible_in_window = Copy(documents->visible_in_window),
                       .estimate_positions = Copy(queries.positions),
                       .estimate_starts = Copy(queries.starts),
                       .longest_without = queries.longest_without});
@@ -147,7 +149,7 @@ absl::StatusOr<std::unique_ptr<RingSlots>> CpuCall::PlaceKv(const ring::RingSche
   const bool alone = schedule.ranks == 1;
   auto slots = std::make_unique<TravellingBuffers>(
       &device_.communicator(), alone ? 0 : schedule.kv_slots, SlotFloats(k, slot_tokens),
-      comm::Channel::kKvInner, comm::Channel::kKvOuter, device_.exposed_seconds());
+      slot_tokens, comm::Channel::kKvInner, comm::Channel::kKvOuter, device_.exposed_seconds());
   if (!alone) {
     float* const own = slots->data(Gathers(schedule) ? schedule.rank : 0);
     CopyRows(k, SlotPart(own, 0, k.tokens, k));
@@ -212,7 +214,7 @@ absl::StatusOr<std::unique_ptr<RingSlots>> CpuCall::PlaceGradients(
     const ring::RingSchedule& schedule, int64_t slot_tokens) {
   return std::make_unique<TravellingBuffers>(
       &device_.communicator(), schedule.grad_slots, SlotFloats(tensors_.k, slot_tokens),
-      comm::Channel::kGradKv, comm::Channel::kGradKv, device_.exposed_seconds());
+      slot_tokens, comm::Channel::kGradKv, comm::Channel::kGradKv, device_.exposed_seconds());
 }
 
 absl::Status CpuCall::StartGradients() {

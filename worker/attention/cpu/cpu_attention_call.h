@@ -22,6 +22,7 @@ class CpuAttentionDevice : public AttentionDevice {
 
   int rank() const override { return communicator_.rank(); }
   int ranks() const override { return communicator_.size(); }
+  bool carries_rows() const override { return true; }
   absl::Status Begin(double AttentionSeconds::*phase) override;
   absl::Status End() override;
   LayerStats& StatsOf(int layer) override;
@@ -61,6 +62,7 @@ class CpuCall : public AttentionCall {
   int layer() const override { return layer_; }
   CallShape shape() const override;
   int64_t tokens() const override { return tensors_.k.tokens; }
+  int64_t kv_row() const override { return int64_t{tensors_.k.heads} * tensors_.k.head_dim; }
   absl::StatusOr<std::unique_ptr<RingSlots>> PlaceKv(const ring::RingSchedule& schedule,
                                                      int64_t slot_tokens) override;
   absl::Status StartOutput() override { return absl::OkStatus(); }
@@ -98,6 +100,7 @@ class CpuCall : public AttentionCall {
   absl::Status NoteChoices(const patterns::VerticalSlash& work, const LayerIndex& index,
                            kernels::HeadChoice* choices) override;
   absl::Status Run(const kernels::BlockStep& step) override;
+  absl::Status CountRecall(const int64_t* kept, const int64_t* total, int32_t heads) override;
   absl::Status CountMove(const int64_t* work_before, const int64_t* work_after,
                          const float* factor) override;
 

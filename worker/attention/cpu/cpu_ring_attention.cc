@@ -1,10 +1,16 @@
 #include "worker/attention/cpu/cpu_ring_attention.h"
 
 #include <limits>
+#include <memory>
+#include <optional>
+#include <utility>
 
+#include "base/status_macros.h"
 #include "kernels/ops/token_view.h"
 #include "worker/attention/cpu/cpu_attention_call.h"
+#include "worker/attention/heads/head_exchange.h"
 #include "worker/attention/runner/ring_attention.h"
+#include "worker/attention/stats/stopwatch.h"
 
 namespace ringleader::attention {
 
@@ -33,11 +39,51 @@ void AllocateResults(CallTensors& tensors) {
                .dv = torch::empty(v.sizes(), v.options())};
 }
 
+class CpuStartedExchange : public StartedExchange {
+ public:
+  CpuStartedExchange(comm::Communicator& communicator, Tensor sent, double* exposed_seconds)
+      : exposed_seconds_(exposed_seconds),
+        sent_(std::move(sent)),
+        received_(torch::empty_like(sent_)),
+        transfer_(communicator.AllToAll(comm::Channel::kKvInner, sent_.const_data_ptr(),
+                                        sent_.nbytes() / communicator.size(),
+                                        received_.mutable_data_ptr())) {}
+  absl::StatusOr<Tensor> Await() override {
+    const Stopwatch watch(exposed_seconds_);
+    RETURN_IF_ERROR(transfer_->Wait());
+    return received_;
+  }
+
+ private:
+  double* const exposed_seconds_;
+  const Tensor sent_, received_;
+  const std::unique_ptr<comm::Transfer> transfer_;  // which lets go of both before they go
+};
+
+class CpuHeadExchange : public HeadExchange {
+ public:
+  CpuHeadExchange(comm::Communicator* communicator, double* exposed_seconds)
+      : communicator_(*communicator), exposed_seconds_(exposed_seconds) {}
+  int rank() const override { return communicator_.rank(); }
+  int ranks() const override { return communicator_.size(); }
+  absl::StatusOr<std::unique_ptr<StartedExchange>> Start(Tensor parts) override {
+    return std::make_unique<CpuStartedExchange>(communicator_, std::move(parts), exposed_seconds_);
+  }
+
+ private:
+  comm::Communicator& communicator_;
+  double* const exposed_seconds_;
+};
+
 class CpuTensorDevice : public TensorDevice {
  public:
-  CpuTensorDevice(comm::Communicator* communicator, int threads) : device_(communicator, threads) {}
+  CpuTensorDevice(comm::Communicator* communicator, comm::Communicator* heads, int threads)
+      : device_(communicator, threads) {
+    if (heads != nullptr) heads_.emplace(heads, device_.exposed_seconds());
+  }
 
   AttentionDevice& device() override { return device_; }
+  HeadExchange* heads() override { return heads_.has_value() ? &*heads_ : nullptr; }
 
   Tensor Take(const char* name, const Tensor& x) const override {
     TORCH_CHECK(x.dim() == 3 && x.scalar_type() == torch::kFloat32 && x.is_cpu(),
@@ -65,14 +111,16 @@ class CpuTensorDevice : public TensorDevice {
 
  private:
   CpuAttentionDevice device_;
+  std::optional<CpuHeadExchange> heads_;
 };
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ContextAttention>> CreateCpuRingAttention(
-    const patterns::AttentionOptions& options, comm::Communicator* communicator) {
-  return RingAttention::Create(options,
-                               std::make_unique<CpuTensorDevice>(communicator, options.threads));
+    const patterns::AttentionOptions& options, comm::Communicator* communicator,
+    comm::Communicator* heads) {
+  return RingAttention::Create(
+      options, std::make_unique<CpuTensorDevice>(communicator, heads, options.threads));
 }
 
 }  // namespace ringleader::attention

@@ -10,10 +10,13 @@
 
 namespace ringleader::attention {
 
-// `communicator` spans the ranks that share one sequence and must outlive the result and all
-// records; its size is ring.inner * ring.outer. INVALID_ARGUMENT, naming the option, where options
-// do not fit each other; a sequence length that does not fit surfaces from Forward.
+// `communicator` spans the ranks of the ring, which share one sequence, ring.inner * ring.outer of
+// them; `heads` those that share out the heads of this one's tokens, in the order of their tokens:
+// options.head_ranks of them; null: this rank has all. Both must outlive the result and all
+// records. INVALID_ARGUMENT, naming the option, where options do not fit each other; a sequence
+// length that does not fit surfaces from Forward.
 absl::StatusOr<std::unique_ptr<ContextAttention>> CreateCpuRingAttention(
-    const patterns::AttentionOptions& options, comm::Communicator* communicator);
+    const patterns::AttentionOptions& options, comm::Communicator* communicator,
+    comm::Communicator* heads = nullptr);
 
 }  // namespace ringleader::attention

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 
 #include "worker/attention/runner/ring_slots.h"
@@ -11,9 +12,11 @@ namespace ringleader::attention {
 
 class TravellingBuffers : public RingSlots {
  public:
-  // `exposed_seconds` grows by the time spent waiting.
+  // A slot has room for two parts of `rows_per_part` rows each, which lie together if there are
+  // fewer. `exposed_seconds` grows by the time spent waiting.
   TravellingBuffers(comm::Communicator* communicator, int slots, size_t floats_per_slot,
-                    comm::Channel inner, comm::Channel outer, double* exposed_seconds);
+                    int64_t rows_per_part, comm::Channel inner, comm::Channel outer,
+                    double* exposed_seconds);
   // Transfers still in flight mean that something failed: aborts the communicator, so that none
   // touches the buffers any more.
   ~TravellingBuffers() override;
@@ -31,10 +34,21 @@ class TravellingBuffers : public RingSlots {
   absl::StatusOr<Arrival> Send(const ring::RingHop& hop) override;
   absl::Status ZeroSlot(int slot) override;
   absl::Status AddSlot(int to, int from) override;
+  // What is carried lies together on its way.
+  absl::StatusOr<Arrival> SendRows(const ring::RingHop& hop, const ring::HopRows& rows) override;
+  absl::Status AddRows(int to, int from, const ring::HopRows& brought) override;
 
  private:
+  // visit(first, count) for the floats of these rows in a slot, in both parts of `shard` rows.
+  template <typename Visit>
+  void VisitRows(const ring::RowRuns& rows, int64_t shard, Visit visit) const;
+  comm::Channel ChannelOf(const ring::RingHop& hop) const {
+    return hop.link == ring::RingLink::kInner ? inner_ : outer_;
+  }
+
   comm::Communicator* const communicator_;
   const size_t floats_per_slot_;
+  const int64_t rows_per_part_;
   const comm::Channel inner_, outer_;
   double* const exposed_seconds_;
   std::unique_ptr<float[]> storage_;

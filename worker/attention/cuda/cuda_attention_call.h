@@ -26,6 +26,7 @@ class CudaCall : public AttentionCall {
   int layer() const override { return layer_; }
   CallShape shape() const override;
   int64_t tokens() const override { return tensors_.k.size(0); }
+  int64_t kv_row() const override { return tensors_.k.size(1) * tensors_.k.size(2); }
   absl::StatusOr<std::unique_ptr<RingSlots>> PlaceKv(const ring::RingSchedule& schedule,
                                                      int64_t slot_tokens) override;
   absl::Status StartOutput() override;
@@ -63,6 +64,7 @@ class CudaCall : public AttentionCall {
   absl::Status NoteChoices(const patterns::VerticalSlash& work, const LayerIndex& index,
                            kernels::HeadChoice* choices) override;
   absl::Status Run(const kernels::BlockStep& step) override;
+  absl::Status CountRecall(const int64_t* kept, const int64_t* total, int32_t heads) override;
   absl::Status CountMove(const int64_t* work_before, const int64_t* work_after,
                          const float* factor) override;
 

@@ -26,6 +26,7 @@ constexpr std::array kGradientChannels = {comm::Channel::kGradKv, comm::Channel:
 
 template <typename T>
 DeviceArray<T> UploadArray(const std::vector<T>& values) {
+  if (values.empty()) return {};
   return {.memory = UploadBytes(values.data(), static_cast<int64_t>(values.size() * sizeof(T))),
           .size = static_cast<int64_t>(values.size())};
 }
@@ -54,6 +55,8 @@ std::shared_ptr<const DeviceDocuments> CudaAttentionDevice::Upload(
   return std::make_shared<DeviceDocuments>(
       DeviceDocuments{.host = documents,
                       .local_starts = UploadArray(documents->local_starts),
+                      .visible = UploadArray(documents->visible),
+                      .visible_in_window = UploadArray(documents->visible_in_window),
                       .estimate_positions = UploadArray(queries.positions),
                       .estimate_starts = UploadArray(queries.starts),
                       .longest_without = queries.longest_without});
@@ -109,6 +112,10 @@ int64_t CudaAttentionDevice::BandTilesOf(const LayerIndex& index, const ring::Sh
     kernels::TileSelection tiles = index.Tiles();
     if (tiles.document_starts != nullptr) {
       tiles.document_starts = index.documents->host->local_starts.data();
+    }
+    if (tiles.intervals != nullptr) {
+      const SequenceDocuments& host = *index.documents->host;
+      tiles.intervals = (index.window > 0 ? host.visible_in_window : host.visible).data();
     }
     known->second = index.count_tiles(tiles, mine, owner);
   }

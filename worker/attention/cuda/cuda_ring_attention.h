@@ -20,15 +20,17 @@ class DeviceCommunicator;
 namespace ringleader::attention {
 
 // Works on the current device, a Hopper GPU, and loads LibTorch's CUDA half, which no program
-// links. `communicator` spans the ranks that share one sequence, is theirs alone for its KV, dKV
-// and control channels, and must outlive the result and all records; its size is ring.inner *
-// ring.outer.
+// links. `communicator` spans the ranks of the ring, which share one sequence, ring.inner *
+// ring.outer of them, and is theirs alone for its KV, dKV and control channels; `heads` is
+// CreateCpuRingAttention's, and theirs alone for its KV channel. Both must outlive the result and
+// all records.
 //
 // Tensors are bfloat16 on that device, head_dim 64 or 128, and work is enqueued on the stream that
 // LibTorch has current. `options.threads` is not used. INVALID_ARGUMENT names an option that does
 // not fit; UNAVAILABLE says that LibTorch's CUDA half does not load; FAILED_PRECONDITION that the
 // GPU is no Hopper.
 absl::StatusOr<std::unique_ptr<ContextAttention>> CreateCudaRingAttention(
-    const patterns::AttentionOptions& options, comm::DeviceCommunicator* communicator);
+    const patterns::AttentionOptions& options, comm::DeviceCommunicator* communicator,
+    comm::DeviceCommunicator* heads = nullptr);
 
 }  // namespace ringleader::attention

@@ -31,6 +31,7 @@ patterns::AttentionOptions AloneOptions(const patterns::AttentionOptions& option
   alone.layout = kernels::LayoutKind::kContiguous;
   alone.stripe = 0;
   alone.ring = {};
+  alone.head_ranks = 1;
   return alone;
 }
 
@@ -116,7 +117,7 @@ void DocumentAttention::SetDense(bool dense) {
 }
 
 absl::Status DocumentAttention::SetDocuments(int64_t /*tokens*/, std::span<const int64_t>,
-                                             int64_t /*padding*/) {
+                                             int64_t /*padding*/, std::span<const int64_t>) {
   return absl::FailedPreconditionError(
       "attention by documents is told where they lie, not only where they start");
 }

@@ -30,8 +30,8 @@ class DocumentAttention : public ContextAttention {
   void SetDense(bool dense) override;
   using ContextAttention::SetDocuments;
   // FAILED_PRECONDITION: SetLayout says where documents lie.
-  absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts,
-                            int64_t padding) override;
+  absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts, int64_t padding,
+                            std::span<const int64_t> prefix_ends) override;
   absl::Status SetLayout(const ring::DocumentLayout& layout) override;
   void SetStep(uint64_t step) override;
   // Dense attention has no choice to move.

@@ -21,53 +21,6 @@ using Holders = std::vector<std::optional<int>>;
 constexpr int kHeads = 4, kKvHeads = 2, kHeadDim = 64;
 constexpr int kTile = 64;
 
-// A communicator that counts what its rank sends.
-class CountingCommunicator : public comm::Communicator {
- public:
-  CountingCommunicator(comm::Communicator* inner, std::atomic<uint64_t>* bytes)
-      : inner_(*inner), bytes_(*bytes) {}
-  int rank() const override { return inner_.rank(); }
-  int size() const override { return inner_.size(); }
-  std::unique_ptr<comm::Transfer> SendReceive(comm::Channel channel, const void* send,
-                                              size_t send_bytes, int to, void* receive,
-                                              size_t receive_bytes, int from) override {
-    bytes_ += send_bytes;
-    return inner_.SendReceive(channel, send, send_bytes, to, receive, receive_bytes, from);
-  }
-  absl::Status AllReduceSum(comm::Channel channel, float* data, size_t count) override {
-    return inner_.AllReduceSum(channel, data, count);
-  }
-  absl::Status AllReduceSum(comm::Channel channel, double* data, size_t count) override {
-    return inner_.AllReduceSum(channel, data, count);
-  }
-  absl::Status AllReduceMax(comm::Channel channel, float* data, size_t count) override {
-    return inner_.AllReduceMax(channel, data, count);
-  }
-  absl::Status AllGather(comm::Channel channel, const void* send, size_t bytes,
-                         void* receive) override {
-    return inner_.AllGather(channel, send, bytes, receive);
-  }
-  absl::Status ReduceScatterSum(comm::Channel channel, const float* data, size_t count,
-                                float* receive) override {
-    bytes_ += count * sizeof(float) * (size() - 1);
-    return inner_.ReduceScatterSum(channel, data, count, receive);
-  }
-  absl::Status Broadcast(comm::Channel channel, void* data, size_t bytes, int root) override {
-    return inner_.Broadcast(channel, data, bytes, root);
-  }
-  absl::Status Barrier() override { return inner_.Barrier(); }
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(const std::vector<int>& ranks) override {
-    return inner_.Split(ranks);
-  }
-  void Abort(const std::string& reason) override { inner_.Abort(reason); }
-  absl::Status status() const override { return inner_.status(); }
-  bool aborted_by_peer() const override { return inner_.aborted_by_peer(); }
-
- private:
-  comm::Communicator& inner_;
-  std::atomic<uint64_t>& bytes_;
-};
-
 // A sequence of documents, and where they lie; each holder modulo the ranks there are.
 struct Sequence {
   std::vector<int64_t> firsts;
@@ -120,8 +73,8 @@ Result RunOnRanks(const Sequence& sequence, AttentionOptions options, int ranks,
   result.stats.resize(ranks);
   std::atomic<uint64_t> bytes = 0;
   options.by_documents = by_documents;
-  comm::testing::RunRanks(ranks, [&](comm::Communicator& threads) {
-    CountingCommunicator communicator(&threads, &bytes);
+  auto communicators = comm::testing::CountedCommunicators(ranks, &bytes);
+  comm::testing::RunRanks(std::move(communicators), [&](comm::Communicator& communicator) {
     const int rank = communicator.rank();
     Holders holders(sequence.firsts.size());
     for (size_t i = 0; by_documents && i < holders.size(); ++i) {

@@ -106,6 +106,31 @@ TEST(BandTilesTest, OfDocumentsTooCountsWhatTheListsHold) {
   }
 }
 
+TEST(VisibleTilesTest, CountsWhatTheListsHold) {
+  const std::vector<int64_t> firsts = {0, 63, 64, 65, 700, 1280, 2000};
+  const std::vector<int64_t> prefix_ends = {20, 64, 64, 400, 1280, 1280, 2048};
+  using patterns::Mask;
+  for (const LayoutKind layout :
+       {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+    for (const Mask mask : {Mask::kFull, Mask::kPrefixLm, Mask::kBlockCausal}) {
+      for (int trial = 0; trial < 32; ++trial) {
+        const int64_t window = trial < 16 ? 0 : 65;
+        const ShardLayout query{
+            .kind = layout, .ranks = 4, .rank = trial / 4 % 4, .stripe = 128, .tokens = kTokens};
+        ShardLayout key = query;
+        key.rank = trial % 4;
+        const auto rows = patterns::VisibleKeys(
+            {.mask = mask, .block = 100, .prefix_ends = prefix_ends}, query, firsts, window);
+        const auto lists = kernels::reference::TileLists::Build(
+            {.pattern = kernels::TilePattern::kFull, .tile = kTile, .intervals = rows.data()},
+            query, key, query.local_tokens(), key.local_tokens(), 1);
+        ASSERT_TRUE(lists.ok()) << lists.status();
+        EXPECT_EQ(ring::VisibleTiles(query, key, kTile, rows.data()), lists->TotalTiles());
+      }
+    }
+  }
+}
+
 TEST(BandTilesTest, CountsWhatTheListsHold) {
   for (const LayoutKind layout :
        {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {

@@ -64,7 +64,9 @@ class AttentionCall : public IndexDevice {
  public:
   virtual int layer() const = 0;
   virtual CallShape shape() const = 0;
-  virtual int64_t tokens() const = 0;  // shape()'s, where only k and v are there, too
+  // shape()'s, where only k and v are there, too; and elements of a token's keys.
+  virtual int64_t tokens() const = 0;
+  virtual int64_t kv_row() const = 0;
   // The schedule's slots with this rank's keys and values in their place, from where hops take
   // them. Where the schedule gathers, all slots are on their way. Without memory where there is one
   // rank. Needs no tensors but k and v. `slot_tokens`: for which a slot has room, the most that any
@@ -108,6 +110,8 @@ class AttentionDevice {
   virtual ~AttentionDevice() = default;
   virtual int rank() const = 0;
   virtual int ranks() const = 0;
+  // Whether hops can carry some of a slot's rows; if not they carry all.
+  virtual bool carries_rows() const { return false; }
 
   // What happens between Begin and End belongs to `phase`, less the waits for transfers in it.
   virtual absl::Status Begin(double AttentionSeconds::*phase) = 0;

@@ -39,7 +39,8 @@ class AttentionRecord {
 
 struct AttentionOutput {
   torch::Tensor out;  // [n, heads, d], of q's type
-  torch::Tensor lse;  // [heads, n] float32
+  torch::Tensor lse;  // float32, for Backward: [heads, n], where heads are shared out of what this
+                      // rank attended with, which is as much
   std::shared_ptr<const AttentionRecord> record;
 };
 
@@ -68,11 +69,13 @@ class ContextAttention {
   // own document alone, also in the forwards' backward. `firsts`: positions in the sequence of
   // `tokens` tokens with which a document starts, ascending from 0; one or none: no mask, as at the
   // start. The last document may be `padding` tokens that say nothing. Must be called alike on all
-  // ranks, and again for every sequence. INVALID_ARGUMENT names what does not fit.
+  // ranks, and again for every sequence. Under a mask that is not causal to be called before the
+  // first forward; no firsts: one document. `prefix_ends`: under Mask::kPrefixLm, where in the
+  // sequence each document's prefix ends. INVALID_ARGUMENT names what does not fit.
   virtual absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts,
-                                    int64_t padding) = 0;
-  absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts) {
-    return SetDocuments(tokens, firsts, /*padding=*/0);
+                                    int64_t padding, std::span<const int64_t> prefix_ends) = 0;
+  absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts, int64_t padding = 0) {
+    return SetDocuments(tokens, firsts, padding, /*prefix_ends=*/{});
   }
 
   // The same where documents lie as `layout` says (AttentionOptions::by_documents): of attention

@@ -45,6 +45,7 @@ std::vector<AttentionOptions> SparseOptions() {
            .estimate_at = patterns::EstimateAt::kSpread},
           {.pattern = Pattern::kBlockTopK, .block_size = 2 * kTile, .topk_blocks = 2},
           {.pattern = Pattern::kKeyGroups, .density = 0.3},
+          {.pattern = Pattern::kAdaSpa, .density = 0.3},
           {.pattern = Pattern::kSlidingWindow, .window = 100}};
 }
 
@@ -77,7 +78,7 @@ class ProbeTest : public ::testing::TestWithParam<std::vector<int64_t>> {
     return patterns::ChooseProbeQueries(options, kTokens, kStep, documents->get());
   }
 
-  // By head: the share of the probed queries' attention that `results` visited.
+  // Returns, by head, the share of the probed queries' attention that `results` visited.
   std::vector<double> Expected(const AttentionOptions& options,
                                const std::vector<RankResult>& results) const {
     std::vector<std::shared_ptr<const LayerIndex>> indices;

@@ -1,15 +1,19 @@
 // ContextAttention over the ranks that share a sequence, on any device: RingRunner between
-// LibTorch's tensors.
+// LibTorch's tensors. Where heads are shared out, tensors are exchanged before the ring and after
+// it; all exchanges of a pass are under way together, and those of keys and values for backward
+// while the caller computes something else.
 #pragma once
 
 #include <torch/types.h>
 
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "patterns/attention_options.h"
+#include "worker/attention/heads/shared_heads.h"
 #include "worker/attention/runner/attention_device.h"
 #include "worker/attention/runner/context_attention.h"
 #include "worker/attention/runner/ring_runner.h"
@@ -31,6 +35,8 @@ class TensorDevice {
  public:
   virtual ~TensorDevice() = default;
   virtual AttentionDevice& device() = 0;
+  // Between the ranks that share out heads; null: this rank has all.
+  virtual HeadExchange* heads() = 0;
 
   // `x`, [tokens, heads, head_dim], as the kernels take it; copied where its strides do not fit.
   // c10::Error, with `name`, for a tensor of another type or device.
@@ -51,8 +57,8 @@ class RingAttention : public ContextAttention {
   void StartForward(int layer, const torch::Tensor& k, const torch::Tensor& v) override;
   void SetDense(bool dense) override;
   using ContextAttention::SetDocuments;
-  absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts,
-                            int64_t padding) override;
+  absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts, int64_t padding,
+                            std::span<const int64_t> prefix_ends) override;
   absl::Status SetLayout(const ring::DocumentLayout& layout) override;
   void SetStep(uint64_t step) override;
   void SetMove(float factor) override;
@@ -61,8 +67,10 @@ class RingAttention : public ContextAttention {
 
  private:
   struct Engine {
+    patterns::AttentionOptions options;
     std::unique_ptr<TensorDevice> device;
     std::unique_ptr<RingRunner> runner;
+    std::optional<SharedHeads> heads;  // nullopt: this rank has all
   };
   class Record;
 

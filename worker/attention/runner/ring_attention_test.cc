@@ -1,7 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "worker/attention/cpu/cpu_ring_attention.h"
@@ -32,6 +34,8 @@ struct Sequence {
 
 struct Result {
   Tensor out, dq, dk, dv;
+  uint64_t bytes = 0;         // that ranks sent each other
+  RingBytes ring_bytes = {};  // that they say they did in rings
 };
 
 Tensor PositionsOf(const ShardLayout& layout) {
@@ -47,7 +51,9 @@ Result RunOnRanks(const Sequence& sequence, patterns::AttentionOptions options, 
                   const std::vector<int64_t>& documents = {}) {
   Result result{torch::zeros_like(sequence.q), torch::zeros_like(sequence.q),
                 torch::zeros_like(sequence.k), torch::zeros_like(sequence.v)};
-  comm::testing::RunRanks(ranks, [&](comm::Communicator& communicator) {
+  std::atomic<uint64_t> bytes = 0, sent = 0, whole = 0;
+  auto communicators = comm::testing::CountedCommunicators(ranks, &bytes);
+  comm::testing::RunRanks(std::move(communicators), [&](comm::Communicator& communicator) {
     auto attention = CreateCpuRingAttention(options, &communicator);
     TORCH_CHECK(attention.ok(), std::string(attention.status().message()));
     TORCH_CHECK((*attention)->SetDocuments(sequence.q.size(0), documents).ok());
@@ -68,7 +74,12 @@ Result RunOnRanks(const Sequence& sequence, patterns::AttentionOptions options, 
     result.dq.index_copy_(0, positions, q.grad());
     result.dk.index_copy_(0, positions, k.grad());
     result.dv.index_copy_(0, positions, v.grad());
+    const RingBytes of_rank = (*attention)->TakeStats().ring_bytes;
+    sent += of_rank.sent;
+    whole += of_rank.whole;
   });
+  result.bytes = bytes;
+  result.ring_bytes = {.sent = sent, .whole = whole};
   return result;
 }
 
@@ -185,6 +196,12 @@ TEST_P(ManyRanksTest, KeyGroups) {
   }
 }
 
+TEST_P(ManyRanksTest, AdaSpa) {
+  ExpectSameAsOneRank({.pattern = patterns::Pattern::kAdaSpa, .density = 0.3, .tile = 64});
+  ExpectSameAsOneRank(
+      {.pattern = patterns::Pattern::kAdaSpa, .adapt_heads = true, .density = 0.3, .tile = 64});
+}
+
 TEST_P(ManyRanksTest, Moba) {
   ExpectSameAsOneRank(
       {.pattern = patterns::Pattern::kMoba, .block_size = 128, .topk_blocks = 2, .tile = 64});
@@ -247,6 +264,48 @@ TEST_P(ManyRanksTest, Documents) {
       documents);
   ExpectSameAsOneRank({.pattern = patterns::Pattern::kKeyGroups, .density = 0.4, .tile = 64},
                       documents);
+  ExpectSameAsOneRank(
+      {.pattern = patterns::Pattern::kAdaSpa, .adapt_heads = true, .density = 0.4, .tile = 64},
+      documents);
+}
+
+// Where positions alone say what a rank attends to, a ring carries no more than that, and what is
+// reported is what the transport carried.
+TEST_P(ManyRanksTest, RingsCarryWhatIsAttendedTo) {
+  const Sequence sequence(1024);
+  const std::vector<int64_t> documents = {0, 250, 500, 700, 1000};
+  patterns::AttentionOptions options{.tile = 64};
+  options.layout = GetParam().layout;
+  options.ring = GetParam().ring;
+  const int ranks = options.ring.ranks();
+  const bool gathers = options.ring.kind == ring::RingKind::kAllGather;
+  const bool is_contiguous = options.layout == kernels::LayoutKind::kContiguous;
+  const auto run = [&](const patterns::AttentionOptions& of, const std::vector<int64_t>& firsts) {
+    const Result result = RunOnRanks(sequence, of, ranks, firsts);
+    EXPECT_EQ(result.bytes, result.ring_bytes.sent) << "nothing else travels";
+    return result.ring_bytes;
+  };
+  const RingBytes causal = run(options, {}), apart = run(options, documents);
+  options.pattern = patterns::Pattern::kSlidingWindow;
+  options.window = 100;
+  const RingBytes window = run(options, {});
+  EXPECT_EQ(causal.whole > 0, ranks > 1);
+  EXPECT_EQ(apart.whole, causal.whole);
+  EXPECT_EQ(window.whole, causal.whole);
+  if (ranks == 1 || gathers) {
+    EXPECT_EQ(window.sent, window.whole);
+    return;
+  }
+  EXPECT_LE(apart.sent, causal.sent);
+  EXPECT_LE(window.sent, causal.sent);
+  if (!is_contiguous) return;
+  EXPECT_LT(causal.sent, causal.whole) << "nobody asks for what comes after it";
+  EXPECT_LT(apart.sent, causal.sent);
+  if (options.ring.kind != ring::RingKind::kFlat) return;
+  // Two tiles of each owner but the last, one hop in forward, one in backward, whose gradients come
+  // home all around the ring.
+  const int64_t hops = 2 * (ranks - 1) + (ranks - 1) * (ranks - 1);
+  EXPECT_EQ(window.sent, static_cast<uint64_t>(hops * 2 * 64 * 2 * kKvHeads * kHeadDim * 4));
 }
 
 INSTANTIATE_TEST_SUITE_P(Settings, ManyRanksTest, ::testing::ValuesIn(testing::AllRingSettings()),

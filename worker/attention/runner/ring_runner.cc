@@ -17,6 +17,11 @@ using kernels::ShardLayout;
 
 namespace {
 
+// Finding the rows of hops takes time by the ranks and the sequence; of more ranks all are sent.
+constexpr int kMostRanksOfRows = 256;
+// Sequences, and kinds of layers, whose rows are remembered.
+constexpr size_t kMostKnownRows = 8;
+
 absl::Status StartFirstHops(const ring::RingSchedule& schedule, ring::RingLink link,
                             RingSlots& kv) {
   for (const ring::RingHop& hop : schedule.first_hops) {
@@ -67,10 +72,18 @@ ShardLayout RingRunner::Mine(const DeviceDocuments* documents, const AttentionCa
 }
 
 absl::Status RingRunner::SetDocuments(int64_t tokens, std::span<const int64_t> firsts,
-                                      int64_t padding) {
-  ASSIGN_OR_RETURN(
-      std::shared_ptr<const SequenceDocuments> documents,
-      patterns::MakeDocuments(LayoutOf(device_.rank(), tokens / device_.ranks()), firsts, padding));
+                                      int64_t padding, std::span<const int64_t> prefix_ends) {
+  const ShardLayout mine = LayoutOf(device_.rank(), tokens / device_.ranks());
+  std::shared_ptr<const SequenceDocuments> documents;
+  if (options_.mask == patterns::Mask::kCausal) {
+    ASSIGN_OR_RETURN(documents, patterns::MakeDocuments(mine, firsts, padding));
+  } else {
+    const patterns::MaskRule rule = {
+        .mask = options_.mask, .block = options_.mask_block, .prefix_ends = prefix_ends};
+    const bool has_window = options_.pattern == patterns::Pattern::kSlidingWindow;
+    ASSIGN_OR_RETURN(documents, patterns::MakeMasked(mine, firsts, padding, rule,
+                                                     has_window ? options_.window : 0));
+  }
   UseDocuments(std::move(documents), tokens);
   return absl::OkStatus();
 }
@@ -100,7 +113,98 @@ void RingRunner::SetStep(uint64_t step) {
 }
 
 AttentionStats RingRunner::TakeStats() {
-  return device_.TakeStats(forward_);
+  AttentionStats stats = device_.TakeStats(forward_);
+  stats.ring_bytes = std::exchange(ring_bytes_, {});
+  return stats;
+}
+
+bool RingRunner::is_dense(int layer) const {
+  return all_dense_ ||
+         std::ranges::find(options_.dense_layers, layer) != options_.dense_layers.end();
+}
+
+RingRunner::RowBand RingRunner::BandOf(int layer) const {
+  if (options_.mask != patterns::Mask::kCausal) return std::nullopt;
+  if (is_dense(layer) || options_.pattern == patterns::Pattern::kDense) return 0;
+  if (options_.pattern == patterns::Pattern::kSlidingWindow) return options_.window;
+  return std::nullopt;
+}
+
+RingRunner::RowBand RingRunner::BandOf(const LayerIndex& index) {
+  if (index.visible() != nullptr) return std::nullopt;
+  if (index.pattern == kernels::TilePattern::kCausal) return 0;
+  if (index.pattern == kernels::TilePattern::kWindow) return index.window;
+  return std::nullopt;
+}
+
+std::shared_ptr<const ring::TravellingRows> RingRunner::RowsOf(
+    const ring::RingSchedule& schedule, const std::shared_ptr<const DeviceDocuments>& documents,
+    const RowBand& band, int64_t local_tokens) {
+  const SequenceDocuments* const host = documents == nullptr ? nullptr : documents->host.get();
+  if (!band.has_value() || !device_.carries_rows() || schedule.ranks == 1 ||
+      schedule.ranks > kMostRanksOfRows || Gathers(schedule)) {
+    return nullptr;
+  }
+  const std::span<const int64_t> held =
+      host == nullptr ? std::span<const int64_t>() : std::span(host->shard_tokens);
+  if (!held.empty()) local_tokens = host->tokens / schedule.ranks;
+  const bool is_backward = schedule.grad_slots > 0;
+  for (const KnownRows& known : known_rows_) {
+    if (known.documents == documents && known.window == *band &&
+        known.local_tokens == local_tokens && known.is_backward == is_backward) {
+      return known.rows;
+    }
+  }
+  const auto seen = [&](int64_t first, int64_t last) {
+    int64_t begin = *band == 0 ? 0 : std::max<int64_t>(0, first - *band + 1);
+    if (host != nullptr) {
+      begin = std::max(begin, *(std::ranges::upper_bound(host->firsts, first) - 1));
+    }
+    return std::pair(begin, last + 1);
+  };
+  auto rows = std::make_shared<const ring::TravellingRows>(ring::FindTravellingRows(
+      schedule, LayoutOf(schedule.rank, local_tokens), held, options_.tile, seen));
+  if (known_rows_.size() >= kMostKnownRows) known_rows_.clear();
+  known_rows_.push_back({documents, *band, local_tokens, is_backward, rows});
+  return rows;
+}
+
+void RingRunner::CountHops(const ring::RingSchedule& schedule, bool gradients,
+                           const ring::TravellingRows* rows, int64_t slot_tokens,
+                           const AttentionCall& call) {
+  if (schedule.ranks == 1) return;
+  int64_t hops = Gathers(schedule) ? schedule.ranks - 1 : 0;
+  if (!Gathers(schedule) && !gradients) hops += std::ssize(schedule.first_hops);
+  for (const ring::RingStep& step : schedule.steps) {
+    if (!gradients) hops += std::ssize(step.kv_hops);
+    for (const ring::GradAction& action : step.grad_actions) {
+      hops += gradients && action.kind == ring::GradAction::Kind::kHop ? 1 : 0;
+    }
+  }
+  int64_t sent = hops * slot_tokens;
+  if (rows != nullptr) {
+    sent = 0;
+    for (const ring::HopRows& hop : gradients ? rows->gradients : rows->keys) {
+      sent += ring::CountRows(hop.sent);
+    }
+  }
+  const int64_t element = !gradients                                      ? call.element_bytes()
+                          : options_.bf16_gradients && !Gathers(schedule) ? 2
+                                                                          : 4;
+  const auto row = static_cast<uint64_t>(2 * element * call.kv_row());
+  ring_bytes_.sent += static_cast<uint64_t>(sent) * row;
+  ring_bytes_.whole += static_cast<uint64_t>(hops * slot_tokens) * row;
+}
+
+absl::StatusOr<std::unique_ptr<RingSlots>> RingRunner::PlaceKv(
+    const ring::RingSchedule& schedule, const std::shared_ptr<const DeviceDocuments>& documents,
+    const RowBand& band, AttentionCall& call) {
+  const int64_t slot_tokens = SlotTokens(documents.get(), call.tokens());
+  ASSIGN_OR_RETURN(std::unique_ptr<RingSlots> kv, call.PlaceKv(schedule, slot_tokens));
+  const auto rows = RowsOf(schedule, documents, band, call.tokens());
+  if (rows != nullptr) kv->Carry({rows, &rows->keys});
+  CountHops(schedule, /*gradients=*/false, rows.get(), slot_tokens, call);
+  return kv;
 }
 
 Step RingRunner::OwnStep(const LayerIndex& index, const AttentionCall& call) const {
@@ -136,6 +240,12 @@ absl::StatusOr<std::shared_ptr<const LayerIndex>> RingRunner::Forward(AttentionC
   RETURN_IF_ERROR(patterns::CheckLength(options_, device_.ranks(), mine.local_tokens()));
   RETURN_IF_ERROR(patterns::CheckDocuments(documents_ == nullptr ? nullptr : documents_->host.get(),
                                            mine.tokens));
+  if (options_.mask != patterns::Mask::kCausal && documents_ == nullptr) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "attention.mask: %s: nobody said what the sequence's queries see; call SetDocuments for "
+        "each sequence",
+        std::string(patterns::MaskName(options_.mask))));
+  }
   LayerStats& stats = device_.StatsOf(call.layer());
   stats.tiles_per_ring_step.resize(forward_.steps.size());
   stats.causal_tiles += ring::CausalTiles(mine, options_.tile) * shape.heads;
@@ -148,7 +258,7 @@ absl::StatusOr<std::shared_ptr<const LayerIndex>> RingRunner::Forward(AttentionC
   const bool was_started = kv != nullptr;
   if (!was_started) {
     RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::forward));
-    ASSIGN_OR_RETURN(kv, call.PlaceKv(forward_, SlotTokens(documents_.get(), shape.tokens)));
+    ASSIGN_OR_RETURN(kv, PlaceKv(forward_, documents_, BandOf(call.layer()), call));
     RETURN_IF_ERROR(StartFirstHops(forward_, ring::RingLink::kOuter, *kv));
     RETURN_IF_ERROR(device_.End());
   }
@@ -210,9 +320,7 @@ patterns::IndexInputs RingRunner::InputsOf(const AttentionCall& call) const {
 absl::StatusOr<std::shared_ptr<LayerIndex>> RingRunner::ChooseTiles(AttentionCall& call) {
   RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::index));
   patterns::AttentionOptions options = options_;
-  if (all_dense_ ||
-      std::ranges::find(options.dense_layers, call.layer()) != options.dense_layers.end())
-    options.pattern = patterns::Pattern::kDense;
+  if (is_dense(call.layer())) options.pattern = patterns::Pattern::kDense;
   ASSIGN_OR_RETURN(std::shared_ptr<LayerIndex> index,
                    patterns::BuildIndex(options, InputsOf(call), call));
   RETURN_IF_ERROR(device_.End());
@@ -228,14 +336,13 @@ absl::Status RingRunner::AttendSteps(const Step& own, RingSlots& kv, AttentionCa
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<RingSlots>> RingRunner::Start(const ring::RingSchedule& schedule,
-                                                             const DeviceDocuments* documents,
-                                                             AttentionCall& call) {
+absl::StatusOr<std::unique_ptr<RingSlots>> RingRunner::Start(
+    const ring::RingSchedule& schedule, const std::shared_ptr<const DeviceDocuments>& documents,
+    const RowBand& band, AttentionCall& call) {
   if (started_ != nullptr || started_forward_ != nullptr) {
     return absl::FailedPreconditionError("a pass has been started and not been called");
   }
-  ASSIGN_OR_RETURN(std::unique_ptr<RingSlots> kv,
-                   call.PlaceKv(schedule, SlotTokens(documents, call.tokens())));
+  ASSIGN_OR_RETURN(std::unique_ptr<RingSlots> kv, PlaceKv(schedule, documents, band, call));
   RETURN_IF_ERROR(StartFirstHops(schedule, ring::RingLink::kOuter, *kv));
   RETURN_IF_ERROR(StartFirstHops(schedule, ring::RingLink::kInner, *kv));
   return kv;
@@ -243,13 +350,13 @@ absl::StatusOr<std::unique_ptr<RingSlots>> RingRunner::Start(const ring::RingSch
 
 absl::Status RingRunner::StartForward(AttentionCall& call) {
   RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::forward));
-  ASSIGN_OR_RETURN(started_forward_, Start(forward_, documents_.get(), call));
+  ASSIGN_OR_RETURN(started_forward_, Start(forward_, documents_, BandOf(call.layer()), call));
   return device_.End();
 }
 
 absl::Status RingRunner::StartBackward(const LayerIndex& index, AttentionCall& call) {
   RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::backward));
-  ASSIGN_OR_RETURN(started_, Start(backward_, index.documents.get(), call));
+  ASSIGN_OR_RETURN(started_, Start(backward_, index.documents, BandOf(index), call));
   return device_.End();
 }
 
@@ -261,6 +368,9 @@ absl::Status RingRunner::Backward(const LayerIndex& index, AttentionCall& call) 
   RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::backward));
   ASSIGN_OR_RETURN(const std::unique_ptr<RingSlots> gradients,
                    call.PlaceGradients(backward_, slot_tokens));
+  const auto rows = RowsOf(backward_, index.documents, BandOf(index), call.tokens());
+  if (rows != nullptr) gradients->Carry({rows, &rows->gradients});
+  CountHops(backward_, /*gradients=*/true, rows.get(), slot_tokens, call);
   RETURN_IF_ERROR(call.StartGradients());
   // Gradients of the columns are ready before their owners' keys pass by.
   if (index.has_columns()) RETURN_IF_ERROR(call.ColumnsBackward(own));

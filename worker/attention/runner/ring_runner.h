@@ -7,12 +7,15 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "patterns/attention_options.h"
 #include "ring/document_layout.h"
+#include "ring/travelling_rows.h"
 #include "worker/attention/runner/attention_device.h"
 
 namespace ringleader::attention {
@@ -35,7 +38,8 @@ class RingRunner {
 
   // ContextAttention's.
   void SetDense(bool dense) { all_dense_ = dense; }
-  absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts, int64_t padding = 0);
+  absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts, int64_t padding = 0,
+                            std::span<const int64_t> prefix_ends = {});
   // The documents of `layout` that are spread, which the next forwards attend to.
   absl::Status SetSpread(const ring::DocumentLayout& layout);
   void SetStep(uint64_t step);
@@ -44,16 +48,41 @@ class RingRunner {
   AttentionStats TakeStats();
 
  private:
+  // nullopt: more than positions decide. Tokens that a query sees of its document; 0: all before.
+  using RowBand = std::optional<int64_t>;
+  // Rows of hops that were asked for.
+  struct KnownRows {
+    std::shared_ptr<const DeviceDocuments> documents;
+    int64_t window = 0, local_tokens = 0;
+    bool is_backward = false;
+    std::shared_ptr<const ring::TravellingRows> rows;
+  };
+
   RingRunner(const patterns::AttentionOptions& options, AttentionDevice* device);
 
   kernels::ShardLayout LayoutOf(int rank, int64_t local_tokens) const;
   // This rank's, of a call over a sequence with `documents`, which may be null.
   kernels::ShardLayout Mine(const DeviceDocuments* documents, const AttentionCall& call) const;
   void UseDocuments(std::shared_ptr<const SequenceDocuments> documents, int64_t tokens);
-  // Keys and values on their way, for either direction.
-  absl::StatusOr<std::unique_ptr<RingSlots>> Start(const ring::RingSchedule& schedule,
-                                                   const DeviceDocuments* documents,
-                                                   AttentionCall& call);
+  // Keys and values on their way, for either direction, of a layer with `tiles`.
+  absl::StatusOr<std::unique_ptr<RingSlots>> Start(
+      const ring::RingSchedule& schedule, const std::shared_ptr<const DeviceDocuments>& documents,
+      const RowBand& band, AttentionCall& call);
+  // The schedule's slots with this rank's keys and values, which carry what ranks attend to.
+  absl::StatusOr<std::unique_ptr<RingSlots>> PlaceKv(
+      const ring::RingSchedule& schedule, const std::shared_ptr<const DeviceDocuments>& documents,
+      const RowBand& band, AttentionCall& call);
+  // What a layer attends to, as far as positions alone say; of a layer that forward made.
+  RowBand BandOf(int layer) const;
+  static RowBand BandOf(const LayerIndex& index);
+  // Null: hops carry all rows.
+  std::shared_ptr<const ring::TravellingRows> RowsOf(
+      const ring::RingSchedule& schedule, const std::shared_ptr<const DeviceDocuments>& documents,
+      const RowBand& band, int64_t local_tokens);
+  // Counts the hops of one pass: of keys and values, or of their gradients.
+  void CountHops(const ring::RingSchedule& schedule, bool gradients,
+                 const ring::TravellingRows* rows, int64_t slot_tokens, const AttentionCall& call);
+  bool is_dense(int layer) const;
   absl::StatusOr<std::shared_ptr<LayerIndex>> ChooseTiles(AttentionCall& call);
   // A rank's own keys, at no step.
   Step OwnStep(const LayerIndex& index, const AttentionCall& call) const;
@@ -77,6 +106,8 @@ class RingRunner {
   std::shared_ptr<const DeviceDocuments>
       probe_;                 // queries of this step's probe; null: to be chosen
   int64_t probe_tokens_ = 0;  // of the sequence that they are of
+  std::vector<KnownRows> known_rows_;
+  RingBytes ring_bytes_;
   // Keys and values of a forward, and of a backward, that was started.
   std::unique_ptr<RingSlots> started_forward_, started_;
 };

@@ -36,9 +36,24 @@ void RingSlots::Track(int send_slot, int receive_slot, Arrival arrival) {
 absl::Status RingSlots::Start(const ring::RingHop& hop) {
   RETURN_IF_ERROR(AwaitBeforeSend(hop.send_slot));
   RETURN_IF_ERROR(AwaitIdle(hop.receive_slot));
-  ASSIGN_OR_RETURN(Arrival arrival, Send(hop));
+  if (rows_ == nullptr) {
+    ASSIGN_OR_RETURN(Arrival arrival, Send(hop));
+    Track(hop.send_slot, hop.receive_slot, std::move(arrival));
+    return absl::OkStatus();
+  }
+  const ring::HopRows& rows = rows_->at(started_++);
+  arrived_[hop.receive_slot] = &rows;
+  ASSIGN_OR_RETURN(Arrival arrival, SendRows(hop, rows));
   Track(hop.send_slot, hop.receive_slot, std::move(arrival));
   return absl::OkStatus();
+}
+
+absl::StatusOr<RingSlots::Arrival> RingSlots::SendRows(const ring::RingHop&, const ring::HopRows&) {
+  return absl::UnimplementedError("this device sends all of a slot");
+}
+
+absl::Status RingSlots::AddRows(int, int, const ring::HopRows&) {
+  return absl::UnimplementedError("this device adds all of a slot");
 }
 
 absl::Status RingSlots::Zero(int slot) {
@@ -49,7 +64,7 @@ absl::Status RingSlots::Zero(int slot) {
 absl::Status RingSlots::Add(int to, int from) {
   RETURN_IF_ERROR(AwaitIdle(to));
   RETURN_IF_ERROR(AwaitContent(from));
-  return AddSlot(to, from);
+  return rows_ == nullptr ? AddSlot(to, from) : AddRows(to, from, *arrived_.at(from));
 }
 
 }  // namespace ringleader::attention

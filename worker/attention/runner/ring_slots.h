@@ -3,12 +3,17 @@
 // (cpu/travelling_buffers.h, cuda/device_slots.h).
 #pragma once
 
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ring/ring_schedule.h"
+#include "ring/travelling_rows.h"
 
 namespace ringleader::attention {
 
@@ -28,10 +33,12 @@ class RingSlots {
   absl::Status AwaitIdle(int slot);
   absl::Status AwaitAll();
 
+  // The rows that hops carry, in the order in which they start: [hop]. Not called: all of them.
+  void Carry(std::shared_ptr<const std::vector<ring::HopRows>> rows) { rows_ = std::move(rows); }
   // Awaits what it sends and where it receives, then starts the transfer.
   absl::Status Start(const ring::RingHop& hop);
   absl::Status Zero(int slot);
-  // Slot `to` += slot `from`.
+  // Slot `to` += slot `from`, of which the rows that came.
   absl::Status Add(int to, int from);
 
  protected:
@@ -42,6 +49,9 @@ class RingSlots {
   virtual absl::StatusOr<Arrival> Send(const ring::RingHop& hop) = 0;
   virtual absl::Status ZeroSlot(int slot) = 0;
   virtual absl::Status AddSlot(int to, int from) = 0;
+  // Of some rows alone; asked of devices that carry them (AttentionDevice::carries_rows).
+  virtual absl::StatusOr<Arrival> SendRows(const ring::RingHop& hop, const ring::HopRows& rows);
+  virtual absl::Status AddRows(int to, int from, const ring::HopRows& brought);
   // Called before the slot is sent: awaits its content, and what else a device needs.
   virtual absl::Status AwaitBeforeSend(int slot) { return AwaitContent(slot); }
 
@@ -62,7 +72,10 @@ class RingSlots {
   template <typename Predicate>
   absl::Status AwaitIf(Predicate holds);
 
-  std::vector<InFlight> in_flight_;  // in the order of their start
+  std::vector<InFlight> in_flight_;                         // in the order of their start
+  std::shared_ptr<const std::vector<ring::HopRows>> rows_;  // null: hops carry all
+  size_t started_ = 0;                                      // hops
+  std::map<int, const ring::HopRows*> arrived_;             // by slot: of its last hop
 };
 
 }  // namespace ringleader::attention

@@ -24,9 +24,10 @@ struct LayerStats {
   // anchor.
   uint64_t balanced = 0, anchor_missed = 0;
   int probes = 0;  // calls that probed
-  // By head, where there were probes: attention mass of their queries, which had no part in the
-  // choice, in what attention visited (patterns/probe.h).
+  // By head, where there were probes: the share of their queries' attention that was visited; they
+  // had no part in the choice (patterns/probe.h). The first is head `first_head`.
   std::vector<double> probed_recall;
+  int first_head = 0;
   std::vector<uint64_t> tiles_per_ring_step;  // forward, this rank, all heads
   uint64_t column_tiles = 0;                  // of the pass over selected columns
   uint64_t causal_tiles = 0;                  // what dense attention would have visited
@@ -73,10 +74,18 @@ struct VisitedTiles {
   uint64_t causal = 0;  // what dense attention would have visited
 };
 
+// Keys, values and their gradients that this rank sent to others of its ring.
+struct RingBytes {
+  uint64_t sent = 0;
+  uint64_t whole = 0;  // if every hop carried all of an owner's
+};
+
 struct AttentionStats {
   AttentionSeconds seconds;
   std::vector<LayerStats> layers;           // by layer index
   std::vector<VisitedTiles> micro_batches;  // in their order, where they were marked
+  uint64_t head_bytes = 0;  // that this rank sent to those with which it shares out heads
+  RingBytes ring_bytes;
 
   uint64_t TotalTiles() const {
     uint64_t tiles = 0;

@@ -77,6 +77,8 @@ class NcclCommunicator : public DeviceCommunicator {
   }
   absl::StatusOr<DeviceTransfer> AllGather(Channel channel, const void* send, size_t bytes,
                                            void* receive, cudaStream_t after) override;
+  absl::StatusOr<DeviceTransfer> AllToAll(Channel channel, const void* send, size_t bytes,
+                                          void* receive, cudaStream_t after) override;
   absl::StatusOr<DeviceTransfer> ReduceScatterSum(Channel channel, const void* data, size_t count,
                                                   void* receive, ElementType type,
                                                   cudaStream_t after) override;
@@ -329,6 +331,31 @@ absl::StatusOr<DeviceTransfer> NcclCommunicator::AllGather(Channel channel, cons
   if (size_ == 1) return Copy(operation, send, receive, after);
   return Enqueue(operation, after, [&](ncclComm_t comm, cudaStream_t stream) {
     return session_->nccl().all_gather(send, receive, bytes, ncclUint8, comm, stream);
+  });
+}
+
+absl::StatusOr<DeviceTransfer> NcclCommunicator::AllToAll(Channel channel, const void* send,
+                                                          size_t bytes, void* receive,
+                                                          cudaStream_t after) {
+  const DeviceOperation operation = {
+      .name = "all-to-all", .channel = channel, .bytes = size_ * bytes};
+  if (size_ == 1) return Copy(operation, send, receive, after);
+  const NcclLibrary& nccl = session_->nccl();
+  return Enqueue(operation, after, [&](ncclComm_t comm, cudaStream_t stream) {
+    const auto went_well = [](ncclResult_t result) {
+      return result == ncclSuccess || result == ncclInProgress;
+    };
+    // All of it is one group, so that no part waits for another.
+    ncclResult_t result = nccl.group_start();
+    for (int r = 0; r < size_ && went_well(result); ++r) {
+      result =
+          nccl.send(static_cast<const char*>(send) + r * bytes, bytes, ncclUint8, r, comm, stream);
+      if (!went_well(result)) break;
+      result =
+          nccl.recv(static_cast<char*>(receive) + r * bytes, bytes, ncclUint8, r, comm, stream);
+    }
+    const ncclResult_t ended = nccl.group_end();
+    return went_well(result) ? ended : result;
   });
 }
 

@@ -198,6 +198,17 @@ TEST_P(NcclCommunicatorTest, CollectivesMatchTheirDefinition) {
         .IgnoreError();
     EXPECT_EQ(gathered.Read(r.stream).back(), sum_at(whole.size() - 1));
 
+    // Part s of rank r holds r + s × count and what follows.
+    Buffer parts(whole.size());
+    Must(r.device.AllToAll(Channel::kKvInner, data.data(), count * sizeof(float), parts.data(),
+                           r.stream))
+        ->Order(r.stream)
+        .IgnoreError();
+    const std::vector<float> received = parts.Read(r.stream);
+    for (int sender = 0; sender < r.size; ++sender) {
+      EXPECT_EQ(received[sender * count + 9], static_cast<float>(sender + r.rank * count + 9));
+    }
+
     const int root = r.size - 1;
     Buffer reduced(whole.size());
     Must(r.device.ReduceSum(Channel::kGradients, data.data(), whole.size(), reduced.data(),

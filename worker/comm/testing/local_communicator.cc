@@ -41,12 +41,14 @@ class Exchange {
 
 class LocalTransport : public Transport {
  public:
-  LocalTransport(std::shared_ptr<Exchange> exchange, int rank)
-      : exchange_(std::move(exchange)), rank_(rank) {}
+  // sent: null where nobody counts.
+  LocalTransport(std::shared_ptr<Exchange> exchange, int rank, std::atomic<uint64_t>* sent)
+      : exchange_(std::move(exchange)), rank_(rank), sent_(sent) {}
 
   int rank() const override { return rank_; }
   int size() const override { return exchange_->ranks(); }
   void Send(StreamId stream, int to, PendingTransferPtr transfer) override {
+    if (sent_ != nullptr && to != rank_) *sent_ += transfer->bytes;
     exchange_->rendezvous().Send(stream, rank_, to, std::move(transfer));
   }
   void Receive(StreamId stream, int from, PendingTransferPtr transfer) override {
@@ -62,17 +64,23 @@ class LocalTransport : public Transport {
  private:
   const std::shared_ptr<Exchange> exchange_;
   const int rank_;
+  std::atomic<uint64_t>* const sent_;
 };
 
 }  // namespace
 
 std::vector<std::unique_ptr<Communicator>> LocalCommunicators(int ranks) {
+  return CountedCommunicators(ranks, /*sent=*/nullptr);
+}
+
+std::vector<std::unique_ptr<Communicator>> CountedCommunicators(int ranks,
+                                                                std::atomic<uint64_t>* sent) {
   auto exchange = std::make_shared<Exchange>(ranks);
   std::vector<std::unique_ptr<Communicator>> communicators;
   communicators.reserve(ranks);
   for (int rank = 0; rank < ranks; ++rank) {
-    communicators.push_back(
-        std::make_unique<GroupCommunicator>(std::make_shared<LocalTransport>(exchange, rank)));
+    communicators.push_back(std::make_unique<GroupCommunicator>(
+        std::make_shared<LocalTransport>(exchange, rank, sent)));
   }
   return communicators;
 }

@@ -185,6 +185,18 @@ class LocalDeviceCommunicator : public DeviceCommunicator {
                   return absl::OkStatus();
                 });
   }
+  absl::StatusOr<DeviceTransfer> AllToAll(Channel channel, const void* send, size_t bytes,
+                                          void* receive, cudaStream_t after) override {
+    return Call(channel, {.send = send}, after,
+                [&](const std::vector<Part>& parts, cudaStream_t stream) -> absl::Status {
+                  for (size_t peer = 0; peer < parts.size(); ++peer) {
+                    RETURN_IF_ERROR(Copy(static_cast<char*>(receive) + peer * bytes,
+                                         static_cast<const char*>(parts[peer].send) + rank_ * bytes,
+                                         bytes, stream));
+                  }
+                  return absl::OkStatus();
+                });
+  }
   absl::StatusOr<DeviceTransfer> ReduceScatterSum(Channel channel, const void* data, size_t count,
                                                   void* receive, ElementType type,
                                                   cudaStream_t after) override {

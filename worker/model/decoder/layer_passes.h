@@ -37,7 +37,7 @@ struct LayerContext {
   Recompute recompute;
   int64_t mlp_chunk_tokens;
   Rotary rotary;
-  // Of the layer's weights; null where products read the model's type.
+  // The casts of the layer's weights; null where products read the model's type.
   const LayerCasts* casts;
 };
 

@@ -26,8 +26,8 @@ class WeightCasts {
   // `held`: of how many layers at a time; 1, or the model's.
   WeightCasts(const TokenOps& ops, int64_t held) : ops_(ops), places_(held) {}
 
-  // Of the layer whose `parameters` are those of `version`. Good until another layer is asked for
-  // in its place.
+  // Returns the casts of `layer`, whose `parameters` are those of `version`. They are good until
+  // another layer takes their place.
   const LayerCasts& Of(int layer, int64_t version, const LayerParameters& parameters);
 
  private:

@@ -177,16 +177,24 @@ absl::Status WriteWeights(const fs::path& folder,
 }
 
 // ModelConfigJson says fp32.
-std::string ConfigJson(const ModelConfig& config, StoredType type) {
+std::string ConfigJson(const ModelConfig& config, const ExportOptions& options) {
   auto root = nlohmann::ordered_json::parse(ModelConfigJson(config));
-  if (type == StoredType::kBFloat16) root["torch_dtype"] = "bfloat16";
+  if (options.type == StoredType::kBFloat16) root["torch_dtype"] = "bfloat16";
+  // The model that training began with may have had another mask.
+  root.erase("is_causal");
+  root.erase("ringleader_attention_mask");
+  if (options.mask == "full") {
+    root["is_causal"] = false;
+  } else if (options.mask != "causal") {
+    root["ringleader_attention_mask"] = options.mask;
+  }
   return root.dump(2) + "\n";
 }
 
 absl::Status WriteFiles(const fs::path& folder, const ModelConfig& config,
                         const ParameterLayout& layout, float* values,
                         const ExportOptions& options) {
-  RETURN_IF_ERROR(WriteFileAtomically(folder / "config.json", ConfigJson(config, options.type)));
+  RETURN_IF_ERROR(WriteFileAtomically(folder / "config.json", ConfigJson(config, options)));
   for (const auto& [name, text] : options.companions) {
     std::error_code error;
     fs::create_directories((folder / name).parent_path(), error);  // or else writing fails

@@ -27,7 +27,10 @@ absl::Status LoadWeights(const std::string& folder, const ModelConfig& config,
 struct ExportOptions {
   StoredType type = StoredType::kFloat32;              // or kBFloat16
   std::map<std::string, std::string> companions = {};  // as ReadCompanionFiles() gives them
-  int64_t max_shard_bytes = int64_t{5} << 30;          // a larger tensor gets a file of its own
+  // attention.mask as job files name it. config.json tells what it means to transformers: of "full"
+  // is_causal: false; others but "causal" it can only carry, as ringleader_attention_mask.
+  std::string mask = "causal";
+  int64_t max_shard_bytes = int64_t{5} << 30;  // a larger tensor gets a file of its own
 };
 
 // Writes config.json, the weights and the companions. `folder` appears whole or not at all,

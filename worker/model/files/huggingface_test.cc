@@ -104,6 +104,21 @@ TEST_F(HuggingFaceTest, AnExportReplacesTheOneBeforeAndLeavesNothingBehind) {
   EXPECT_EQ(std::distance(fs::directory_iterator(temp_.path()), fs::directory_iterator()), 1);
 }
 
+// transformers reads is_causal; a mask that it has no word for is carried. The last one counts.
+TEST_F(HuggingFaceTest, AnExportSaysUnderWhichMaskItWasTrained) {
+  const auto exported = [&](const std::string& mask) {
+    EXPECT_TRUE(ExportModel(folder_, config_, layout_, values_.data(), {.mask = mask}).ok());
+    config_ = LoadModelConfig(folder_ + "/config.json").value();  // what is trained on from there
+    return nlohmann::json::parse(ReadFile(folder_ + "/config.json").value());
+  };
+  EXPECT_FALSE(exported("causal").contains("is_causal"));
+  EXPECT_EQ(exported("full").at("is_causal"), false);
+  const nlohmann::json prefix = exported("prefix_lm");
+  EXPECT_FALSE(prefix.contains("is_causal"));
+  EXPECT_EQ(prefix.at("ringleader_attention_mask"), "prefix_lm");
+  EXPECT_FALSE(exported("causal").contains("ringleader_attention_mask"));
+}
+
 TEST_F(HuggingFaceTest, AFullDiskKeepsTheExportBefore) {
   ASSERT_TRUE(Export().ok());
   std::signal(SIGXFSZ, SIG_IGN);

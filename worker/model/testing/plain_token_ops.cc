@@ -73,7 +73,7 @@ TokenOps::SwiGluGradient PlainTokenOps::SwiGluBackward(const Tensor& d_activatio
               InForm(torch::cat({d_gate, upstream * silu}, 1).to(gate_up.scalar_type()), form)};
 }
 
-// By LibTorch's own rounding; the least power of two that keeps the row within 448.
+// Rounds as LibTorch does; a row's scale is the least power of two that keeps it within 448.
 ScaledRows PlainTokenOps::CastRows(const Tensor& x) const {
   const Tensor wide = x.to(torch::kDouble);
   const Tensor amax = wide.abs().amax(1, /*keepdim=*/true);  // NaN where the row has one

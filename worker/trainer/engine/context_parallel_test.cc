@@ -3,8 +3,6 @@
 // documents.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -16,6 +14,7 @@
 #include "worker/model/testing/flat_store.h"
 #include "worker/model/testing/golden.h"
 #include "worker/model/token_ops/cpu_token_ops.h"
+#include "worker/trainer/testing/model_on_ranks.h"
 
 namespace ringleader::trainer {
 namespace {
@@ -24,106 +23,26 @@ using attention::testing::AllRingSettings;
 using attention::testing::RingSetting;
 using patterns::AttentionOptions;
 using patterns::Pattern;
+using testing::ExpectNear;
+using testing::ModelResult;
+using testing::PackedSequence;
+using testing::RunOnRanks;
+using testing::Sequence;
+using testing::WholeSequence;
 using torch::Tensor;
 
 constexpr int64_t kTokens = 1024;
 
-struct Result {
-  double loss = 0;                          // summed over the sequence
-  std::map<std::string, Tensor> gradients;  // of that sum, by parameter
-};
-
-// What a model is trained on in these tests.
-struct Sequence {
-  Tensor tokens, labels;
-  std::vector<int64_t> document_firsts = {};
-  std::string model = "qwen2";
-
-  int64_t length() const { return tokens.size(0); }
-};
-
-Sequence WholeSequence() {
-  torch::manual_seed(5);
-  const Tensor tokens =
-      torch::randint(model::LoadGolden("qwen2").config.vocab_size, {kTokens}, torch::kLong);
-  Tensor labels = tokens.roll(-1);
-  labels[kTokens - 1] = model::kIgnoreLabel;
-  return {tokens, labels};
-}
-
-// The same tokens as documents, none of whose first tokens is predicted.
 const std::vector<int64_t> kDocuments = {0, 1, 64, 200, 201, 230, 900};
-Sequence PackedSequence() {
-  Sequence sequence = WholeSequence();
-  sequence.document_firsts = kDocuments;
-  for (const int64_t first : kDocuments) {
-    if (first > 0) sequence.labels[first - 1] = model::kIgnoreLabel;
-  }
-  return sequence;
-}
-
-// One sequence through two layers, forward and backward, a thread a rank.
-Result RunOnRanks(const Sequence& sequence, const AttentionOptions& options, int ranks) {
-  const model::Golden golden = model::LoadGolden(sequence.model);
-  std::vector<Result> parts(ranks);
-  comm::testing::RunRanks(ranks, [&](comm::Communicator& communicator) {
-    const kernels::ShardLayout layout{.kind = options.layout,
-                                      .ranks = ranks,
-                                      .rank = communicator.rank(),
-                                      .stripe = options.tile,
-                                      .tokens = sequence.length()};
-    Tensor positions = torch::empty({layout.local_tokens()}, torch::kLong);
-    for (int64_t i = 0; i < layout.local_tokens(); ++i) {
-      positions.data_ptr<int64_t>()[i] = layout.Position(i);
-    }
-    const auto ops = model::NewCpuTokenOps(/*threads=*/1);
-    model::FlatStore store(golden.layout, golden.values, torch::kCPU, torch::kFloat);
-    model::Decoder decoder(golden.config, *ops, store,
-                           {.recompute = {.recompute = model::Recompute::kNone}});
-    auto attention = attention::CreateCpuRingAttention(options, &communicator);
-    TORCH_CHECK(attention.ok(), std::string(attention.status().message()));
-    TORCH_CHECK((*attention)->SetDocuments(sequence.length(), sequence.document_firsts).ok());
-    const Tensor sum =
-        decoder.ForwardBackward({.tokens = sequence.tokens.index_select(0, positions),
-                                 .positions = positions,
-                                 .labels = sequence.labels.index_select(0, positions),
-                                 .sequence_length = sequence.length()},
-                                **attention);
-    Result& part = parts[communicator.rank()];
-    part.loss = sum.item<double>();
-    for (const model::ParameterSlot& slot : decoder.layout().slots) {
-      part.gradients[slot.name] =
-          store.gradients().narrow(0, slot.offset, slot.elements).view(slot.shape).clone();
-    }
-  });
-  Result result = parts[0];
-  for (int rank = 1; rank < ranks; ++rank) {
-    result.loss += parts[rank].loss;
-    for (auto& [name, gradient] : result.gradients) gradient += parts[rank].gradients.at(name);
-  }
-  return result;
-}
-
-void ExpectNear(const Result& actual, const Result& expected) {
-  EXPECT_NEAR(actual.loss, expected.loss, 1e-5 * expected.loss);
-  for (const auto& [name, gradient] : expected.gradients) {
-    // Softmax hardly feels a bias of all keys: what is left of its gradient is a cancellation,
-    // and is measured by the gradient of the matrix beside it.
-    std::string scale = name;
-    if (name.ends_with("k_proj.bias")) scale.replace(name.size() - 4, 4, "weight");
-    EXPECT_LE((actual.gradients.at(name) - gradient).norm().item<double>(),
-              1e-5 * expected.gradients.at(scale).norm().item<double>())
-        << name;
-  }
-}
 
 class ContextParallelTest : public ::testing::TestWithParam<RingSetting> {
  protected:
   void SetUp() override { at::set_num_threads(1); }
 
-  void ExpectSameAsOneRank(AttentionOptions options, const Sequence& sequence = WholeSequence()) {
+  void ExpectSameAsOneRank(AttentionOptions options,
+                           const Sequence& sequence = WholeSequence(kTokens)) {
     options.tile = 64;
-    const Result expected = RunOnRanks(sequence, options, 1);
+    const ModelResult expected = RunOnRanks(sequence, options, 1);
     options.layout = GetParam().layout;
     options.ring = GetParam().ring;
     ExpectNear(RunOnRanks(sequence, options, options.ring.inner * options.ring.outer), expected);
@@ -161,21 +80,21 @@ TEST_P(ContextParallelTest, KeyGroups) {
 }
 
 TEST_P(ContextParallelTest, Documents) {
-  ExpectSameAsOneRank({}, PackedSequence());
+  ExpectSameAsOneRank({}, PackedSequence(kTokens, kDocuments));
 }
 
 TEST_P(ContextParallelTest, DocumentsUnderVerticalSlash) {
   ExpectSameAsOneRank({.pattern = Pattern::kVerticalSlash,
                        .budget = {.max_verticals = 100, .max_slashes = 4},
                        .dense_layers = {0}},
-                      PackedSequence());
+                      PackedSequence(kTokens, kDocuments));
 }
 
 // The rotation of a rank's tokens is that of the whole sequence: dynamic scaling grows with its
 // length, of which each rank has a part.
 TEST_P(ContextParallelTest, RotaryScalingOfTheWholeSequence) {
   for (const char* model : {"qwen2-dynamic", "qwen2-yarn"}) {
-    Sequence sequence = WholeSequence();
+    Sequence sequence = WholeSequence(kTokens);
     sequence.model = model;
     ExpectSameAsOneRank({}, sequence);
   }
@@ -187,11 +106,11 @@ TEST_P(ContextParallelTest, RotaryScalingOfTheWholeSequence) {
 TEST(PackedDocumentsTest, TrainAsTheDocumentsAlone) {
   at::set_num_threads(1);
   const AttentionOptions options{.tile = 64};
-  const Sequence packed = PackedSequence();
-  Result sum;
+  const Sequence packed = PackedSequence(kTokens, kDocuments);
+  ModelResult sum;
   for (size_t i = 0; i < kDocuments.size(); ++i) {
     const int64_t end = i + 1 < kDocuments.size() ? kDocuments[i + 1] : kTokens;
-    const Result alone = RunOnRanks(
+    const ModelResult alone = RunOnRanks(
         {packed.tokens.slice(0, kDocuments[i], end), packed.labels.slice(0, kDocuments[i], end)},
         options, 1);
     sum.loss += alone.loss;
@@ -206,12 +125,12 @@ TEST(PackedDocumentsTest, TrainAsTheDocumentsAlone) {
 INSTANTIATE_TEST_SUITE_P(Settings, ContextParallelTest, ::testing::ValuesIn(AllRingSettings()),
                          [](const auto& info) { return NameOf(info.param); });
 
-// How much the losses of all tokens but the last 17, whose labels and they stay, depend on the last
-// 16: the largest difference between two endings.
+// Returns the largest difference that two endings of 16 tokens make to the losses of all tokens but
+// the last 17; those tokens and their labels stay as they are.
 double LargestLeak(AttentionOptions options) {
   options.tile = 64;
   const model::Golden golden = model::LoadGolden("qwen2");
-  Sequence sequence = WholeSequence();
+  Sequence sequence = WholeSequence(kTokens);
   std::vector<Tensor> losses;
   comm::testing::RunRanks(1, [&](comm::Communicator& communicator) {
     const auto ops = model::NewCpuTokenOps(/*threads=*/1);
@@ -233,7 +152,7 @@ double LargestLeak(AttentionOptions options) {
   return (losses[0] - losses[1]).abs().max().item<double>();
 }
 
-// A loss that changes with tokens that come after what it predicts has seen of them.
+// A loss that changes with tokens after the one that it predicts knows of them.
 TEST(CausalChoiceTest, DecidesWhetherLossesKnowOfLaterTokens) {
   at::set_num_threads(1);
   AttentionOptions options{.pattern = Pattern::kBlockTopK, .block_size = 64, .topk_blocks = 2};

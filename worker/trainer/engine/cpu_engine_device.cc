@@ -1,4 +1,4 @@
-// The CPU: fp32, bit for bit the same in every run.
+// The engine's device on a CPU: it computes in fp32, bit for bit the same in every run.
 #include <ATen/Parallel.h>
 #include <sys/utsname.h>
 
@@ -42,7 +42,7 @@ class CpuDevice : public EngineDevice {
   absl::Status SetAttention(const patterns::AttentionOptions& options) override;
   absl::StatusOr<std::unique_ptr<attention::ContextAttention>> MakeRing(
       const patterns::AttentionOptions& options) override {
-    return attention::CreateCpuRingAttention(options, context_.get());
+    return attention::CreateCpuRingAttention(options, ring_.get(), heads_.get());
   }
   absl::StatusOr<std::unique_ptr<attention::ContextAttention>> MakeAttentionAlone(
       const patterns::AttentionOptions& options) override {
@@ -84,8 +84,9 @@ class CpuDevice : public EngineDevice {
 
   const TrainingJob& job_;
   comm::Communicator& world_;
-  std::unique_ptr<comm::Communicator> context_;  // the ranks that share this rank's sequences
-  std::unique_ptr<comm::Communicator> alone_;    // this rank; null until it is needed
+  std::unique_ptr<comm::Communicator> ring_;   // RingRanks()
+  std::unique_ptr<comm::Communicator> heads_;  // HeadRanks(); null: this rank has all heads
+  std::unique_ptr<comm::Communicator> alone_;  // this rank; null until it is needed
   std::unique_ptr<attention::ContextAttention> attention_;
   const std::unique_ptr<model::TokenOps> token_ops_;
   Timer timers_[2];
@@ -93,13 +94,16 @@ class CpuDevice : public EngineDevice {
 
 absl::Status CpuDevice::SetUp() {
   at::set_num_threads(job_.threads);
-  ASSIGN_OR_RETURN(context_, world_.Split(ContextRanks(job_)));
+  ASSIGN_OR_RETURN(ring_, world_.Split(RingRanks(job_)));
+  if (job_.attention.head_ranks > 1) {
+    ASSIGN_OR_RETURN(heads_, world_.Split(HeadRanks(job_)));
+  }
   return SetAttention(job_.attention);
 }
 
 absl::Status CpuDevice::SetAttention(const patterns::AttentionOptions& options) {
   attention_.reset();
-  ASSIGN_OR_RETURN(attention_, AttentionOf(options, job_.rank % job_.context, *this));
+  ASSIGN_OR_RETURN(attention_, AttentionOf(options, job_.ring_rank(), *this));
   return absl::OkStatus();
 }
 

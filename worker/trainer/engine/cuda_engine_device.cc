@@ -1,5 +1,5 @@
-// A GPU: bf16 with fp32 accumulation and master weights, NCCL between ranks, one wait for the
-// device a step.
+// The engine's device on a GPU: it computes in bf16 with fp32 accumulation and master weights, uses
+// NCCL between ranks, and waits for the GPU once a step.
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -51,10 +51,10 @@ absl::StatusOr<int> ChooseDevice(const TrainingJob& job) {
   return job.rank % job.ranks_per_node % count;
 }
 
-// Sets what the libraries read as they start: called before. LibTorch then throws where it has no
-// such operator.
+// Sets what the libraries read when they start, and so is called before they do. LibTorch then
+// throws where it has no deterministic operator.
 void ComputeDeterministically() {
-  // cuBLAS: one workspace a stream. NCCL: sums of all sizes in the order of the ring.
+  // cuBLAS keeps one workspace a stream; NCCL adds up sums of all sizes in the order of the ring.
   for (const auto& [name, value] :
        {std::pair{"CUBLAS_WORKSPACE_CONFIG", ":4096:8"}, std::pair{"NCCL_ALGO", "Ring"},
         std::pair{"NCCL_PROTO", "Simple"}}) {
@@ -82,7 +82,7 @@ class CudaDevice : public EngineDevice {
   absl::Status SetAttention(const patterns::AttentionOptions& options) override;
   absl::StatusOr<std::unique_ptr<attention::ContextAttention>> MakeRing(
       const patterns::AttentionOptions& options) override {
-    return attention::CreateCudaRingAttention(options, context_.get());
+    return attention::CreateCudaRingAttention(options, ring_.get(), heads_.get());
   }
   absl::StatusOr<std::unique_ptr<attention::ContextAttention>> MakeAttentionAlone(
       const patterns::AttentionOptions& options) override;
@@ -101,9 +101,9 @@ class CudaDevice : public EngineDevice {
   void End(Interval interval) override { TimerOf(interval).Stop(kernels::ops::Stream()); }
   double TakeSeconds(Interval interval) override { return TimerOf(interval).Seconds(); }
   double TakeOffloadSeconds() override;
-  // What travels lies outside LibTorch's memory, and stays.
+  // The buffers that travel lie outside of LibTorch's memory and are never freed.
   uint64_t PeakBytes() const override {
-    return PeakDeviceBytes(device_) + context_->allocated_bytes();
+    return PeakDeviceBytes(device_) + ring_->allocated_bytes();
   }
 
  private:
@@ -117,9 +117,10 @@ class CudaDevice : public EngineDevice {
   comm::Communicator& world_;
   int device_ = 0;
   std::string device_name_;
-  // Destroyed in this order's reverse: what is split off, then what it came from.
-  std::unique_ptr<comm::DeviceCommunicator> gpus_;     // all ranks: gradients
-  std::unique_ptr<comm::DeviceCommunicator> context_;  // the ranks that share this rank's sequences
+  // Members are destroyed in reverse order: what was split off goes before what it came from.
+  std::unique_ptr<comm::DeviceCommunicator> gpus_;   // all ranks: gradients
+  std::unique_ptr<comm::DeviceCommunicator> ring_;   // RingRanks()
+  std::unique_ptr<comm::DeviceCommunicator> heads_;  // HeadRanks(); null: this rank has all heads
   // This rank; null until they are needed.
   std::unique_ptr<comm::Communicator> host_alone_;
   std::unique_ptr<comm::DeviceCommunicator> alone_;
@@ -141,7 +142,7 @@ absl::Status CudaDevice::SetUp(Host& host) {
   RETURN_IF_ERROR(
       comm::CudaError(cudaGetDeviceProperties(&properties, device_), "the GPU's figures"));
   device_name_ = properties.name;
-  // What LibTorch takes for products by row, by cuBLAS: Hopper's tensor cores.
+  // LibTorch's FP8 products with a scale for each row need Hopper's tensor cores.
   if (job_.precision == model::Precision::kFp8 && properties.major < 9) {
     return absl::FailedPreconditionError(
         absl::StrFormat("training.precision: fp8 needs a GPU of compute capability 9.0 or more "
@@ -154,14 +155,17 @@ absl::Status CudaDevice::SetUp(Host& host) {
 
 absl::Status CudaDevice::Connect() {
   ASSIGN_OR_RETURN(gpus_, comm::CreateNcclCommunicator(Transfers(), &world_));
-  // Its own, also where it is all ranks: its channels carry nothing else.
-  ASSIGN_OR_RETURN(context_, gpus_->Split(ContextRanks(job_)));
+  // The ring has a communicator of its own even if it is all ranks: its hops share no channel.
+  ASSIGN_OR_RETURN(ring_, gpus_->Split(RingRanks(job_)));
+  if (job_.attention.head_ranks > 1) {
+    ASSIGN_OR_RETURN(heads_, gpus_->Split(HeadRanks(job_)));
+  }
   return SetAttention(job_.attention);
 }
 
 absl::Status CudaDevice::SetAttention(const patterns::AttentionOptions& options) {
   attention_.reset();  // what it holds may not fit beside the next one's
-  ASSIGN_OR_RETURN(attention_, AttentionOf(options, job_.rank % job_.context, *this));
+  ASSIGN_OR_RETURN(attention_, AttentionOf(options, job_.ring_rank(), *this));
   return absl::OkStatus();
 }
 

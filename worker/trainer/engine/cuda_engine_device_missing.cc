@@ -1,4 +1,4 @@
-// What builds without CUDA have in place of a GPU engine: an error.
+// Builds without CUDA have this in place of a GPU engine: an error.
 #include "worker/trainer/engine/engine_device.h"
 
 namespace ringleader::trainer {

@@ -13,7 +13,7 @@ class DeviceTimer {
   ~DeviceTimer();
   void Start(cudaStream_t stream);
   void Stop(cudaStream_t stream);
-  // The last interval's time, once; 0 if there was none since the last call.
+  // Returns the last interval's time, once; 0 if there was none since the last call.
   double Seconds();
 
  private:
@@ -21,7 +21,7 @@ class DeviceTimer {
   bool stopped_ = false;
 };
 
-// The most that LibTorch's allocator ever held for tensors on the device.
+// Returns the most that LibTorch's allocator ever held for tensors on the device.
 uint64_t PeakDeviceBytes(int device);
 
 }  // namespace ringleader::trainer

@@ -23,8 +23,8 @@
 
 namespace ringleader::trainer {
 
-// One thread. LibTorch's exceptions pass through. What it hands out by reference lives as long as
-// it does.
+// Used from one thread. LibTorch's exceptions pass through. What it hands out by reference lives as
+// long as the device does.
 class EngineDevice {
  public:
   virtual ~EngineDevice() = default;
@@ -34,54 +34,54 @@ class EngineDevice {
   // The type of parameters and activations.
   virtual torch::ScalarType type() const = 0;
   virtual bool is_host() const = 0;
-  // What this rank may plan with, before any rank has taken any of it.
+  // Returns what this rank may plan with; asked before any rank has taken any of it.
   virtual absl::StatusOr<model::MemoryLimits> FreeMemory() = 0;
 
   virtual const model::TokenOps& token_ops() const = 0;
   virtual attention::ContextAttention& attention() = 0;
-  // Replaces it by one of other options; all that it computed is done. All ranks do alike.
+  // Replaces it by one of other options; all that it computed is done. All ranks do so alike.
   virtual absl::Status SetAttention(const patterns::AttentionOptions& options) = 0;
-  // Attention over the ranks that share this rank's sequences.
+  // Makes attention over the ranks that share this rank's sequences.
   virtual absl::StatusOr<std::unique_ptr<attention::ContextAttention>> MakeRing(
       const patterns::AttentionOptions& options) = 0;
-  // Attention of this rank to its own tokens alone, with options of a ring of one. Whatever other
-  // ranks do, they take no part.
+  // Makes attention of this rank to its own tokens alone, with options of a ring of one. No other
+  // rank takes part.
   virtual absl::StatusOr<std::unique_ptr<attention::ContextAttention>> MakeAttentionAlone(
       const patterns::AttentionOptions& options) = 0;
-  // The seconds in which this rank and `partner`, which calls it alike, send each other `bytes`
-  // through the transport of the ring's hops.
+  // Returns the seconds in which this rank and `partner`, which calls it too, send each other
+  // `bytes` through the transport of the ring's hops.
   virtual absl::StatusOr<double> Exchange(int partner, size_t bytes) = 0;
-  // For what machines measurements on this device hold.
+  // Returns the kind of machine for which measurements on this device hold.
   virtual balance::MachineKind Machine() const = 0;
-  // The device of the optimizer's tensors, over all ranks. Called once.
+  // Makes the device of the optimizer's tensors, over all ranks. Called once.
   virtual absl::StatusOr<std::unique_ptr<optim::ShardDevice>> MakeShardDevice() = 0;
-  // Called once, where the plan keeps what `layers` layers save in host memory, `layer_bytes` each.
-  // RESOURCE_EXHAUSTED where the system does not give it.
+  // Pins host memory for what `layers` layers save, `layer_bytes` each. Called once, if the plan
+  // keeps that there. RESOURCE_EXHAUSTED where the system does not give it.
   virtual absl::StatusOr<model::HostCopies*> PinHostMemory(int64_t layers, int64_t layer_bytes) = 0;
 
-  // [n] int64. May read `values` until the sequence's forward and backward are enqueued.
+  // Returns [n] int64. May read `values` until the sequence's forward and backward are enqueued.
   virtual torch::Tensor Upload(const std::vector<int64_t>& values) = 0;
 
-  // Time on the device between two calls, which enqueue; one interval each at a time. TakeSeconds
-  // waits for the device and returns the last interval's time once.
+  // These take the device's time between Begin and End, which enqueue, for one interval of each
+  // kind at a time. TakeSeconds waits for the device and returns the last interval's time once.
   enum class Interval { kModel, kUpdate };
   virtual void Begin(Interval interval) = 0;
   virtual void End(Interval interval) = 0;
   virtual double TakeSeconds(Interval interval) = 0;
-  // The seconds in which the device waited for what is kept in host memory, since the last call.
+  // Returns the seconds since the last call in which the device waited for the host's memory.
   virtual double TakeOffloadSeconds() = 0;
-  // The most bytes that this rank held since the start.
+  // Returns the most bytes that this rank held since the start.
   virtual uint64_t PeakBytes() const = 0;
 };
 
-// Attention as the options ask for it, of what the device makes. This rank is number `rank` of
-// those that share its sequences.
+// Makes attention as the options ask for it, of what the device makes. This rank is number `rank`
+// of those that share its sequences.
 absl::StatusOr<std::unique_ptr<attention::ContextAttention>> AttentionOf(
     const patterns::AttentionOptions& options, int rank, EngineDevice& device);
 
-// Find the device, set LibTorch up for it and connect the ranks. `job`, `world` and `host` outlive
-// what is returned. FAILED_PRECONDITION where this trainer was built without CUDA or the machine
-// has no GPU.
+// These find the device, set LibTorch up for it and connect the ranks. `job`, `world` and `host`
+// outlive what is returned. FAILED_PRECONDITION where this trainer was built without CUDA or the
+// machine has no GPU.
 absl::StatusOr<std::unique_ptr<EngineDevice>> CreateCpuDevice(const TrainingJob& job,
                                                               comm::Communicator& world,
                                                               Host& host);

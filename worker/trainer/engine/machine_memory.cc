@@ -10,7 +10,7 @@
 namespace ringleader::trainer {
 namespace {
 
-// The number that follows `key` in a file of /proc or of a control group; 0 if it is not there.
+// Returns the number after `key` in a file of /proc or of a control group; 0 if there is none.
 uint64_t ReadValue(const std::string& path, const std::string& key) {
   std::ifstream file(path);
   std::string word;
@@ -21,7 +21,7 @@ uint64_t ReadValue(const std::string& path, const std::string& key) {
   return 0;
 }
 
-// "Key:   123 kB", in bytes.
+// Returns the bytes of a line "Key:   123 kB".
 uint64_t ReadKilobytes(const std::string& path, const std::string& key) {
   return ReadValue(path, key) * 1024;
 }
@@ -32,7 +32,7 @@ uint64_t ReadNumber(const std::string& path, uint64_t otherwise) {
   return file >> number ? number : otherwise;  // "max" is no number
 }
 
-// The process's group below the root, from the line "0::/path"; empty: the root itself.
+// Returns the process's group below the root, from the line "0::/path"; empty: the root itself.
 std::filesystem::path OwnGroup(const std::string& own_cgroup) {
   std::ifstream file(own_cgroup);
   for (std::string line; std::getline(file, line);) {
@@ -43,8 +43,8 @@ std::filesystem::path OwnGroup(const std::string& own_cgroup) {
   return "";
 }
 
-// What the group in `folder` may still take; UINT64_MAX where it has no limit, or does not exist:
-// in a container, the host's name for a group may lead nowhere.
+// Returns what the group in `folder` may still take; UINT64_MAX where it has no limit, or does not
+// exist: in a container, the host's name for a group may lead nowhere.
 uint64_t LeftInGroup(const std::filesystem::path& folder) {
   const uint64_t limit = ReadNumber(folder / "memory.max", UINT64_MAX);
   if (limit == UINT64_MAX) return UINT64_MAX;

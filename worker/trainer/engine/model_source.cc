@@ -30,9 +30,19 @@ void DrawWeights(const TrainingJob& job, const model::ModelConfig& config,
   for (std::thread& thread : threads) thread.join();
 }
 
-std::vector<int> ContextRanks(const TrainingJob& job) {
-  std::vector<int> ranks(job.context);
-  for (int i = 0; i < job.context; ++i) ranks[i] = job.rank / job.context * job.context + i;
+std::vector<int> RingRanks(const TrainingJob& job) {
+  const auto [share, member] = job.head_place();
+  std::vector<int> ranks(job.ring_ranks());
+  for (int i = 0; i < job.ring_ranks(); ++i) {
+    ranks[i] = job.rank / job.context * job.context + i * share + member;
+  }
+  return ranks;
+}
+
+std::vector<int> HeadRanks(const TrainingJob& job) {
+  const auto [share, member] = job.head_place();
+  std::vector<int> ranks(share);
+  for (int i = 0; i < share; ++i) ranks[i] = job.rank - member + i;
   return ranks;
 }
 

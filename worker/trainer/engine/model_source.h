@@ -1,4 +1,4 @@
-// What engines read from a job alike.
+// What engines on CPUs and on GPUs read from a job alike.
 #pragma once
 
 #include <vector>
@@ -12,11 +12,13 @@ namespace ringleader::trainer {
 
 bool HasRandomInit(const TrainingJob& job);
 absl::StatusOr<model::ModelConfig> LoadConfig(const TrainingJob& job);
-// Elements [first, first + count) of a new model with random weights, the same whatever the range,
-// drawn by the job's threads: a billion take one thread half a minute.
+// Draws elements [first, first + count) of a new model with random weights, the same whatever the
+// range, by the job's threads: a billion take one thread half a minute.
 void DrawWeights(const TrainingJob& job, const model::ModelConfig& config,
                  const model::ParameterLayout& layout, int64_t first, int64_t count, float* values);
-// The ranks that share this rank's sequences.
-std::vector<int> ContextRanks(const TrainingJob& job);
+// Returns the ranks of this rank's ring, which share its sequences.
+std::vector<int> RingRanks(const TrainingJob& job);
+// Returns the ranks with which this one shares out heads.
+std::vector<int> HeadRanks(const TrainingJob& job);
 
 }  // namespace ringleader::trainer

@@ -4,7 +4,9 @@
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "patterns/check_options.h"
 #include "patterns/pattern.h"
+#include "ring/head_shares.h"
 #include "worker/attention/documents/document_attention.h"
 #include "worker/attention/documents/short_document_attention.h"
 #include "worker/trainer/engine/model_source.h"
@@ -78,13 +80,16 @@ absl::Status StepEngine::SetUp(Host& host) {
 }
 
 absl::Status StepEngine::PlanMemory(const model::ModelConfig& config) {
+  RETURN_IF_ERROR(patterns::CheckHeads(job_.attention, config.heads, config.kv_heads));
   const auto element_bytes = static_cast<int64_t>(c10::elementSize(device_->type()));
+  const ring::HeadShares shares = {
+      .ranks = job_.attention.head_ranks, .heads = config.heads, .kv_heads = config.kv_heads};
   const patterns::IndexMemory choice =
       patterns::IndexMemoryOf(job_.attention,
                               {.tokens = LocalTokens() * job_.context,
-                               .ranks = job_.context,
-                               .heads = config.heads,
-                               .kv_heads = config.kv_heads,
+                               .ranks = job_.ring_ranks(),
+                               .heads = shares.local_heads(),
+                               .kv_heads = shares.local_kv_heads(),
                                .head_dim = config.head_dim,
                                .element_bytes = element_bytes},
                               config.layers);
@@ -96,7 +101,8 @@ absl::Status StepEngine::PlanMemory(const model::ModelConfig& config) {
                                       .ranks_per_node = job_.ranks_per_node,
                                       .device_is_host = device_->is_host(),
                                       .choice_bytes = choice.kept,
-                                      .choice_working_bytes = choice.working};
+                                      .choice_working_bytes = choice.working,
+                                      .head_ranks = job_.attention.head_ranks};
   ASSIGN_OR_RETURN(const model::MemoryLimits free, device_->FreeMemory());
   // Every rank must plan alike: all take the least that any has. None takes anything before all
   // have looked.
@@ -160,9 +166,13 @@ std::string StepEngine::DescribePrecision() const {
 
 absl::Status StepEngine::SetDocuments(const data::LocalSequence& sequence) {
   if (sequence.layout != nullptr) return device_->attention().SetLayout(*sequence.layout);
-  if (!job_.document_mask && !job_.batching.samples) return absl::OkStatus();
-  return device_->attention().SetDocuments(sequence.sequence_length, sequence.document_firsts,
-                                           sequence.sequence_length - sequence.content);
+  if (job_.document_mask || job_.batching.samples) {
+    return device_->attention().SetDocuments(sequence.sequence_length, sequence.document_firsts,
+                                             sequence.sequence_length - sequence.content,
+                                             sequence.prefix_ends);
+  }
+  if (job_.attention.mask == patterns::Mask::kCausal) return absl::OkStatus();
+  return device_->attention().SetDocuments(sequence.sequence_length, {});
 }
 
 model::TokenBatch StepEngine::Batch(const data::LocalSequence& sequence) const {
@@ -250,6 +260,8 @@ absl::StatusOr<EngineStats> StepEngine::TakeStats() {
       std::max(0.0, device_->TakeSeconds(EngineDevice::Interval::kUpdate) - waits.update);
   result.layers = std::move(stats.layers);
   result.micro_batches = std::move(stats.micro_batches);
+  result.head_bytes = stats.head_bytes;
+  result.ring_bytes = stats.ring_bytes;
   result.peak_memory_bytes = device_->PeakBytes();
   return result;
 }

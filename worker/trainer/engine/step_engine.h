@@ -51,6 +51,9 @@ struct EngineStats {
   // What each ForwardBackward visited, in their order, where documents are samples.
   std::vector<attention::VisitedTiles> micro_batches;
   uint64_t peak_memory_bytes = 0;  // of the device, since the start
+  // attention::AttentionStats'.
+  uint64_t head_bytes = 0;
+  attention::RingBytes ring_bytes;
 };
 
 // All ranks make the same calls in the same order, from one thread. LibTorch's exceptions pass
@@ -65,7 +68,7 @@ class StepEngine {
   const model::ModelConfig& config() const { return decoder_->config(); }
   EngineDevice& device() { return *device_; }
   const model::ParameterLayout& layout() const { return decoder_->layout(); }
-  // How the engine has set itself up, for people: name and value.
+  // Says how the engine has set itself up, for people: name and value.
   std::vector<std::pair<std::string, std::string>> Settings() const;
 
   // Has the steps from the next one on lie and travel so. What
@@ -88,18 +91,19 @@ class StepEngine {
   bool sums_once_a_step() const { return optimizer_->sums_once_a_step(); }
   absl::StatusOr<StepUpdate> Update(double learning_rate);
 
-  // What the model says of this rank's tokens, without gradients. Waits for the device.
+  // Scores this rank's tokens, without gradients. Waits for the device.
   absl::StatusOr<RankScores> Score(const data::LocalSequence& sequence);
-  // In place of Score, likewise.
+  // Stands in for Score likewise.
   void PassScore();
 
-  // What happened since the last call.
+  // Returns what happened since the last call.
   absl::StatusOr<EngineStats> TakeStats();
-  // The first parameter, in layout().slots, whose gradient here is NaN or infinite; -1 if none is.
+  // Returns the first of layout().slots whose gradient here is NaN or infinite; -1 if none is.
   int64_t NonFiniteParameter() const { return optimizer_->NonFiniteParameter(); }
 
-  // This rank's range of the parameters with its optimizer state as they are now, to be copied to
-  // host memory while training goes on. Calling it may outlast no call but ForwardBackward.
+  // Returns a source of this rank's range of the parameters and optimizer state as they are now, to
+  // be copied to host memory while training goes on: a ForwardBackward may run meanwhile, and no
+  // other call.
   absl::StatusOr<optim::ShardSource> Snapshot() { return optimizer_->Snapshot(); }
   int64_t shard_begin() const { return optimizer_->shard_begin(); }
   int64_t shard_elements() const { return optimizer_->shard_elements(); }
@@ -119,7 +123,7 @@ class StepEngine {
   absl::Status PlanMemory(const model::ModelConfig& config);
   // Whether a buffer of the whole gradient fits, for groups that need not meet then.
   bool MaySumOnceAStep(const model::ParameterLayout& layout) const;
-  // This rank's range of the start weights.
+  // Returns this rank's range of the start weights.
   absl::StatusOr<std::vector<float>> StartWeights(const model::ModelConfig& config,
                                                   const model::ParameterLayout& layout) const;
   std::string DescribePrecision() const;

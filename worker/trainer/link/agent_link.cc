@@ -16,6 +16,7 @@
 #include "absl/time/time.h"
 #include "base/protocol_version.h"
 #include "base/status_macros.h"
+#include "jobspec/values/attention_spec.h"
 #include "ringleader/v1/trainer_link.grpc.pb.h"
 #include "spdlog/spdlog.h"
 #include "worker/trainer/link/assignment.h"
@@ -81,7 +82,7 @@ class AgentLink::Impl {
     };
     mutex_.Await(absl::Condition(&settled));
     if (assignment_.has_value()) {
-      context_ranks_ = static_cast<int>(assignment_->spec().parallelism().context());
+      parallelism_ = assignment_->spec().parallelism();
       measure_ = ToMeasureRequest(assignment_->measure());
       return *assignment_;
     }
@@ -126,9 +127,9 @@ class AgentLink::Impl {
 
   int rank() const { return rank_; }
   const balance::MeasureRequest& measure() const { return measure_; }
-  int context_ranks() const {
+  v1::ParallelismSpec parallelism() const {
     absl::MutexLock lock(&mutex_);
-    return context_ranks_;
+    return parallelism_;
   }
 
   void Close() {
@@ -240,7 +241,7 @@ class AgentLink::Impl {
   std::optional<Peers> peers_ ABSL_GUARDED_BY(mutex_);
   std::string plan_ ABSL_GUARDED_BY(mutex_);
   uint32_t profile_steps_ ABSL_GUARDED_BY(mutex_) = 0;
-  int context_ranks_ ABSL_GUARDED_BY(mutex_) = 1;
+  v1::ParallelismSpec parallelism_ ABSL_GUARDED_BY(mutex_);
   bool stop_requested_ ABSL_GUARDED_BY(mutex_) = false;
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;  // nothing more will be reported
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;    // the worker's side
@@ -355,7 +356,9 @@ absl::StatusOr<Plan> AgentLink::ParsePlan(const std::string& bytes) const {
   if (!proto.ParseFromString(bytes)) {
     return absl::InvalidArgumentError("a plan arrived that cannot be read");
   }
-  return ToPlan(proto, impl_->context_ranks());
+  const v1::ParallelismSpec parallelism = impl_->parallelism();
+  return ToPlan(proto, static_cast<int>(parallelism.context()),
+                static_cast<int>(jobspec::HeadRanks(parallelism)));
 }
 
 }  // namespace ringleader::trainer

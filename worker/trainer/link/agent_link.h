@@ -44,11 +44,11 @@ struct Result {
 // Thread-safe. A thread of its own sends messages, and the step loop's place every second.
 class AgentLink : public Host {
  public:
-  // Leave now, from a thread of the link: the worker asked for it, or is gone.
+  // The link calls it from a thread of its own to leave now: the worker asked for it, or is gone.
   using LeaveCallback = std::function<void(const std::string& reason)>;
 
-  // This process may live until then (BootNow()); comes before the assignment, and again with every
-  // renewal. From a thread of the link.
+  // The link calls it from a thread of its own, before the assignment and with every renewal: this
+  // process may live until `end` (BootNow()).
   using LeaseCallback = std::function<void(absl::Time end)>;
 
   // Dials the socket and says hello.

@@ -70,9 +70,9 @@ absl::StatusOr<balance::SampleWeights> ToWeights(
 
 // `Message`: StepPlan or EarlierShape.
 template <typename Message>
-absl::StatusOr<PlanShape> ToShape(const Message& proto, uint64_t version, int context) {
+absl::StatusOr<PlanShape> ToShape(const Message& proto, uint64_t version, int context, int heads) {
   PlanShape shape;
-  shape.ring.inner = context;
+  shape.ring.inner = context / heads;
   if (proto.has_ring() && proto.ring().inner() != 0) {
     shape.ring.inner = static_cast<int>(proto.ring().inner());
     shape.ring.outer = static_cast<int>(std::max(1u, proto.ring().outer()));
@@ -80,10 +80,11 @@ absl::StatusOr<PlanShape> ToShape(const Message& proto, uint64_t version, int co
   if (proto.ring().kind() != v1::ParallelismSpec::RING_UNSPECIFIED) {
     ASSIGN_OR_RETURN(shape.ring.kind, jobspec::RingOf(proto.ring().kind()));
   }
-  if (int64_t{shape.ring.inner} * shape.ring.outer != context || shape.ring.inner < 1) {
+  if (int64_t{shape.ring.inner} * shape.ring.outer * heads != context || shape.ring.inner < 1) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("plan %d: a ring of %d x %d ranks for parallelism.context %d", version,
-                        shape.ring.inner, shape.ring.outer, context));
+        absl::StrFormat("plan %d: a ring of %d x %d ranks for parallelism.context %d%s", version,
+                        shape.ring.inner, shape.ring.outer, context,
+                        heads > 1 ? absl::StrFormat(" and parallelism.heads %d", heads) : ""));
   }
   if (proto.layout() != v1::ParallelismSpec::LAYOUT_UNSPECIFIED) {
     ASSIGN_OR_RETURN(shape.layout, jobspec::LayoutOf(proto.layout()));
@@ -95,16 +96,16 @@ absl::StatusOr<PlanShape> ToShape(const Message& proto, uint64_t version, int co
 
 }  // namespace
 
-absl::StatusOr<Plan> ToPlan(const v1::StepPlan& proto, int context) {
+absl::StatusOr<Plan> ToPlan(const v1::StepPlan& proto, int context, int heads) {
   Plan plan;
   plan.version = proto.version();
   plan.effective_step = std::max<uint64_t>(1, proto.effective_step());
-  ASSIGN_OR_RETURN(static_cast<PlanShape&>(plan), ToShape(proto, plan.version, context));
+  ASSIGN_OR_RETURN(static_cast<PlanShape&>(plan), ToShape(proto, plan.version, context, heads));
   plan.shape_from_step = proto.shape_from_step();
   for (const v1::EarlierShape& earlier : proto.earlier_shapes()) {
     Plan::EarlierShape& dated = plan.earlier_shapes.emplace_back();
     dated.from_step = earlier.from_step();
-    ASSIGN_OR_RETURN(dated.shape, ToShape(earlier, plan.version, context));
+    ASSIGN_OR_RETURN(dated.shape, ToShape(earlier, plan.version, context, heads));
   }
   ASSIGN_OR_RETURN(plan.sample_weights, ToWeights(proto.sample_weights()));
   plan.group_permille.assign(proto.group_permille().begin(), proto.group_permille().end());
@@ -171,19 +172,23 @@ absl::StatusOr<TrainingJob> ToTrainingJob(const v1::TrainerAssignment& assignmen
                    jobspec::Convert(kOverlongs, spec.data().overlong(), "data.overlong"));
   ASSIGN_OR_RETURN(job.deals_in_order,
                    jobspec::Convert(kDealings, spec.data().dealing(), "data.dealing"));
+  job.batching.hidden_share = spec.data().hidden_share();
+  job.batching.hidden_token = spec.data().hidden_token();
   // Jobs come with every default filled in; one without this was made before there was a choice,
   // and goes on as it began.
   job.document_mask = assignment.spec().data().document_mask();
   ASSIGN_OR_RETURN(job.attention, jobspec::AttentionOptionsOf(spec.attention()));
+  job.batching.prefixes = job.attention.mask == patterns::Mask::kPrefixLm;
   job.attention.sequence_length = static_cast<int64_t>(job.sequence_length);
   job.attention.threads = job.threads;
   job.attention.bf16_gradients = spec.parallelism().kv_gradients() == v1::ParallelismSpec::BFLOAT16;
-  ASSIGN_OR_RETURN(job.plan, ToPlan(assignment.plan(), job.context));
+  job.attention.head_ranks = static_cast<int>(jobspec::HeadRanks(spec.parallelism()));
+  ASSIGN_OR_RETURN(job.plan, ToPlan(assignment.plan(), job.context, job.attention.head_ranks));
   job.plan_bytes = assignment.plan().SerializeAsString();
   job.attention = job.plan.Of(std::move(job.attention));
   // Tokens that are left over would be in nobody's shard.
   RETURN_IF_ERROR(
-      jobspec::CheckSequencesDivide(spec, patterns::DivisionOf(job.attention, job.context)));
+      jobspec::CheckSequencesDivide(spec, patterns::DivisionOf(job.attention, job.ring_ranks())));
 
   const v1::TrainingSpec& training = spec.training();
   job.steps = training.steps();

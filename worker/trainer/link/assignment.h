@@ -14,10 +14,11 @@ namespace ringleader::trainer {
 // know.
 absl::StatusOr<TrainingJob> ToTrainingJob(const v1::TrainerAssignment& assignment);
 
-// `context` ranks share a sequence; a plan that leaves its ring or layout open gets the flat
+// `context` ranks share a sequence, and of them `heads` at a time share out heads: a ring has as
+// many ranks as there are such groups. A plan that leaves its ring or layout open gets the flat
 // ring or stripes. INVALID_ARGUMENT if the plan's ring is of another number of ranks, or of a kind
 // that this program does not know.
-absl::StatusOr<Plan> ToPlan(const v1::StepPlan& plan, int context);
+absl::StatusOr<Plan> ToPlan(const v1::StepPlan& plan, int context, int heads = 1);
 
 balance::MeasureRequest ToMeasureRequest(const v1::MeasureRequest& request);
 

@@ -245,6 +245,24 @@ TEST(PlanFieldsTest, ARingHoldsTheContextsRanks) {
             "plan 0: a ring of 2 x 2 ranks for parallelism.context 2");
 }
 
+TEST(PlanFieldsTest, WhoSharesHeadsIsOneRankOfTheRing) {
+  v1::StepPlan proto;
+  EXPECT_EQ(ToPlan(proto, 6, 2)->ring.inner, 3);
+  proto.mutable_ring()->set_inner(3);
+  EXPECT_TRUE(ToPlan(proto, 6, 2).ok());
+  EXPECT_EQ(ToPlan(proto, 3, 3).status().message(),
+            "plan 0: a ring of 3 x 1 ranks for parallelism.context 3 and parallelism.heads 3");
+  v1::TrainerAssignment assignment = Assignment();
+  EXPECT_EQ(JobOf(assignment).attention.head_ranks, 1);
+  assignment.mutable_spec()->mutable_parallelism()->set_heads(3);
+  assignment.mutable_plan()->mutable_ring()->set_inner(1);
+  const TrainingJob job = JobOf(assignment);
+  EXPECT_EQ(job.attention.head_ranks, 3);
+  EXPECT_EQ(job.ring_ranks(), 1);
+  EXPECT_EQ(job.ring_rank(), 0);
+  EXPECT_EQ(job.head_place().member, 2) << "of rank 5, the last of its context";
+}
+
 TEST(PlanFieldsTest, WeightsOfSamplesAscend) {
   v1::StepPlan proto;
   v1::SampleWeight* const row = proto.add_sample_weights();

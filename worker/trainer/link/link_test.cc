@@ -97,6 +97,30 @@ TEST(AssignmentTest, JobsFromBeforeTheDocumentMaskGoOnWithoutIt) {
   EXPECT_TRUE(ToTrainingJob(assignment)->document_mask);
 }
 
+TEST(AssignmentTest, TakesTheMaskAndWhatItAsksOfTheData) {
+  v1::JobSpec spec = Spec();
+  spec.mutable_attention()->Clear();
+  spec.mutable_attention()->set_pattern(v1::AttentionSpec::DENSE);
+  TrainingJob job = ToTrainingJob(AssignmentOf(spec)).value();
+  EXPECT_EQ(job.attention.mask, patterns::Mask::kCausal);  // of jobs from before there was a choice
+  EXPECT_FALSE(job.batching.prefixes);
+  EXPECT_EQ(job.batching.hidden_share, 0);
+  spec.mutable_attention()->set_mask(v1::AttentionSpec::MASK_PREFIX_LM);
+  job = ToTrainingJob(AssignmentOf(spec)).value();
+  EXPECT_EQ(job.attention.mask, patterns::Mask::kPrefixLm);
+  EXPECT_TRUE(job.batching.prefixes);
+  spec.mutable_attention()->set_mask(v1::AttentionSpec::MASK_BLOCK_CAUSAL);
+  spec.mutable_data()->set_hidden_token(9);
+  job = ToTrainingJob(AssignmentOf(spec)).value();
+  EXPECT_EQ(job.attention.mask, patterns::Mask::kBlockCausal);
+  EXPECT_EQ(job.attention.mask_block, 1024);
+  EXPECT_EQ(job.batching.hidden_share, 0.15);
+  EXPECT_EQ(job.batching.hidden_token, 9u);
+  spec.mutable_attention()->set_mask(static_cast<v1::AttentionSpec::Mask>(77));
+  EXPECT_THAT(std::string(ToTrainingJob(AssignmentOf(spec)).status().message()),
+              HasSubstr("attention.mask: enumerator 77 is unknown"));
+}
+
 TEST(AssignmentTest, RefusesRanksAndRingsThatDoNotFit) {
   v1::TrainerAssignment assignment = AssignmentOf(Spec());
   assignment.set_world_size(3);

@@ -57,6 +57,7 @@ v1::StepReport ToProto(const StepRecord& record, int rank) {
     out->set_verticals(layer.verticals);
     out->set_slashes(layer.slashes);
     out->set_recall(layer.recall);
+    out->set_first_head(static_cast<uint32_t>(layer.first_head));
     out->mutable_probed_recall_by_head()->Add(layer.probed_recall.begin(),
                                               layer.probed_recall.end());
     if (i < record.probed_recall.size() && record.probed_recall[i] >= 0) {
@@ -94,6 +95,9 @@ v1::StepReport ToProto(const StepRecord& record, int rank) {
     out->set_tokens(tokens);
     out->set_count(count);
   }
+  report.set_head_bytes(record.head_bytes);
+  report.set_ring_bytes(record.ring_bytes.sent);
+  report.set_whole_ring_bytes(record.ring_bytes.whole);
   report.set_step_imbalance(StepImbalance(record.layers));
   report.set_skipped(record.skipped);
   report.set_plan_version(record.plan_version);

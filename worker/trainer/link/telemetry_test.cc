@@ -85,13 +85,20 @@ TEST(TelemetryFieldsTest, OfALayer) {
                       .balanced = 6,
                       .anchor_missed = 2,
                       .probed_recall = {0.5, 0.75},
+                      .first_head = 2,
                       .tiles_per_ring_step = {10, 4},
                       .column_tiles = 5};
   record.probed_recall = {-1.0, 0.625};
+  record.head_bytes = 4096;
+  record.ring_bytes = {.sent = 300, .whole = 1000};
   const v1::StepReport report = ToProto(record, 0);
   ASSERT_EQ(report.layers_size(), 2);
   const v1::LayerReport& layer = report.layers(1);
   EXPECT_EQ(layer.layer(), 1u);
+  EXPECT_EQ(layer.first_head(), 2u);
+  EXPECT_EQ(report.head_bytes(), 4096u);
+  EXPECT_EQ(report.ring_bytes(), 300u);
+  EXPECT_EQ(report.whole_ring_bytes(), 1000u);
   EXPECT_EQ(layer.density(), 0.125);
   EXPECT_EQ(layer.verticals(), 20);
   EXPECT_EQ(layer.slashes(), 30);

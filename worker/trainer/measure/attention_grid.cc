@@ -18,20 +18,20 @@ namespace {
 using patterns::AttentionOptions;
 using torch::Tensor;
 
-// Longer sequences are a power of their length away, and take the time and memory of a job.
+// Longer ones are predicted by a power of their length; to measure them would take a job's memory.
 constexpr int64_t kLongestOnGpu = 131072, kLongestOnCpu = 16384;  // tokens
 constexpr int64_t kDocumentTokens = 4096;
-// Random values that are repeated over the sequence: drawing them all would take the time.
+// Random values for so many tokens are repeated over the sequence: to draw all would take too long.
 constexpr int64_t kDrawnTokens = 2048;
 
-// Attention over sequences of one length after the other.
+// Runs attention over sequences of one length after the other.
 class Bench {
  public:
   Bench(const TrainingJob& job, const model::ModelConfig& config, EngineDevice& device)
       : job_(job), config_(config), device_(device) {}
 
   absl::StatusOr<balance::Timing> Run(const balance::GridPoint& point) {
-    // Too long for the memory that is left, perhaps.
+    // Perhaps the sequence is too long for the memory that is left.
     try {
       return RunOrThrow(point);
     } catch (const c10::Error& error) {
@@ -60,12 +60,12 @@ class Bench {
     AttentionOptions options = attention::AloneOptions(job_.attention);
     options.dense_layers.clear();
     options.adapt_heads = false;
-    options.sequence_length = 0;  // shares are of what is measured
+    options.sequence_length = 0;  // a share is one of what is measured
     if (const auto set_density = patterns::DefinitionOf(options.pattern).set_density) {
       set_density(&options, point.tokens, point.density);
     }
     point_ = point;
-    attention_ = nullptr;  // its memory first
+    attention_ = nullptr;  // gives its memory back first
     ASSIGN_OR_RETURN(attention_, device_.MakeAttentionAlone(options));
     std::vector<int64_t> firsts;
     for (int64_t at = 0; point.document_tokens > 0 && at < point.tokens;
@@ -104,6 +104,8 @@ std::vector<balance::Row> MeasureAttention(const TrainingJob& job, const model::
                                            double budget_seconds, EngineDevice& device,
                                            const Host& host) {
   const AttentionOptions& options = job.attention;
+  // Tables are of causal attention.
+  if (options.mask != patterns::Mask::kCausal) return {};
   const balance::Row shape = {.pattern = std::string(patterns::DefinitionOf(options.pattern).name),
                               .tile = options.tile,
                               .heads = static_cast<int>(config.heads),

@@ -13,7 +13,7 @@ constexpr size_t kSmallBytes = 4096;
 constexpr size_t kLargeBytesOnHost = size_t{4} << 20, kLargeBytesOnDevice = size_t{64} << 20;
 constexpr int kRepeats = 7;
 
-// Median of several exchanges after a first one, which makes the connection.
+// Returns the median seconds of several exchanges after a first one, which makes the connection.
 absl::StatusOr<double> Median(EngineDevice& device, int partner, size_t bytes) {
   std::vector<double> seconds;
   for (int i = 0; i <= kRepeats; ++i) {
@@ -33,7 +33,7 @@ absl::StatusOr<std::vector<balance::LinkSpeed>> MeasureLinks(const TrainingJob& 
   const auto is_known = [machine = device.Machine()](const auto& known) -> uint8_t {
     return std::find(known.begin(), known.end(), machine) != known.end() ? 1 : 0;
   };
-  // Inside nodes, between nodes: rank 0's word.
+  // Rank 0 says for all which links are known: inside nodes, between nodes.
   uint8_t known[] = {is_known(request.known_links_inside), is_known(request.known_links_between)};
   RETURN_IF_ERROR(world.Broadcast(comm::Channel::kControl, known, sizeof(known), 0));
   const int partners[] = {job.ranks_per_node > 1 ? 1 : job.world_size, job.ranks_per_node};
@@ -46,7 +46,7 @@ absl::StatusOr<std::vector<balance::LinkSpeed>> MeasureLinks(const TrainingJob& 
     const int other = job.rank == 0 ? partner : 0;
     ASSIGN_OR_RETURN(const double small_seconds, Median(device, other, kSmallBytes));
     ASSIGN_OR_RETURN(const double large_seconds, Median(device, other, large));
-    // Noise may turn the two about.
+    // Noise may make the small message the slower one.
     const double difference = std::max(large_seconds - small_seconds, 0.1 * large_seconds);
     const double bytes_per_second = static_cast<double>(large - kSmallBytes) / difference;
     links.push_back(

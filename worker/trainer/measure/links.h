@@ -13,7 +13,7 @@ namespace ringleader::trainer {
 
 // Rank 0 exchanges small and large messages with the next rank of its node, and with the first rank
 // of the next node, where the job has them and `request` does not know those links. All ranks call
-// it; what they return counts on rank 0. Takes a second or so. An error is one of the transport,
+// it; only what rank 0 returns counts. Takes a second or so. An error is one of the transport,
 // which training would meet, too.
 absl::StatusOr<std::vector<balance::LinkSpeed>> MeasureLinks(const TrainingJob& job,
                                                              const balance::MeasureRequest& request,

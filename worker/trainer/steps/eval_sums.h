@@ -16,11 +16,11 @@ class EvalSums {
   // `tasks` outlive it: data::Loader::tasks().
   explicit EvalSums(const std::vector<std::string>& tasks);
 
-  // This rank's tokens of one sequence.
+  // Adds this rank's tokens of one sequence.
   void Add(const data::LocalSequence& sequence, const RankScores& scores);
   // What ranks sum.
   std::vector<double>& sums() { return sums_; }
-  // Means; the loss is NaN where no token has a label. Tasks that were not asked have a loss of 0.
+  // Returns means. The loss is NaN where no token has a label, and a task's 0 if none was asked.
   EvalOutcome Outcome() const;
 
  private:

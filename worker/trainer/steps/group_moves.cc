@@ -14,7 +14,7 @@ std::vector<float> GroupMoves(const balance::Dealing& dealing, std::span<const u
       sum += weights.AttentionMicroseconds(tokens[sample]);
     return sum;
   };
-  // What brings `own` microseconds to the anchor of `all`, by attention alone.
+  // Returns the factor of attention that brings `own` microseconds to the anchor of `all`.
   const auto move_of = [&](const std::vector<int64_t>& all, int64_t own, int64_t attention) {
     if (attention <= 0) return 1.0f;
     const double wanted = kernels::AnchorOf(anchor, all.data(), static_cast<int32_t>(all.size()));

@@ -1,6 +1,6 @@
 // By how much the groups' attention is to shrink or grow so that groups that wait for each other
 // take as long (attention.balance; SparseBalance, arXiv 2604.13847, Algorithm 1, steps 1 to 3).
-// From what the step's dealing predicts, which all ranks know: nothing is sent for it.
+// All ranks know what the step's dealing predicts, so nothing is sent for it.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace ringleader::trainer {
 
-// ContextAttention::SetMove's factor for each micro-batch of `group`. Groups that sum their
+// Returns ContextAttention::SetMove's factor for each micro-batch of `group`. Groups that sum their
 // gradients `once` a step wait for each other's steps, and all others for the micro-batches of the
 // same number, of the groups that have one. `tokens[i]`: of sample i of the step. 1 where the
 // weights do not say what attention takes.

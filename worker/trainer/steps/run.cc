@@ -85,7 +85,7 @@ class Attempt {
   std::unique_ptr<data::Loader> train_, eval_;
   std::unique_ptr<checkpoint::Checkpointer> checkpointer_;
   std::unique_ptr<StepLoop> loop_;
-  // Rank 0: of the model that training begins with, as they were then; they go with the export.
+  // Rank 0: files of the start model, as they were when training began; exported with the result.
   std::map<std::string, std::string> companions_;
   std::string resumed_from_;  // a checkpoint's folder; empty: none
   // The plan in force, as it travels.
@@ -325,8 +325,8 @@ absl::Status Attempt::EvaluateIfDue(uint64_t step) {
 absl::Status Attempt::Save(uint64_t step) {
   host_.SetPlace(step, "checkpoint");
   const Stopwatch timer(&checkpoint_seconds_);
-  // One save at a time: the one before has reported, so the time is this one's. That it failed ends
-  // nothing, earlier checkpoints are there; unless another attempt has taken this one's place.
+  // One save runs at a time. That the one before failed ends nothing, for earlier checkpoints are
+  // there, unless it failed because another attempt has taken this one's place.
   if (absl::Status last = checkpointer_->Wait(); absl::IsAborted(last)) return last;
   save_start_ = absl::Now();
   ASSIGN_OR_RETURN(optim::ShardSource shard, engine_->Snapshot());
@@ -349,7 +349,8 @@ absl::Status Attempt::ExportModel() {
       absl::StrCat(job_.checkpoint_directory, "/.model.token-", job_.fencing_token);
   RETURN_IF_ERROR(engine_->ExportModel(
       fresh, {.type = job_.export_bf16 ? model::StoredType::kBFloat16 : model::StoredType::kFloat32,
-              .companions = companions_}));
+              .companions = companions_,
+              .mask = std::string(patterns::MaskName(job_.attention.mask))}));
   if (is_first()) {
     RETURN_IF_ERROR(checkpoint::ChangeAsOwner(job_.checkpoint_directory, Owner(),
                                               [&] { return ReplaceFolder(fresh, folder); }));
@@ -365,13 +366,18 @@ void Attempt::WarnOfPlan(std::string_view problem) const {
   std::fflush(stdout);
 }
 
-// What must not change under a checkpoint. Steps, rates and the number of ranks may.
+// Digests what must not change under a checkpoint. Steps, rates and the number of ranks may.
 std::string Attempt::JobDigest() const {
   std::string identity = absl::StrCat(job_.name, "\n", model::ModelConfigJson(engine_->config()),
                                       "\n", job_.train_data, "\n", job_.sequence_length, "\n",
                                       job_.global_batch, "\n", job_.seed);
   if (job_.batching.samples) {
     absl::StrAppend(&identity, "\nsamples ", static_cast<int>(job_.batching.overlong));
+  }
+  if (job_.attention.mask != patterns::Mask::kCausal) {
+    absl::StrAppend(&identity, "\nmask ", std::string(patterns::MaskName(job_.attention.mask)), " ",
+                    job_.attention.mask_block, " ", job_.batching.hidden_share, " ",
+                    job_.batching.hidden_token);
   }
   return absl::StrFormat("%016x", Checksum(identity.data(), identity.size()));
 }
@@ -393,10 +399,19 @@ void Attempt::PrintSettings() const {
   row("packed documents", job_.batching.samples ? "none: a document is a sample"
                           : job_.document_mask  ? "kept apart"
                                                 : "not kept apart (data.document_mask: false)");
+  row("a query may see", std::string(patterns::MaskName(job_.attention.mask)));
+  row("predicted", job_.batching.hidden_share > 0
+                       ? absl::StrFormat("%g of the tokens, hidden", job_.batching.hidden_share)
+                       : "the next token");
   row("ranks",
       absl::StrFormat("%d = %d context x %d data", world_.size(), job_.context, job_.data));
   row("ring", absl::StrFormat("%d inner x %d outer, stripe %d", job_.plan.ring.inner,
                               job_.plan.ring.outer, job_.plan.stripe));
+  if (job_.attention.head_ranks > 1) {
+    row("heads",
+        absl::StrFormat("%d ranks of the ring's, each with %d of them", job_.attention.head_ranks,
+                        config.heads / job_.attention.head_ranks));
+  }
   row("steps", absl::StrFormat("%d, learning rate %g, warm-up %d", job_.steps, job_.schedule.peak,
                                job_.schedule.warmup_steps));
   for (const auto& [key, value] : engine_->Settings()) row(key, value);

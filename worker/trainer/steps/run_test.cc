@@ -41,7 +41,7 @@ class RunTest : public ::testing::Test {
     return testing::TinyTrainingJob(directory_.path().string(), context, data);
   }
   std::string Path(const std::string& name) const { return directory_.File(name); }
-  // Fresh hosts, to be told what comes before the attempt.
+  // Returns fresh hosts, which a test tells what comes before the attempt.
   std::vector<RecordingHost>& NewHosts(const TrainingJob& job) {
     return hosts_ = std::vector<RecordingHost>(job.world_size);
   }
@@ -118,7 +118,7 @@ TEST_F(RunTest, AStepsRecordCountsWhatAllRanksDid) {
 
 // Nothing is learnt, so that a loss tells which sequences it is of: the second step of two is the
 // third and fourth of one each.
-TEST_F(RunTest, EachStepTakesTheSequencesBehindThoseOfTheStepBefore) {
+TEST_F(RunTest, EachStepTakesTheSequencesAfterThoseOfTheStepBefore) {
   TrainingJob job = Job();
   job.schedule = {.peak = 0.0, .total_steps = 4};
   job.eval_sequences = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -36,8 +37,8 @@ StepLoop::StepLoop(const TrainingJob& job, const StepParts& parts)
 
 kernels::ShardLayout StepLoop::LayoutOf(uint64_t tokens) const {
   return {.kind = shape_.layout,
-          .ranks = job_.context,
-          .rank = job_.rank % job_.context,
+          .ranks = job_.ring_ranks(),
+          .rank = job_.ring_rank(),
           .stripe = shape_.stripe,
           .tokens = static_cast<int64_t>(tokens)};
 }
@@ -52,10 +53,11 @@ balance::Dealing StepLoop::Deal(std::span<const data::Sample> samples,
                                  .group_permille = group_permille};
   if (!job_.batching.samples) return balance::DealInOrder(tokens, weights, rules);
   const ring::Division division = {.layout = shape_.layout,
-                                   .ranks = job_.context,
+                                   .ranks = job_.ring_ranks(),
                                    .tile = job_.attention.tile,
-                                   .stripe = shape_.stripe};
-  rules.multiple = std::max<int64_t>(job_.attention.tile, division.Multiple());
+                                   .stripe = shape_.stripe,
+                                   .heads = job_.attention.head_ranks};
+  rules.multiple = std::lcm<int64_t>(job_.attention.tile, division.Multiple());
   if (job_.deals_in_order) return balance::DealInOrder(tokens, weights, rules);
   // What is chosen online is chosen for a whole micro-batch: a sample that shares it with others
   // would attend to something else wherever it is dealt with others.
@@ -70,7 +72,7 @@ absl::StatusOr<data::LocalSequence> StepLoop::Read(const data::Loader& loader,
   std::vector<data::Sample> together;
   for (const uint32_t number : batch.samples) together.push_back(samples[number]);
   if (!shape_.by_documents) {
-    return loader.Read(together, LayoutOf(static_cast<uint64_t>(batch.padded)));
+    return loader.Read(together, LayoutOf(static_cast<uint64_t>(batch.padded)), job_.head_place());
   }
   const std::vector<int64_t> firsts = loader.DocumentFirsts(together, batch.padded);
   std::vector<int64_t> lengths;
@@ -94,14 +96,14 @@ absl::Status StepLoop::CheckShape(const PlanShape& shape) const {
   if (options.layout == kernels::LayoutKind::kStriped && options.stripe == 0) {
     options.stripe = options.tile;
   }
-  RETURN_IF_ERROR(patterns::CheckOptions(options, job_.context));
+  RETURN_IF_ERROR(patterns::CheckOptions(options, job_.ring_ranks()));
   if (shape.by_documents && !job_.document_mask && !job_.batching.samples) {
     return absl::InvalidArgumentError(
         "documents cannot lie by themselves where tokens attend to those before their own "
         "(data.document_mask: false)");
   }
   return ring::CheckDivides("data.sequence_length", static_cast<int64_t>(job_.sequence_length),
-                            patterns::DivisionOf(options, job_.context));
+                            patterns::DivisionOf(options, job_.ring_ranks()));
 }
 
 absl::Status StepLoop::TakeShape(uint64_t step) {
@@ -191,6 +193,8 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
   record.layers = std::move(stats.layers);
   KeepProbe(&record);
   record.peak_memory_bytes = stats.peak_memory_bytes;
+  record.head_bytes = stats.head_bytes;
+  record.ring_bytes = stats.ring_bytes;
 
   skipped_in_a_row_ = record.skipped ? skipped_in_a_row_ + 1 : 0;
   if (skipped_in_a_row_ > job_.max_skipped_steps) return NonFiniteGradient(step);

@@ -41,32 +41,32 @@ class StepLoop {
   // record's checkpoint and evaluation times are left for the caller. `step` counts from 1.
   absl::StatusOr<StepRecord> Train(uint64_t step);
 
-  // Over the held-out sequences, after `step` steps, attending to what training.eval_attention
+  // Scores the held-out sequences after `step` steps, attending to what training.eval_attention
   // says.
   absl::StatusOr<EvalRecord> Evaluate(uint64_t step);
 
-  // Steps in a row, up to now, that were skipped for a NaN or infinite gradient.
+  // Returns how many steps in a row, up to now, were skipped for a NaN or infinite gradient.
   uint64_t skipped_in_a_row() const { return skipped_in_a_row_; }
   void set_skipped_in_a_row(uint64_t steps) { skipped_in_a_row_ = steps; }
 
  private:
-  // What each group trains or scores of these sequences or samples, in micro-batches.
+  // Deals these sequences or samples to the groups that train or score them, in micro-batches.
   balance::Dealing Deal(std::span<const data::Sample> samples,
                         const balance::SampleWeights& weights,
                         const std::vector<uint32_t>& group_permille) const;
-  // This rank's part of a micro-batch.
+  // Reads this rank's part of a micro-batch.
   absl::StatusOr<data::LocalSequence> Read(const data::Loader& loader,
                                            std::span<const data::Sample> samples,
                                            const balance::MicroBatch& batch,
                                            const balance::SampleWeights& weights) const;
-  // The layout of this rank's part of a sequence of so many tokens.
+  // Returns the layout of this rank's part of a sequence of `tokens` tokens.
   kernels::ShardLayout LayoutOf(uint64_t tokens) const;
   // Whether sequences can lie and travel so.
   absl::Status CheckShape(const PlanShape& shape) const;
   // Has the engine compute step `step` in its shape.
   absl::Status TakeShape(uint64_t step);
   absl::StatusOr<EvalOutcome> EvaluateOnce();
-  // By how much the attention of this group's micro-batches is moved.
+  // Returns by how much the attention of this group's micro-batches is moved.
   std::vector<float> MovesOf(const balance::Dealing& dealing, std::span<const data::Sample> samples,
                              uint64_t step) const;
   // Counts the documents of a micro-batch.
@@ -76,7 +76,7 @@ class StepLoop {
                          StepRecord* record) const;
   // Sets the record's probed_recall, from its layers' where they have been probed.
   void KeepProbe(StepRecord* record);
-  // The error of too many skipped steps: which rank's which gradient.
+  // Returns the error of too many skipped steps, which names the rank and the parameter.
   absl::Status NonFiniteGradient(uint64_t step);
 
   const TrainingJob& job_;

@@ -17,7 +17,7 @@
 
 namespace ringleader::trainer::testing {
 
-// Keeps what a rank reports. What it is to be told comes before the attempt, or from `on_step`.
+// Keeps what a rank reports. A test sets what the rank is told before the attempt, or in `on_step`.
 // Thread-safe where Host is; read when the attempt is over.
 class RecordingHost : public Host {
  public:
@@ -55,7 +55,7 @@ class RecordingHost : public Host {
   bool stop_requested() const override { return stop; }
   std::string TakePlan() override { return std::exchange(plan_bytes, ""); }
   uint32_t TakeProfileSteps() override { return std::exchange(profile_steps, 0); }
-  // INVALID_ARGUMENT for bytes that no plan stands for.
+  // INVALID_ARGUMENT for bytes that stand for no plan.
   absl::StatusOr<Plan> ParsePlan(const std::string& bytes) const override;
 
  private:

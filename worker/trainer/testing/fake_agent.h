@@ -48,14 +48,14 @@ class FakeAgent : private v1::TrainerLink::Service {
   // Kills the processes that still run.
   ~FakeAgent() override;
 
-  // What assignments say from here on; kProtocolVersion unless set.
+  // Sets what assignments say from here on; kProtocolVersion unless set.
   void set_protocol_version(uint32_t version) { protocol_version_ = version; }
-  // Where trainers are to listen. Before the first attaches.
+  // Sets where trainers listen. Called before the first attaches.
   void set_listen_host(const std::string& host) { listen_host_ = host; }
-  // What assignments say from here on (BootNow()); a day from now unless set, nullopt: none.
+  // Sets what assignments say from here on (BootNow()); a day from now unless set, nullopt: none.
   void set_lease_end(std::optional<absl::Time> end);
-  // Under which trainers change the checkpoint folder; kToken unless set. To each other and to this
-  // worker they show kToken all the same.
+  // Sets the token under which trainers change the checkpoint folder; kToken unless set. To each
+  // other and to this worker they show kToken all the same.
   void set_fencing_token(uint64_t token);
 
   // Starts one process per rank; its output goes to `log_directory`/rank-N.log. With several

@@ -1,5 +1,7 @@
 #include "worker/trainer/testing/tiny_job.h"
 
+#include "jobspec/values/attention_spec.h"
+
 namespace ringleader::trainer::testing {
 
 v1::JobSpec TinyJob(const std::string& directory, int context, int data) {
@@ -34,7 +36,7 @@ v1::StepPlan TinyPlan(const v1::JobSpec& spec) {
   plan.set_version(1);
   plan.set_effective_step(1);
   plan.mutable_ring()->set_kind(v1::ParallelismSpec::FLAT);
-  plan.mutable_ring()->set_inner(spec.parallelism().context());
+  plan.mutable_ring()->set_inner(jobspec::RingRanks(spec.parallelism()));
   plan.mutable_ring()->set_outer(1);
   plan.set_layout(v1::ParallelismSpec::STRIPED);
   plan.set_stripe(spec.attention().tile());

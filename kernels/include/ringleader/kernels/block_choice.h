@@ -12,6 +12,7 @@
 
 #include "ringleader/kernels/attention.h"
 #include "ringleader/kernels/balance_steps.h"
+#include "ringleader/kernels/block_mass.h"
 #include "ringleader/kernels/shard_layout.h"
 
 namespace ringleader::kernels {
@@ -114,7 +115,7 @@ struct KeyGroupBudget {
   // Groups for each square root of a token, the tile's own counted; below 0: all groups.
   double rate = -1.0;
 
-  // Of a tile whose first query has position `first`, in a document that starts at `start`.
+  // Groups that a tile keeps whose first query is at `first`, in a document that starts at `start`.
   RINGLEADER_HOST_DEVICE int32_t MostGroups(int64_t first, int64_t start) const {
     const int64_t all = (first - start + kGroupKeys - 1) / kGroupKeys;
     if (rate < 0.0) return static_cast<int32_t>(all);
@@ -149,7 +150,7 @@ RINGLEADER_HOST_DEVICE inline float MostEnergy(int64_t terms) {
   return most;
 }
 
-// Of this rank's queries, summed over the query heads of a KV head, and of its keys. Both results
+// Sums up this rank's queries, over the query heads of a KV head, and its keys. Both results
 // are [2, kv_heads, head_dim]: of queries, then of keys; ranks take the sum and the maximum.
 struct DimEnergyStep {
   int64_t tokens = 0;         // of the sequence; at most 2^30
@@ -212,9 +213,10 @@ RINGLEADER_HOST_DEVICE inline int32_t MostBlocks(float density, int32_t seen) {
   return density > 0 ? static_cast<int32_t>(static_cast<double>(density) * seen) : seen;
 }
 
-using BlockStep = std::variant<TileKeySumsStep, OrderTilesStep, MeanGateStep, QueryGateStep,
-                               PackKeysStep, AntidiagonalGateStep, DimEnergyStep, PickDimsStep,
-                               NarrowRowsStep, KeyGroupGateStep, CountWorkStep, FindMoveStep,
-                               SumChoicesStep, MoveBudgetsStep, HoldMassStep>;
+using BlockStep =
+    std::variant<TileKeySumsStep, OrderTilesStep, MeanGateStep, QueryGateStep, PackKeysStep,
+                 AntidiagonalGateStep, DimEnergyStep, PickDimsStep, NarrowRowsStep,
+                 KeyGroupGateStep, RowLseStep, BlockMassStep, MassGateStep, AdaptDensityStep,
+                 CountWorkStep, FindMoveStep, SumChoicesStep, MoveBudgetsStep, HoldMassStep>;
 
 }  // namespace ringleader::kernels

@@ -1,4 +1,4 @@
-#include "kernels/reference/tiles/score_dims.h"
+#include "kernels/reference/gates/score_dims.h"
 
 #include <algorithm>
 #include <bit>
@@ -19,7 +19,7 @@ bool IsFinite(float x) {
   return std::fabs(x) <= std::numeric_limits<float>::max();
 }
 
-// Of the heads of `x` that share a KV head.
+// Sums up the heads of `x` that share a KV head.
 void SumHead(const TokenMajor<const float>& x, int first_head, int heads, float most,
              int64_t* energy, float* largest) {
   std::fill_n(energy, x.head_dim, int64_t{0});

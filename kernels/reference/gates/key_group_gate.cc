@@ -1,4 +1,4 @@
-#include "kernels/reference/tiles/key_group_gate.h"
+#include "kernels/reference/gates/key_group_gate.h"
 
 #include <algorithm>
 #include <array>
@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/reference/gates/score_dims.h"
 #include "kernels/reference/math/panels.h"
-#include "kernels/reference/tiles/score_dims.h"
 #include "kernels/reference/tiles/tile_lists.h"
 #include "ringleader/kernels/index.h"
 
@@ -71,7 +71,7 @@ class KeyGroupGate {
   }
 
  private:
-  // Of groups [first_group, end_group).
+  // Returns the scores of groups [first_group, end_group).
   std::vector<float> Scores(const QueryTile& tile, const std::vector<float>& packed,
                             float* memory) const {
     const int64_t groups = tile.end_group() - tile.first_group();

@@ -1,6 +1,6 @@
 // What groups of keys are scored by, against plain implementations: the dimensions, the scales and
 // the codes, however many ranks hold the sequence.
-#include "kernels/reference/tiles/score_dims.h"
+#include "kernels/reference/gates/score_dims.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ struct Statistics {
   bool operator==(const Statistics&) const = default;
 };
 
-// Of `tokens` in all.
+// Sums up queries and keys of a sequence of `tokens` tokens.
 Statistics Sum(const Tensor& q, const Tensor& k, int64_t tokens, int threads = 2) {
   Engine engine(threads);
   const int64_t values = int64_t{2} * k.heads * k.head_dim;

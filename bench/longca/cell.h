@@ -1,0 +1,49 @@
+// A cell of the bench's tables: what was measured of one mask, in one direction.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace ringleader::bench {
+
+// Of repetitions.
+struct Spread {
+  double median = 0, p20 = 0, p80 = 0;
+};
+// At least one value.
+Spread SpreadOf(std::vector<double> values);
+
+struct Cell {
+  std::string mask;    // kernels/masks/masks.h
+  std::string choice;  // which of the mask's tiles are visited: "all", "uniform 5 %", "learned 5 %"
+  std::string scheme;  // how ranks share the sequence: "one rank", "flat striped"
+  std::string direction;
+  int64_t tokens = 0;
+  int ranks = 1;
+  std::string note = "";  // "unsupported", "out of memory", or what went wrong; empty: measured
+  double share = 0;       // pairs visited, of tokens²
+  // Milliseconds without the plan: of the slowest rank in each repetition, and means over ranks.
+  Spread slowest = {}, mean = {};
+  double plan_ms = 0;    // what makes masks, lists and index, of the slowest rank
+  double mib_moved = 0;  // by the rank that sends most
+  double imbalance = 1;  // tiles of the rank that visits most, over the mean
+  double peak_mib = 0;   // of the process, all ranks together
+  double error = 0;  // largest of outputs' or gradients', relative, at a length that fp64 checks
+
+  // Outputs of 1e-4 come from other sums, not from another mask.
+  bool is_wrong() const { return note.empty() && !(error < 1e-4); }
+  // Per second, on all ranks: 4 d for each visible pair and head forward, 10 d backward.
+  double gflops(int heads, int head_dim) const;
+};
+
+// Milliseconds by [repetition] of the slowest rank and of the mean rank. by_rank:
+// [rank][repetition].
+void SetTimes(std::span<const std::vector<double>> by_rank, Cell* cell);
+
+// Writes NAME.csv and NAME.svg, a bar of each cell's gflops, into `folder`; false where it cannot.
+bool WriteTable(const std::string& folder, const std::string& name, std::span<const Cell> cells,
+                int heads, int head_dim);
+
+}  // namespace ringleader::bench

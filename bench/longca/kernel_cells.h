@@ -1,0 +1,32 @@
+// Cells of one rank's kernels: masks as intervals of keys, alone and with lists of tiles.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "bench/longca/cell.h"
+#include "kernels/masks/masks.h"
+
+namespace ringleader::bench {
+
+// Which tiles of a mask are visited.
+struct Choice {
+  enum class Kind {
+    kAll,
+    kUniform,  // each tile that the mask shows by itself with probability `density`
+    // As models choose: the first tile, those next to the diagonal, and columns of tiles that all
+    // rows of a head visit, until the share is reached.
+    kLearned,
+  };
+  Kind kind = Kind::kAll;
+  double density = 1;
+
+  std::string name() const;  // "uniform 5 %"
+};
+
+// Forward and backward at `tokens`, on `threads` threads.
+std::vector<Cell> KernelCells(kernels::MaskKind mask, const Choice& choice, int64_t tokens,
+                              int threads, int repetitions);
+
+}  // namespace ringleader::bench

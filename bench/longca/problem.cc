@@ -1,0 +1,91 @@
+#include "bench/longca/problem.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <random>
+#include <string>
+
+#include "bench/length_distributions.h"
+#include "kernels/masks/testing/slices.h"
+
+namespace ringleader::bench {
+
+using kernels::Mask;
+using kernels::MaskKind;
+using kernels::reference::testing::ComputeMaskedAttention;
+using kernels::reference::testing::MaskedAttention;
+using kernels::reference::testing::RandomTensor;
+using kernels::reference::testing::RelativeError;
+using kernels::reference::testing::Tensor;
+
+namespace {
+
+std::vector<int32_t> DrawDocuments(int64_t tokens, uint64_t seed) {
+  constexpr double kDrawnFor = 131072;
+  LengthRandom random(seed);
+  std::vector<int32_t> firsts;
+  for (int64_t first = 0; first < tokens;) {
+    firsts.push_back(static_cast<int32_t>(first));
+    const auto drawn = static_cast<double>(ProLongLike(random));
+    first += std::max<int64_t>(1, std::llround(drawn * static_cast<double>(tokens) / kDrawnFor));
+  }
+  return firsts;
+}
+
+std::mt19937& Seeded(uint64_t seed) {
+  static std::mt19937 engine;
+  engine.seed(static_cast<uint32_t>(seed));
+  return engine;
+}
+
+}  // namespace
+
+Problem::Problem(int64_t length, uint64_t seed)
+    : tokens(length),
+      documents(DrawDocuments(length, seed)),
+      q(RandomTensor(length, kHeads, kHeadDim, Seeded(seed))),
+      k(RandomTensor(length, kKvHeads, kHeadDim, Seeded(seed + 1))),
+      v(RandomTensor(length, kKvHeads, kHeadDim, Seeded(seed + 2))),
+      d_out(RandomTensor(length, kHeads, kHeadDim, Seeded(seed + 3))) {}
+
+Mask Problem::MaskOf(MaskKind kind) const {
+  const auto part = [&](int64_t of) {
+    return static_cast<int32_t>(std::max<int64_t>(1, tokens / of));
+  };
+  return {.kind = kind,
+          .window = part(kind == MaskKind::kGlobalSliding ? 12 : 8),
+          .prefix = part(kind == MaskKind::kPrefixCausal ? 3 : 16),
+          .block = part(8)};
+}
+
+MaskedAttention Problem::Expected(const Mask& mask, const std::vector<char>& visits) const {
+  const std::vector<int> shown =
+      kernels::testing::CountPairs(kernels::testing::SlicesOf(mask, tokens, documents), tokens);
+  const int64_t tiles = (tokens + kTile - 1) / kTile;
+  return ComputeMaskedAttention(q, k, v, d_out, 1.0f / std::sqrt(static_cast<float>(kHeadDim)),
+                                [&](int head, int64_t i, int64_t j) {
+                                  const bool visited =
+                                      visits.empty() ||
+                                      visits[(head * tiles + i / kTile) * tiles + j / kTile] != 0;
+                                  return visited && shown[i * tokens + j] > 0;
+                                });
+}
+
+double LargestError(const MaskedAttention& expected, const Tensor& out, const Tensor& dq,
+                    const Tensor& dk, const Tensor& dv) {
+  return std::max({RelativeError(out.data, expected.out), RelativeError(dq.data, expected.dq),
+                   RelativeError(dk.data, expected.dk), RelativeError(dv.data, expected.dv)});
+}
+
+double TakePeakMib() {
+  double kib = 0;
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;) {
+    if (word == "VmHWM:") status >> kib;
+  }
+  std::ofstream("/proc/self/clear_refs") << "5";  // the peak starts anew
+  return kib / 1024;
+}
+
+}  // namespace ringleader::bench

@@ -1,0 +1,41 @@
+// What every cell of a length works on: tensors, documents and the masks over them, from one seed.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/masks/masks.h"
+#include "kernels/reference/testing/masked_attention.h"
+
+namespace ringleader::bench {
+
+inline constexpr int kHeads = 4, kKvHeads = 2, kHeadDim = 64, kTile = 64;
+
+struct Problem {
+  // Documents have the lengths that one of kLengthDistributions (bench/length_distributions.h)
+  // gives a sequence of 131,072 tokens, scaled to `tokens`.
+  Problem(int64_t tokens, uint64_t seed);
+
+  kernels::Mask MaskOf(kernels::MaskKind kind) const;
+  // fp64, of what `mask` shows by its slices (kernels/masks/testing/slices.h) and `visits`, [heads,
+  // tiles, tiles], keeps of its tiles; empty: all.
+  kernels::reference::testing::MaskedAttention Expected(const kernels::Mask& mask,
+                                                        const std::vector<char>& visits) const;
+
+  int64_t tokens;
+  std::vector<int32_t> documents;  // first positions
+  kernels::reference::testing::Tensor q, k, v, d_out;
+};
+
+// The largest of the relative errors of output and gradients.
+double LargestError(const kernels::reference::testing::MaskedAttention& expected,
+                    const kernels::reference::testing::Tensor& out,
+                    const kernels::reference::testing::Tensor& dq,
+                    const kernels::reference::testing::Tensor& dk,
+                    const kernels::reference::testing::Tensor& dv);
+
+// The most memory that this process has held since the last call, MiB; 0 where the system does not
+// tell.
+double TakePeakMib();
+
+}  // namespace ringleader::bench

@@ -1,0 +1,143 @@
+// Plans of jobs whose trainers share out heads.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "coordinator/planner/memory.h"
+#include "coordinator/planner/testing/planner_problems.h"
+
+namespace ringleader::planner {
+namespace {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using v1::ParallelismSpec;
+
+v1::JobSpec HeadsJob(uint32_t context, uint32_t heads, uint64_t tokens) {
+  v1::JobSpec spec = LongJob(context, tokens);
+  spec.mutable_parallelism()->set_heads(heads);
+  return spec;
+}
+
+absl::StatusOr<v1::StepPlan> Plan(const v1::JobSpec& spec, const ClusterShape& cluster) {
+  const model::ModelConfig model = ThreeBillion();
+  return MakePlan(spec, model, cluster, CostModel(spec, model, cluster));
+}
+
+// The published volume of Ulysses (LongCA-bench, arXiv 2510.17896, appendix), in elements a device
+// sends in forward: 2 (N - 1) / N² × t × (kv heads + heads) × head_dim; backward twice as much.
+double PublishedElements(double n, double tokens, double kv_heads) {
+  return 2 * (n - 1) / (n * n) * tokens * (kv_heads + 16) * 128;
+}
+
+TEST(HeadsPlanTest, BytesAreThePublishedVolumes) {
+  constexpr double kTokens = 262144, kLayers = 36, kBytes = 2;
+  const auto alone = Plan(HeadsJob(2, 2, 262144), Gpus(1, 2));
+  ASSERT_TRUE(alone.ok()) << alone.status();
+  EXPECT_DOUBLE_EQ(alone->prediction().head_bytes(),
+                   3 * PublishedElements(2, kTokens, 2) * kBytes * kLayers);
+  // Four trainers have two KV heads between them: each is sent its own copy.
+  const auto few = Plan(HeadsJob(4, 4, 262144), Gpus(1, 4));
+  ASSERT_TRUE(few.ok()) << few.status();
+  EXPECT_DOUBLE_EQ(few->prediction().head_bytes(),
+                   3 * PublishedElements(4, kTokens, 4) * kBytes * kLayers);
+  // Inside a ring of two: as if of half the tokens.
+  const auto usp = Plan(HeadsJob(4, 2, 262144), Gpus(1, 4));
+  ASSERT_TRUE(usp.ok()) << usp.status();
+  EXPECT_DOUBLE_EQ(usp->prediction().head_bytes(),
+                   3 * PublishedElements(2, kTokens / 2, 2) * kBytes * kLayers);
+  EXPECT_EQ(usp->ring().inner(), 2u);
+  const auto ring = Plan(LongJob(4, 262144), Gpus(1, 4));
+  ASSERT_TRUE(ring.ok()) << ring.status();
+  EXPECT_EQ(ring->prediction().head_bytes(), 0);
+}
+
+TEST(HeadsPlanTest, SecondsGoByTheLinksThatHeadsTravelOn) {
+  const v1::JobSpec spec = HeadsJob(4, 4, 262144);
+  const auto seconds = [&](const ClusterShape& cluster) {
+    const auto plan = Plan(spec, cluster);
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    const v1::Prediction& p = plan->prediction();
+    EXPECT_NEAR(p.attention_seconds() + p.index_seconds() + p.linear_seconds() + p.wait_seconds() +
+                    p.exposed_communication_seconds() + p.optimizer_seconds(),
+                p.step_seconds(), 1e-9 * p.step_seconds());
+    EXPECT_DOUBLE_EQ(p.exposed_communication_seconds(), p.head_seconds()) << "no ring travels";
+    EXPECT_DOUBLE_EQ(p.communication_seconds(), p.head_seconds());
+    return p.head_seconds();
+  };
+  const ClusterShape node = Gpus(1, 4), nodes = Gpus(2, 2);
+  const double bytes = 3 * PublishedElements(4, 262144, 4) * 2 * 36;
+  EXPECT_NEAR(seconds(node),
+              bytes / node.intra_node.bytes_per_second + 36 * 4 * node.intra_node.latency_seconds,
+              1e-9);
+  EXPECT_NEAR(seconds(nodes),
+              bytes / nodes.inter_node.bytes_per_second + 36 * 4 * nodes.inter_node.latency_seconds,
+              1e-9);
+}
+
+// Each trainer attends to more tokens with fewer heads: as many tiles, all even, and a sequence
+// that need not lie in stripes.
+TEST(HeadsPlanTest, WorkIsTheSameAndEven) {
+  const auto shared = Plan(HeadsJob(4, 4, 262144), Gpus(1, 4)),
+             ring = Plan(LongJob(4, 262144), Gpus(1, 4));
+  ASSERT_TRUE(shared.ok() && ring.ok()) << shared.status() << ring.status();
+  const v1::Prediction &p = shared->prediction(), &of_ring = ring->prediction();
+  EXPECT_EQ(shared->layout(), ParallelismSpec::CONTIGUOUS);
+  EXPECT_EQ(shared->ring().inner() * shared->ring().outer(), 1u);
+  EXPECT_DOUBLE_EQ(p.worker_imbalance(), 1);
+  EXPECT_NEAR(p.density() / of_ring.density(), 1, 0.01);
+  EXPECT_NEAR(p.attention_seconds() / of_ring.attention_seconds(), 1, 0.05);
+  EXPECT_NEAR(p.linear_seconds(), of_ring.linear_seconds(), 1e-9);
+  EXPECT_NEAR(p.index_seconds(), of_ring.index_seconds(), 1e-9);
+  EXPECT_NEAR(p.model_flops() / of_ring.model_flops(), 1, 0.01);
+  EXPECT_THAT(shared->reasons(),
+              Contains(HasSubstr("heads as parallelism.heads asks: 4 trainers")));
+}
+
+TEST(HeadsPlanTest, ARingGoesAroundTheTrainersThatShare) {
+  ClusterShape cluster = Gpus(4, 8);
+  cluster.inter_node.bytes_per_second = 2e9;
+  const auto plan = Plan(HeadsJob(32, 2, 524288), cluster);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->ring().kind(), ParallelismSpec::HIERARCHICAL);
+  EXPECT_EQ(plan->ring().inner(), 4u);
+  EXPECT_EQ(plan->ring().outer(), 4u);
+  // Half of the KV heads travel, of as many tokens a trainer of the ring: half of what a ring of
+  // all would send to twice as many.
+  v1::JobSpec flat = HeadsJob(8, 2, 524288), all = LongJob(8, 524288);
+  for (v1::JobSpec* spec : {&flat, &all}) {
+    spec->mutable_parallelism()->set_ring(ParallelismSpec::FLAT);
+    spec->mutable_parallelism()->set_layout(ParallelismSpec::STRIPED);
+  }
+  const auto usp = Plan(flat, Gpus(1, 8)), whole = Plan(all, Gpus(1, 8));
+  ASSERT_TRUE(usp.ok() && whole.ok()) << usp.status() << whole.status();
+  const double hops = usp->prediction().communication_seconds() - usp->prediction().head_seconds();
+  EXPECT_LT(hops, 0.6 * whole->prediction().communication_seconds());
+}
+
+TEST(HeadsPlanTest, WhatCannotWorkIsRefusedByName) {
+  const auto error = [](const v1::JobSpec& spec, const ClusterShape& cluster) {
+    return std::string(Plan(spec, cluster).status().message());
+  };
+  EXPECT_THAT(error(HeadsJob(6, 3, 196608), Gpus(1, 6)),
+              HasSubstr("parallelism.heads: 3 trainers cannot share out 16 heads over 2 KV heads"));
+  EXPECT_THAT(error(HeadsJob(16, 16, 524288), Gpus(2, 8)),
+              HasSubstr("1 of 16 heads, an odd number; attention.pattern: vertical_slash"));
+  v1::JobSpec nested = HeadsJob(16, 4, 524288);
+  nested.mutable_parallelism()->set_ring(ParallelismSpec::HIERARCHICAL);
+  EXPECT_THAT(error(nested, Gpus(8, 2)), HasSubstr("which parallelism.heads (4) divides"));
+}
+
+TEST(HeadsPlanTest, MemoryCountsKeysOfAllTokensThatAreShared) {
+  const auto keys = [](uint32_t context, uint32_t heads) {
+    return EstimateMemory(HeadsJob(context, heads, 262144), ThreeBillion(), Gpus(1, 8),
+                          ParallelismSpec::FLAT)
+        .keys_and_values;
+  };
+  EXPECT_EQ(keys(8, 2), keys(8, 1)) << "twice the tokens of half the heads";
+  EXPECT_EQ(keys(8, 8), 4 * keys(8, 1)) << "eight times the tokens of one head of two";
+}
+
+}  // namespace
+}  // namespace ringleader::planner

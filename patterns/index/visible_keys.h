@@ -1,0 +1,36 @@
+// What each query of a rank sees where the mask is not causal, as intervals of keys, which the
+// kernels take.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "patterns/index/mask.h"
+#include "ringleader/kernels/attention.h"
+#include "ringleader/kernels/shard_layout.h"
+
+namespace ringleader::patterns {
+
+// A mask, and what the data says for it.
+struct MaskRule {
+  Mask mask = Mask::kCausal;
+  int64_t block = 0;                          // kBlockCausal: tokens
+  std::span<const int64_t> prefix_ends = {};  // kPrefixLm: [documents], CheckPrefixes'
+};
+
+// INVALID_ARGUMENT unless prefix_ends holds for each document, which starts at firsts[i] of a
+// sequence of `tokens`, where in the sequence its prefix ends: at its first token where it has
+// none.
+absl::Status CheckPrefixes(std::span<const int64_t> firsts, int64_t tokens,
+                           std::span<const int64_t> prefix_ends);
+
+// TileSelection::intervals of this rank's tokens, one interval each, which holds the query itself.
+// `firsts`: where the sequence's documents start, at least one. `window` > 0: keys alone that are
+// less than so many tokens away, to either side.
+std::vector<kernels::KeyIntervals> VisibleKeys(const MaskRule& rule,
+                                               const kernels::ShardLayout& layout,
+                                               std::span<const int64_t> firsts, int64_t window);
+
+}  // namespace ringleader::patterns

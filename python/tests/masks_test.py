@@ -1,0 +1,120 @@
+"""sparse_attention under masks as intervals of keys, forward and backward, against float64."""
+
+import pytest
+import torch
+from oracle import DEVICE, attend, causal, check, document_ids, inputs, pairs_of_tiles, random_tiles, same_document
+from torch.nn.attention.flex_attention import create_block_mask, create_mask
+
+from ringleader import kernels
+from ringleader.kernels import masks, sparse_attention
+
+
+def visible_of(name, tokens, starts, window, prefix, block):
+    """[batch, tokens, tokens] by the definition; starts: [batch, tokens]"""
+    i = torch.arange(tokens, device=DEVICE).view(1, -1, 1)
+    j = torch.arange(tokens, device=DEVICE).view(1, 1, -1)
+    start, start_of_key = starts.unsqueeze(2), starts.unsqueeze(1)
+    own = start == start_of_key
+    near = (i - j).abs() < window
+    question = start_of_key == 0
+    second = torch.where(starts > 0, starts, tokens).min(1).values.view(-1, 1, 1)  # the first answer
+    return {
+        "full": i >= 0,
+        "causal": j <= i,
+        "full_window": near,
+        "causal_window": near & (j <= i),
+        "full_documents": own,
+        "causal_documents": own & (j <= i),
+        "shared_question": (own | question | ((start == second) & (start_of_key <= second))) & (j <= i),
+        "causal_blockwise": (own | (start == starts[:, -1:].unsqueeze(2))) & (j <= i),
+        "global_sliding": near | (j < window) | (i < window),
+        "prefix_causal": (j <= i) | (j < prefix),
+        "prefix_documents": own & ((j <= i) | (j < start + prefix)),
+        "block_causal_documents": own & ((j - start) // block <= (i - start) // block),
+    }[name].expand(starts.shape[0], tokens, tokens)
+
+
+OF_DOCUMENTS = ("full_documents", "causal_documents", "shared_question", "causal_blockwise", "prefix_documents",
+                "block_causal_documents")
+
+
+@pytest.mark.parametrize("name", masks.NAMES)
+@pytest.mark.parametrize("tokens", [300, 512])
+def test_masks(name, tokens):
+    ids = document_ids(2, tokens)
+    starts = kernels.documents_from_ids(ids).starts.long()
+    visible = visible_of(name, tokens, starts, 40, 70, 50)
+    mask = kernels.key_intervals(name, tokens, documents=ids if name in OF_DOCUMENTS else None, window=40, prefix=70,
+                                 block=50, device=DEVICE)
+    assert not mask.causal or not (visible & ~causal(tokens)).any()
+    rows = mask.rows.long().expand(2, -1, -1).unsqueeze(2)
+    j = torch.arange(tokens, device=DEVICE)
+    in_rows = ((rows[..., 0] <= j) & (j < rows[..., 1])) | ((rows[..., 2] <= j) & (j < rows[..., 3]))
+    assert torch.equal(in_rows, visible)
+    assert (rows[..., 1:] >= rows[..., :-1]).all()
+    check(attend(mask=mask), *inputs(2, 4, 2, tokens, 64), visible.unsqueeze(1))
+    kept = random_tiles(2, 4, tokens, 64)
+    kept[0, 1, 2] = False
+    blocks = kernels.tiles_from_mask(kept, tokens=tokens, tile=64, causal=mask.causal)
+    check(attend(blocks, mask=mask), *inputs(2, 4, 2, tokens, 64),
+          visible.unsqueeze(1) & pairs_of_tiles(kept, tokens, 64))
+
+
+def test_full():
+    everything = torch.ones(300, 300, dtype=torch.bool, device=DEVICE)
+    check(attend(mask="full"), *inputs(2, 4, 2, 300, 64), everything)
+    ids = document_ids(2, 300)
+    check(attend(mask="full", documents=ids), *inputs(2, 4, 2, 300, 128), same_document(ids))
+    kept = random_tiles(2, 1, 300, 128)
+    lists = kept.sum(-1), kept.int().argsort(-1, descending=True)
+    check(attend(lists, mask="full"), *inputs(2, 4, 2, 300, 64), pairs_of_tiles(kept, 300, 128))
+
+
+def test_prefixes_of_the_data():
+    ids = document_ids(2, 300)
+    starts = kernels.documents_from_ids(ids).starts.long()
+    prefix = torch.tensor([[30], [90]], device=DEVICE)
+    mask = kernels.key_intervals("prefix_documents", 300, documents=ids, prefix=prefix)
+    visible = torch.cat([visible_of("prefix_documents", 300, starts[b : b + 1], 1, prefix[b].item(), 1) for b in (0, 1)])
+    check(attend(mask=mask), *inputs(2, 4, 2, 300, 64), visible.unsqueeze(1))
+
+
+def test_queries_without_a_key():
+    visible = torch.zeros(1, 300, 300, dtype=torch.bool, device=DEVICE)
+    visible[0, 10:40, 5:260] = visible[0, 200:210, 290:] = visible[0, 200:210, :3] = True
+    check(attend(mask=kernels.intervals_of_mask(visible)), *inputs(1, 4, 2, 300, 64), visible.unsqueeze(1))
+
+
+def interval_mask_mods(tokens):
+    kept = random_tiles(2, 4, tokens, 128)
+    prefix = torch.tensor([100, 300], device=DEVICE)
+    return {
+        "full": lambda b, h, q, kv: q >= 0,
+        "window": lambda b, h, q, kv: (q - kv).abs() < 50,
+        "sinks": lambda b, h, q, kv: (kv <= q) & ((q - kv < 150) | (kv < 4)),
+        "prefix": lambda b, h, q, kv: (kv <= q) | (kv < prefix[b]),
+        "listed": lambda b, h, q, kv: kept[b, h, q // 128, kv // 128] & ((q - kv).abs() < 200),
+    }
+
+
+@pytest.mark.parametrize("name", ["full", "window", "sinks", "prefix", "listed"])
+@pytest.mark.parametrize("tokens", [384, 500])
+def test_block_mask_of_intervals(name, tokens):
+    mask_mod = interval_mask_mods(tokens)[name]
+    block_mask = create_block_mask(mask_mod, 2, 4, tokens, tokens, device=DEVICE)
+    pairs = create_mask(mask_mod, 2, 4, tokens, tokens, device=DEVICE)
+    check(attend(block_mask), *inputs(2, 4, 2, tokens, 64), pairs)
+
+
+def test_block_mask_that_is_not_of_intervals_is_refused():
+    q, k, v = inputs(1, 2, 2, 256, 64)
+
+    def refused(mask_mod, message, heads=None, **arguments):
+        block_mask = create_block_mask(mask_mod, None, heads, 256, 256, device=DEVICE)
+        with pytest.raises(NotImplementedError, match=message):
+            sparse_attention(q, k, v, block_mask, **arguments)
+
+    refused(lambda b, h, q, kv: kv % 3 == 0, "query 0 keys in 86 runs")
+    refused(lambda b, h, q, kv: (q - kv).abs() < 50 + h * 10, "in one head and not in another", heads=2)
+    refused(lambda b, h, q, kv: (q - kv).abs() < 50, "beside documents it must be causal", documents=torch.zeros(
+        1, 256, dtype=torch.int64, device=DEVICE))

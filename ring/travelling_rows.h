@@ -1,0 +1,50 @@
+// Which rows of keys, of values and of their gradients the hops of a ring have to carry, where it
+// is known before anything travels what each rank attends to: positions alone decide it, as in a
+// window, between documents and, of shards that do not reach as far, in causal attention itself.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "ring/ring_schedule.h"
+#include "ringleader/kernels/shard_layout.h"
+
+namespace ringleader::ring {
+
+// Rows [begin, end) of an owner's shard.
+struct RowRun {
+  int64_t begin = 0, end = 0;
+  bool operator==(const RowRun&) const = default;
+};
+// Ascending, apart from each other.
+using RowRuns = std::vector<RowRun>;
+int64_t CountRows(const RowRuns& runs);
+
+// What a rank sends in one of its hops, and what it receives; and how many rows there are of both.
+struct HopRows {
+  RowRuns sent = {}, received = {};
+  int64_t sent_shard = 0, received_shard = 0;
+};
+
+// By hop, in the order in which a schedule starts them.
+struct TravellingRows {
+  std::vector<HopRows> keys;       // first_hops, then each step's kv_hops
+  std::vector<HopRows> gradients;  // hops among each step's grad_actions
+};
+
+// The positions [first, second) of which those of [first, last] attend to some; what a tile of
+// queries attends to lies between those of its first and of its last query.
+using SeenPositions = absl::FunctionRef<std::pair<int64_t, int64_t>(int64_t first, int64_t last)>;
+
+// A hop carries the tiles of keys that its receiver attends to, and those that it passes on; one of
+// gradients the tiles to which its sender, and those from whom it has its sum, have added.
+// `layout`: of the whole sequence, alike for all ranks; its rank is ignored. `held`: how many of
+// their rows ranks hold, their first ones; empty: all. Takes time by ranks × tiles of the sequence.
+// `schedule` gathers nothing.
+TravellingRows FindTravellingRows(const RingSchedule& schedule, const kernels::ShardLayout& layout,
+                                  std::span<const int64_t> held, int tile, SeenPositions seen);
+
+}  // namespace ringleader::ring
