@@ -214,7 +214,7 @@ INSTANTIATE_TEST_SUITE_P(
     Patterns, ShortDocumentAttentionTest,
     ::testing::Combine(::testing::Values(Pattern::kSlidingWindow, Pattern::kVerticalSlash,
                                          Pattern::kBlockTopK, Pattern::kMoba, Pattern::kXAttention,
-                                         Pattern::kKeyGroups),
+                                         Pattern::kKeyGroups, Pattern::kAdaSpa),
                        ::testing::ValuesIn(kSettings)),
     [](const auto& info) {
       return std::string(patterns::DefinitionOf(std::get<0>(info.param)).name) + "_" +
