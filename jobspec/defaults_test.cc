@@ -43,6 +43,10 @@ TEST(DefaultsTest, FillWhatFitsAndNothingElse) {
   EXPECT_EQ(groups.attention().density(), 0.1);
   EXPECT_EQ(groups.attention().tile(), 64);
   EXPECT_EQ(AttentionOptionsOf(groups.attention())->pattern, patterns::Pattern::kKeyGroups);
+  v1::JobSpec adaspa = Job({"attention.pattern=adaspa"});
+  ApplyDefaults(&adaspa);
+  EXPECT_EQ(adaspa.attention().density(), 0.2);
+  EXPECT_TRUE(AttentionOptionsOf(adaspa.attention())->adapt_heads);
   const std::string yaml = ToYaml(blocks);
   EXPECT_EQ(yaml.find("density"), yaml.rfind("density")) << yaml;
   EXPECT_EQ(spec.training().schedule(), v1::TrainingSpec::COSINE);

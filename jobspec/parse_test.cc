@@ -96,7 +96,7 @@ TEST(ParseTest, OverridesApplyInOrder) {
 
 TEST(ParseTest, AnotherPatternDropsWhatFitTheOld) {
   for (const char* pattern :
-       {"dense", "sliding_window", "block_topk", "xattention", "moba", "key_groups"}) {
+       {"dense", "sliding_window", "block_topk", "xattention", "moba", "key_groups", "adaspa"}) {
     const v1::JobSpec spec = Job({std::string("attention.pattern=") + pattern});
     EXPECT_FALSE(spec.attention().has_vertical_mass());
     EXPECT_TRUE(Validate(spec).ok()) << Validate(spec);

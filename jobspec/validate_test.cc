@@ -75,11 +75,10 @@ TEST(ValidateTest, FieldsMustFitThePattern) {
             "");
   // One field of several patterns, each with a default of its own.
   EXPECT_EQ(Complaint({"attention.pattern=xattention", "attention.density=0.05"}), "");
-  EXPECT_EQ(
-      Complaint({"attention.pattern=block_topk", "attention.density=0.05"}),
-      "attention.density: only fits attention.pattern: vertical_slash, or attention.pattern: "
-      "moba, or attention.pattern: xattention, or attention.pattern: key_groups; remove it, or "
-      "change that");
+  EXPECT_EQ(Complaint({"attention.pattern=block_topk", "attention.density=0.05"}),
+            "attention.density: only fits attention.pattern: vertical_slash, or attention.pattern: "
+            "moba, or attention.pattern: xattention, or attention.pattern: key_groups, or "
+            "attention.pattern: adaspa; remove it, or change that");
   EXPECT_THAT(Complaint({"attention.pattern=xattention", "attention.stride=24"}),
               HasSubstr("attention.stride is 24; allowed are 8, 16, 32 and 64"));
   EXPECT_THAT(
@@ -100,6 +99,12 @@ TEST(ValidateTest, FieldsMustFitThePattern) {
   EXPECT_THAT(Complaint({"attention.pattern=key_groups", "training.deterministic=true",
                          "resources.engine=cuda"}),
               HasSubstr("training.deterministic: does not go with attention.pattern: key_groups"));
+  EXPECT_EQ(Complaint({"attention.pattern=adaspa", "attention.density=0.6"}), "");
+  EXPECT_THAT(Complaint({"attention.pattern=adaspa", "attention.density=0.7"}),
+              HasSubstr("give less, or attention.head_budgets: equal"));
+  EXPECT_EQ(Complaint({"attention.pattern=adaspa", "attention.density=0.7",
+                       "attention.head_budgets=equal"}),
+            "");
   EXPECT_THAT(Complaint({"attention.density=5"}),
               HasSubstr("attention.density: 5 is out of range"));
   EXPECT_THAT(Complaint({"parallelism.stripe=64"}), HasSubstr("parallelism.layout: striped"));

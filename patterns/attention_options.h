@@ -19,6 +19,7 @@ enum class Pattern {
   kMoba,           // MoBA as published: every query picks for itself
   kXAttention,     // every query block picks key blocks by sums of antidiagonals
   kKeyGroups,      // every tile of 64 queries picks groups of 8 keys by their best pairs
+  kAdaSpa,         // every query block picks the key blocks of largest exact attention mass
 };
 
 // Which queries may take part in choosing what a query attends to.
@@ -59,7 +60,7 @@ struct AttentionOptions {
   int probe_every = 0;        // steps between two probes of the recall; 0: never
   int estimate_queries = 64;  // kVerticalSlash: at most 256
   EstimateAt estimate_at = EstimateAt::kEnd;
-  bool adapt_heads = false;  // kVerticalSlash: heads of low recall get more of the budget
+  bool adapt_heads = false;  // kVerticalSlash, kAdaSpa: heads of low recall get more of the budget
   int sink_tokens = 64;      // kVerticalSlash: columns at the start that are always kept
   int local_blocks = 1;      // kVerticalSlash: block diagonals that are, besides the main one
   int64_t window = 0;        // kSlidingWindow: tokens a query sees, itself included
@@ -68,7 +69,8 @@ struct AttentionOptions {
   int stride = 16;           // kXAttention: tokens whose logits a score averages
   double threshold = 0.9;    // kXAttention: share of the mass that a tile's blocks cover, (0, 1]
   // kXAttention: of the blocks that a tile sees, at most; kMoba: of those that a query sees. 0:
-  // none is given. kKeyGroups: of the keys that a tile sees, (0, 1].
+  // none is given. kKeyGroups: of the keys that a tile sees, (0, 1]. kAdaSpa: of the blocks before
+  // it that a tile keeps, (0, 1].
   double density = 0.0;
   // kKeyGroups: tokens of a sequence over which budgets add up to `density`, however its samples
   // are dealt; 0: as many as there are.

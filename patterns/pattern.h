@@ -56,6 +56,9 @@ bool Read(std::string_view text, AttentionOptions* options) {
   return ReadNumber(text, &(options->*member));
 }
 
+// `read` of attention.head_budgets, which several patterns have.
+bool ReadHeadBudgets(std::string_view text, AttentionOptions* options);
+
 // Whether what a query attends to can be chosen without later queries (Selection).
 enum class CausalChoice {
   kNever,   // it takes queries of all of the sequence, or of all of a tile

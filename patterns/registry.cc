@@ -17,15 +17,21 @@ extern const PatternDefinition kBlockTopKDefinition;
 extern const PatternDefinition kMobaDefinition;
 extern const PatternDefinition kXAttentionDefinition;
 extern const PatternDefinition kKeyGroupsDefinition;
+extern const PatternDefinition kAdaSpaDefinition;
 
 namespace {
 
 constexpr const PatternDefinition* kDefinitions[] = {
     &kDenseDefinition, &kSlidingWindowDefinition, &kVerticalSlashDefinition, &kBlockTopKDefinition,
-    &kMobaDefinition,  &kXAttentionDefinition,    &kKeyGroupsDefinition,
+    &kMobaDefinition,  &kXAttentionDefinition,    &kKeyGroupsDefinition,     &kAdaSpaDefinition,
 };
 
 }  // namespace
+
+bool ReadHeadBudgets(std::string_view text, AttentionOptions* options) {
+  options->adapt_heads = text == "by_recall";
+  return text == "by_recall" || text == "equal";
+}
 
 std::span<const PatternDefinition* const> Definitions() {
   return kDefinitions;

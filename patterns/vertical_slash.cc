@@ -24,11 +24,6 @@ bool ReadEstimateAt(std::string_view text, AttentionOptions* options) {
   return text == "spread" || text == "end";
 }
 
-bool ReadHeadBudgets(std::string_view text, AttentionOptions* options) {
-  options->adapt_heads = text == "by_recall";
-  return text == "by_recall" || text == "equal";
-}
-
 template <auto member>
 bool ReadBudget(std::string_view text, AttentionOptions* options) {
   return ReadNumber(text, &(options->budget.*member));

@@ -92,6 +92,7 @@ def attentions(density, tokens):
         "vertical-slash, spread": {"pattern": "vertical_slash", "select": "top_k", "density": density,
                                    "estimate_at": "spread"},
         "xattention": {"pattern": "xattention", "threshold": 1, "density": density},
+        "adaspa": {"pattern": "adaspa", "density": density},
         "moba": {"pattern": "moba", "block_size": TILE, "density": density},
         "key-groups": {"pattern": "key_groups", "density": density},
         "block-topk": {"pattern": "block_topk", "block_size": TILE, "topk_blocks": chosen},

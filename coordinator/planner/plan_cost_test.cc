@@ -17,10 +17,10 @@ using v1::ParallelismSpec;
 
 // What is foreseen of a plan's work is what is done.
 TEST(PlanCostTest, RankStepsAreThoseThatThePricerPlays) {
-  for (const auto pattern :
-       {v1::AttentionSpec::DENSE, v1::AttentionSpec::SLIDING_WINDOW,
-        v1::AttentionSpec::VERTICAL_SLASH, v1::AttentionSpec::BLOCK_TOPK,
-        v1::AttentionSpec::XATTENTION, v1::AttentionSpec::MOBA, v1::AttentionSpec::KEY_GROUPS}) {
+  for (const auto pattern : {v1::AttentionSpec::DENSE, v1::AttentionSpec::SLIDING_WINDOW,
+                             v1::AttentionSpec::VERTICAL_SLASH, v1::AttentionSpec::BLOCK_TOPK,
+                             v1::AttentionSpec::XATTENTION, v1::AttentionSpec::MOBA,
+                             v1::AttentionSpec::KEY_GROUPS, v1::AttentionSpec::ADASPA}) {
     for (const uint32_t context : {1, 8, 264}) {
       v1::JobSpec spec = LongJob(context, uint64_t{context} * 1024);
       spec.mutable_attention()->set_pattern(pattern);

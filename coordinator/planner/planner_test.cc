@@ -310,10 +310,10 @@ TEST(MakePlanTest, AResumedAttemptKeepsWhatDecidesTheOrderOfSums) {
 TEST(MakePlanTest, EveryPatternIsPredicted) {
   v1::JobSpec spec = LongJob(4, 131072);
   double dense_seconds = 0;
-  for (const auto pattern :
-       {v1::AttentionSpec::DENSE, v1::AttentionSpec::SLIDING_WINDOW,
-        v1::AttentionSpec::VERTICAL_SLASH, v1::AttentionSpec::BLOCK_TOPK,
-        v1::AttentionSpec::XATTENTION, v1::AttentionSpec::MOBA, v1::AttentionSpec::KEY_GROUPS}) {
+  for (const auto pattern : {v1::AttentionSpec::DENSE, v1::AttentionSpec::SLIDING_WINDOW,
+                             v1::AttentionSpec::VERTICAL_SLASH, v1::AttentionSpec::BLOCK_TOPK,
+                             v1::AttentionSpec::XATTENTION, v1::AttentionSpec::MOBA,
+                             v1::AttentionSpec::KEY_GROUPS, v1::AttentionSpec::ADASPA}) {
     spec.mutable_attention()->set_pattern(pattern);
     jobspec::ApplyDefaults(&spec);
     const auto plan = Plan(spec, Gpus(1, 4));

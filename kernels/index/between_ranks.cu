@@ -2,6 +2,7 @@
 #include "kernels/fused/cuda_status.h"
 #include "kernels/index/between_ranks.h"
 #include "kernels/sm90/walk/find_column.cuh"
+#include "ringleader/kernels/block_mass.h"
 
 namespace ringleader::kernels::index {
 namespace {
@@ -229,6 +230,14 @@ __global__ void OrderTileSumsKernel(const float* gathered, ShardLayout layout, i
   }
 }
 
+// One thread: heads add up in their order.
+__global__ void CountRecallKernel(const int64_t* kept, const int64_t* total, int32_t heads,
+                                  LayerCounters* counters) {
+  double sum = 0.0;
+  for (int32_t head = 0; head < heads; ++head) sum += RecallOf(kept[head], total[head]);
+  counters->recall += sum / heads;
+}
+
 }  // namespace
 
 absl::Status PrepareEstimate(const EstimateInputsArgs& args, cudaStream_t stream) {
@@ -250,6 +259,12 @@ absl::Status CountSelection(const CountSelectionArgs& args, cudaStream_t stream)
   CountDiagonalsKernel<<<dim3(Blocks(query_tiles), args.selected.heads), kThreads,
                          sizeof(uint32_t) * args.selected.layout.ranks, stream>>>(args);
   return Launched("CountSelection: diagonals");
+}
+
+absl::Status CountRecall(const int64_t* kept, const int64_t* total, int32_t heads,
+                         LayerCounters* counters, cudaStream_t stream) {
+  CountRecallKernel<<<1, 1, 0, stream>>>(kept, total, heads, counters);
+  return Launched("CountRecall");
 }
 
 absl::Status CountListed(const int32_t* row_offsets, int64_t offsets, int64_t* tiles,

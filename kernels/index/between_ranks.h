@@ -61,6 +61,10 @@ struct CountSelectionArgs {
 };
 absl::Status CountSelection(const CountSelectionArgs& args, cudaStream_t stream);
 
+// Adds the recall of a choice of blocks, the mean over heads of kept[head] of total[head].
+absl::Status CountRecall(const int64_t* kept, const int64_t* total, int32_t heads,
+                         LayerCounters* counters, cudaStream_t stream);
+
 // *tiles += the length of the lists that end at row_offsets[heads * (query_tiles + 1)].
 absl::Status CountListed(const int32_t* row_offsets, int64_t offsets, int64_t* tiles,
                          cudaStream_t stream);

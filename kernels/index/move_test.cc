@@ -7,8 +7,8 @@
 #include "kernels/index/gates/block_steps.h"
 #include "kernels/index/select.h"
 #include "kernels/index/testing/index_fixture.h"
+#include "kernels/reference/gates/block_gate.h"
 #include "kernels/reference/index/index_select.h"
-#include "kernels/reference/tiles/block_gate.h"
 
 namespace ringleader::kernels::index {
 namespace {

@@ -15,9 +15,9 @@
 #include "kernels/ops/device_ops.h"
 #include "kernels/reference/attention/attention.h"
 #include "kernels/reference/attention/columns.h"
+#include "kernels/reference/gates/block_gate.h"
 #include "kernels/reference/index/index_estimate.h"
 #include "kernels/reference/index/index_select.h"
-#include "kernels/reference/tiles/block_gate.h"
 #include "kernels/reference/tiles/tile_lists.h"
 
 namespace ringleader::kernels::ops {

@@ -67,6 +67,10 @@ class IndexDevice {
   // Adds verticals, slashes and recall to the layer's statistics.
   virtual absl::Status CountSelection(const VerticalSlash& work, const LayerIndex& index) = 0;
 
+  // Adds the recall of a choice that holds kept[head] of total[head], of all ranks, to the layer's
+  // statistics: its mean over `heads`.
+  virtual absl::Status CountRecall(const int64_t* kept, const int64_t* total, int32_t heads) = 0;
+
   // Runs a step of the patterns that choose blocks, or of a move's arithmetic.
   virtual absl::Status Run(const kernels::BlockStep& step) = 0;
   // Adds a choice that was to be moved by *factor to the layer's statistics, unless that is 1.

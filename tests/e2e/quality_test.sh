@@ -24,7 +24,7 @@ import json, sys
 results = sys.argv[1]
 quality = json.load(open(f"{results}/quality.json"))
 patterns = {job["pattern"]: job for job in quality["patterns"]}
-assert set(patterns) == {"dense", "window", "vertical-slash", "vertical-slash, spread", "xattention", "moba", "key-groups",
+assert set(patterns) == {"dense", "window", "vertical-slash", "vertical-slash, spread", "xattention", "adaspa", "moba", "key-groups",
                          "block-topk",
                          "vertical-slash by default"}, patterns.keys()
 for name, job in patterns.items():

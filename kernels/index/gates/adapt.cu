@@ -12,7 +12,7 @@ namespace {
 using fused::CheckPointer;
 using fused::CheckSize;
 
-constexpr int kMaxHeads = 1024;
+constexpr int kMaxHeads = kMaxAdaptedHeads;
 
 // Among all heads.
 struct Standing {
@@ -33,18 +33,14 @@ __device__ Standing StandingOf(double recall, int heads, double threshold) {
   return {better, good};
 }
 
-__global__ void AdaptDensityKernel(const int64_t* kept, const int64_t* total, int heads,
-                                   float density, float threshold, float* out) {
+__global__ void AdaptDensityKernel(const AdaptDensityStep step) {
   const int head = threadIdx.x;
-  const double recall = head < heads && total[head] > 0
-                            ? static_cast<double>(kept[head]) / static_cast<double>(total[head])
-                            : 0.0;
-  const Standing standing = StandingOf(recall, heads, threshold);
-  if (head >= heads) return;
-  const int moved = min(standing.good, heads / 2);
-  out[head] = standing.better < moved            ? 0.5f * density
-              : standing.better >= heads - moved ? 1.5f * density
-                                                 : density;
+  const Standing standing =
+      StandingOf(head < step.heads ? RecallOf(step.kept[head], step.total[head]) : 0.0, step.heads,
+                 static_cast<double>(step.threshold));
+  if (head >= step.heads) return;
+  step.head_density[head] =
+      AdaptedDensity(step.density, standing.better, standing.good, step.heads);
 }
 
 __global__ void AdaptBudgetsKernel(const IndexMass* masses, int heads, int32_t* max_counts) {
@@ -60,19 +56,17 @@ __global__ void AdaptBudgetsKernel(const IndexMass* masses, int heads, int32_t* 
 
 }  // namespace
 
-absl::Status AdaptDensity(const int64_t* kept, const int64_t* total, int32_t heads, float density,
-                          float threshold, float* head_density, cudaStream_t stream) {
-  RETURN_IF_ERROR(CheckSize(heads, "AdaptDensity: heads", 1, kMaxHeads));
-  RETURN_IF_ERROR(CheckPointer(kept, "AdaptDensity: kept"));
-  RETURN_IF_ERROR(CheckPointer(total, "AdaptDensity: total"));
-  RETURN_IF_ERROR(CheckPointer(head_density, "AdaptDensity: head_density"));
-  if (!(density > 0) || density > 2.0f / 3.0f) {
+absl::Status AdaptDensity(const AdaptDensityStep& step, cudaStream_t stream) {
+  RETURN_IF_ERROR(CheckSize(step.heads, "AdaptDensity: heads", 1, kMaxHeads));
+  RETURN_IF_ERROR(CheckPointer(step.kept, "AdaptDensity: kept"));
+  RETURN_IF_ERROR(CheckPointer(step.total, "AdaptDensity: total"));
+  RETURN_IF_ERROR(CheckPointer(step.head_density, "AdaptDensity: head_density"));
+  if (!(step.density > 0) || step.density > 2.0f / 3.0f) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "AdaptDensity: density is %g; it must be in (0, 2/3], so that half more is at most 1",
-        density));
+        step.density));
   }
-  AdaptDensityKernel<<<1, kMaxHeads, 0, stream>>>(kept, total, heads, density, threshold,
-                                                  head_density);
+  AdaptDensityKernel<<<1, kMaxHeads, 0, stream>>>(step);
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "AdaptDensity");
   return absl::OkStatus();
 }

@@ -1,9 +1,11 @@
 #include "base/status_macros.h"
+#include "kernels/fused/cuda_status.h"
 #include "kernels/index/between_ranks.h"
 #include "kernels/index/gates/antidiagonal.h"
 #include "kernels/index/gates/block_steps.h"
 #include "kernels/index/gates/blocks.h"
 #include "kernels/index/gates/query_gate.h"
+#include "kernels/index/gates/row_lse.h"
 #include "kernels/index/groups/key_groups.h"
 #include "kernels/index/groups/narrow_rows.h"
 #include "kernels/index/move.h"
@@ -50,16 +52,8 @@ struct Step {
     return PackKeys(k, step.packed, stream);
   }
   absl::Status operator()(const AntidiagonalGateStep& step) const {
-    TokenMajor<const __nv_bfloat16> keys = k;
-    if (step.keys != nullptr) {
-      keys = {static_cast<const __nv_bfloat16*>(step.keys),
-              step.query_layout.tokens,
-              k.heads,
-              k.head_dim,
-              int64_t{k.heads} * k.head_dim,
-              k.head_dim};
-    }
-    return ChooseByAntidiagonals(q, keys, step, workspace, stream);
+    return ChooseByAntidiagonals(q, SequenceKeys(step.keys, step.query_layout), step, workspace,
+                                 stream);
   }
   absl::Status operator()(const DimEnergyStep& step) const {
     return SumDimEnergy(q, k, step, stream);
@@ -73,11 +67,43 @@ struct Step {
   absl::Status operator()(const KeyGroupGateStep& step) const {
     return ChooseKeyGroups(q.heads, k.heads, step, workspace, stream);
   }
+  absl::Status operator()(const RowLseStep& step) const {
+    return RowLse(q, SequenceKeys(step.of.keys, step.of.query_layout), step, workspace, stream);
+  }
+  absl::Status operator()(const BlockMassStep& step) const {
+    const ShardLayout& layout = step.of.query_layout;
+    const int64_t blocks = (layout.tokens + step.of.tile - 1) / step.of.tile,
+                  rows = q.heads * ((q.tokens + step.of.tile - 1) / step.of.tile);
+    RETURN_IF_CUDA_ERROR(cudaMemsetAsync(step.mass, 0, sizeof(int32_t) * rows * blocks, stream),
+                         "BlockMass");
+    return BlockMass({.q = q,
+                      .k = SequenceKeys(step.of.keys, layout),
+                      .lse = step.lse,
+                      .document_starts = step.of.document_starts,
+                      .query_layout = layout,
+                      .key_layout = {.tokens = layout.tokens},
+                      .tile = step.of.tile,
+                      .scale = step.of.scale,
+                      .mass = step.mass},
+                     stream);
+  }
+  absl::Status operator()(const MassGateStep& step) const {
+    return SelectBlocksByMass(step, stream);
+  }
+  absl::Status operator()(const AdaptDensityStep& step) const { return AdaptDensity(step, stream); }
   absl::Status operator()(const CountWorkStep& step) const { return CountWork(step, stream); }
   absl::Status operator()(const FindMoveStep& step) const { return FindMove(step, stream); }
   absl::Status operator()(const SumChoicesStep& step) const { return SumChoices(step, stream); }
   absl::Status operator()(const MoveBudgetsStep& step) const { return MoveBudgets(step, stream); }
   absl::Status operator()(const HoldMassStep& step) const { return HoldMass(step, stream); }
+
+ private:
+  // The keys of the whole sequence: as a step has gathered them, or, on one rank, the call's.
+  TokenMajor<const __nv_bfloat16> SequenceKeys(const void* keys, const ShardLayout& layout) const {
+    if (keys == nullptr) return k;
+    return {static_cast<const __nv_bfloat16*>(keys), layout.tokens, k.heads, k.head_dim,
+            int64_t{k.heads} * k.head_dim,           k.head_dim};
+  }
 };
 
 }  // namespace
@@ -89,6 +115,9 @@ size_t BlockStepWorkspaceBytes(const TokenMajor<const __nv_bfloat16>& q,
   }
   if (const auto* const by_query = std::get_if<QueryGateStep>(&step)) {
     return QueryGateWorkspaceBytes(q, k.heads, *by_query);
+  }
+  if (const auto* const row_lse = std::get_if<RowLseStep>(&step)) {
+    return RowLseWorkspaceBytes(q, k.heads, *row_lse);
   }
   if (const auto* const key_groups = std::get_if<KeyGroupGateStep>(&step)) {
     return KeyGroupWorkspaceBytes(q.heads, *key_groups);

@@ -243,7 +243,7 @@ __global__ void __launch_bounds__(kGateThreads)
 }
 
 __global__ void __launch_bounds__(kGateThreads)
-    MassGateKernel(const MassGateArgs args, int query_tiles, int blocks) {
+    MassGateKernel(const MassGateStep args, int query_tiles, int blocks) {
   __shared__ GateShared shared;
   __shared__ uint64_t slots[32];
   const int a = blockIdx.x, head = blockIdx.y;
@@ -257,8 +257,7 @@ __global__ void __launch_bounds__(kGateThreads)
   }
   __syncthreads();
   const int seen = own - first;
-  const int keep =
-      min(seen, static_cast<int>(ceilf(args.density[head] * static_cast<float>(seen))));
+  const int keep = BlocksOfShare(args.density[head], seen);
   const int words = (blocks + 31) / 32;
   uint32_t* chosen = args.chosen + row * words;
   KeepLargest(row_keys, own, keep, own, words, TiesGoLate(head), chosen, shared);
@@ -277,7 +276,8 @@ __global__ void __launch_bounds__(kGateThreads)
   }
 }
 
-constexpr int kMaxBlocks = 12'000;  // a row of keys in 48 KiB of shared memory
+// A row of keys in 48 KiB of shared memory.
+constexpr int kMaxBlocks = kMaxMassBlocks;
 
 }  // namespace
 
@@ -341,7 +341,7 @@ absl::Status SelectBlocksByMean(const BlockGateArgs& args, cudaStream_t stream) 
   return absl::OkStatus();
 }
 
-absl::Status SelectBlocksByMass(const MassGateArgs& args, cudaStream_t stream) {
+absl::Status SelectBlocksByMass(const MassGateStep& args, cudaStream_t stream) {
   RETURN_IF_ERROR(CheckTile(args.tile, "SelectBlocksByMass: tile"));
   RETURN_IF_ERROR(CheckSize(args.heads, "SelectBlocksByMass: heads", 1, 65535));
   const int64_t blocks = (args.query_layout.tokens + args.tile - 1) / args.tile;

@@ -65,28 +65,9 @@ struct BlockMassArgs {
 };
 absl::Status BlockMass(const BlockMassArgs& args, cudaStream_t stream);
 
-// Each tile of queries keeps its own block and, of the V blocks before it (from the one on where
-// the document of its first query starts), the ceil(density[head] * V) of largest mass; ties go as
-// in BlockGateArgs. kept[head] and total[head] are the masses of what is kept and of all.
-struct MassGateArgs {
-  const int32_t* mass = nullptr;  // [heads, query tiles, blocks]
-  ShardLayout query_layout;
-  const int32_t* document_starts = nullptr;
-  int32_t heads = 0;
-  int32_t tile = 128;
-  const float* density = nullptr;  // [heads], in [0, 1]
-  uint32_t* chosen = nullptr;      // [heads, query tiles, BlockWords(blocks)]
-  int64_t* kept = nullptr;         // [heads]
-  int64_t* total = nullptr;        // [heads]
-};
-absl::Status SelectBlocksByMass(const MassGateArgs& args, cudaStream_t stream);
-
-// Moves density from heads that lose little to heads that lose much. Let c be the number of heads
-// whose recall, kept / total, exceeds `threshold`, but at most half of all. The c heads of highest
-// recall get half of `density`, the c of lowest recall 1.5 times as much, the others `density`, so
-// that the mean stays. Ties go to the lower head. Recall sums of all ranks go in.
-absl::Status AdaptDensity(const int64_t* kept, const int64_t* total, int32_t heads, float density,
-                          float threshold, float* head_density, cudaStream_t stream);
+// MassGateStep and AdaptDensityStep say what these do.
+absl::Status SelectBlocksByMass(const MassGateStep& step, cudaStream_t stream);
+absl::Status AdaptDensity(const AdaptDensityStep& step, cudaStream_t stream);
 
 // The choice as lists of this rank's query tiles against the key tiles of one owner, by query tile
 // and by key tile, without the tiles that documents hide. Offsets are right even where the lists

@@ -9,8 +9,9 @@
 #include <cmath>
 #include <random>
 
+#include "kernels/index/gates/row_lse.h"
+#include "kernels/reference/gates/block_gate.h"
 #include "kernels/reference/testing/packed_documents.h"
-#include "kernels/reference/tiles/block_gate.h"
 #include "kernels/testing/device_buffer.h"
 #include "kernels/testing/gpu_test.h"
 #include "ringleader/kernels/index.h"
@@ -313,7 +314,23 @@ TEST_F(BlocksTest, BlockMassMatchesDoubleAndIsKeptByDensity) {
     const float scale = 1 / std::sqrt(static_cast<float>(s.head_dim));
     const Starts starts(s, query);
     const ExactMass exact(s, q, k, query, starts, scale);
-    DeviceBuffer<Bf16> gpu_q(Shard(q, q_row, query));
+    DeviceBuffer<Bf16> gpu_q(Shard(q, q_row, query)), all_keys(k);
+    const TokenMajor<const Bf16> queries = {gpu_q.data(), n,     s.heads,
+                                            s.head_dim,   q_row, s.head_dim};
+    DeviceBuffer<float> found(s.heads * n);
+    const RowLseStep step = {.of = {.keys = all_keys.data(),
+                                    .query_layout = query,
+                                    .document_starts = starts.OnDevice(),
+                                    .tile = s.tile,
+                                    .scale = scale},
+                             .lse = found.data()};
+    DeviceBuffer<char> workspace(RowLseWorkspaceBytes(queries, s.kv_heads, step));
+    ASSERT_EQ(
+        RowLse(queries, {all_keys.data(), s.tokens, s.kv_heads, s.head_dim, k_row, s.head_dim},
+               step, workspace.data(), nullptr),
+        absl::OkStatus());
+    const std::vector<float> found_lse = found.Read();
+    for (int64_t i = 0; i < s.heads * n; ++i) ASSERT_NEAR(found_lse[i], exact.lse[i], 2e-4) << i;
     DeviceBuffer<float> gpu_lse(exact.lse);
     DeviceBuffer<int32_t> gpu_mass(s.heads * query_tiles * blocks);
     gpu_mass.Zero();
@@ -363,7 +380,13 @@ TEST_F(BlocksTest, AdaptedDensityFavoursHeadsOfLowRecall) {
   DeviceBuffer<int64_t> gpu_kept(kept), gpu_total(total);
   DeviceBuffer<float> density(7);
   // Four exceed 0.8, of which half of seven, three, give to three.
-  ASSERT_EQ(AdaptDensity(gpu_kept.data(), gpu_total.data(), 7, 0.2f, 0.8f, density.data(), nullptr),
+  ASSERT_EQ(AdaptDensity({.kept = gpu_kept.data(),
+                          .total = gpu_total.data(),
+                          .heads = 7,
+                          .density = 0.2f,
+                          .threshold = 0.8f,
+                          .head_density = density.data()},
+                         nullptr),
             absl::OkStatus());
   EXPECT_THAT(density.Read(), ::testing::Pointwise(::testing::FloatEq(),
                                                    {0.1f, 0.3f, 0.1f, 0.3f, 0.1f, 0.2f, 0.3f}));
@@ -378,7 +401,7 @@ TEST(BlocksArgumentsTest, ErrorsNameTheArgumentAndWhatIsAllowed) {
   lists.block_size = 100;
   EXPECT_THAT(BuildTileLists(lists, nullptr).message(),
               HasSubstr("block_size is 100; allowed are multiples of 128"));
-  EXPECT_THAT(AdaptDensity(nullptr, nullptr, 2000, 0.1f, 0.8f, nullptr, nullptr).message(),
+  EXPECT_THAT(AdaptDensity({.heads = 2000, .density = 0.1f}, nullptr).message(),
               HasSubstr("heads is 2000"));
 }
 

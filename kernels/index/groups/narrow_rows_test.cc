@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/reference/tiles/score_dims.h"
+#include "kernels/reference/gates/score_dims.h"
 #include "kernels/testing/device_buffer.h"
 #include "kernels/testing/gpu_test.h"
 

@@ -8,11 +8,11 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/reference/gates/block_gate.h"
 #include "kernels/reference/index/index_estimate.h"
 #include "kernels/reference/index/index_select.h"
 #include "kernels/reference/testing/masked_attention.h"
 #include "kernels/reference/testing/packed_documents.h"
-#include "kernels/reference/tiles/block_gate.h"
 
 namespace ringleader::kernels::reference {
 namespace {

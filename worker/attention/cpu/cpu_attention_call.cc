@@ -7,7 +7,7 @@
 #include "base/status_macros.h"
 #include "kernels/reference/attention/attention.h"
 #include "kernels/reference/attention/columns.h"
-#include "kernels/reference/tiles/block_gate.h"
+#include "kernels/reference/gates/block_gate.h"
 #include "worker/attention/cpu/travelling_buffers.h"
 #include "worker/attention/stats/stopwatch.h"
 

@@ -98,6 +98,7 @@ class CpuCall : public AttentionCall {
   absl::Status NoteChoices(const patterns::VerticalSlash& work, const LayerIndex& index,
                            kernels::HeadChoice* choices) override;
   absl::Status Run(const kernels::BlockStep& step) override;
+  absl::Status CountRecall(const int64_t* kept, const int64_t* total, int32_t heads) override;
   absl::Status CountMove(const int64_t* work_before, const int64_t* work_after,
                          const float* factor) override;
 

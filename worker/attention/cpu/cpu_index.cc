@@ -3,8 +3,8 @@
 #include <numeric>
 
 #include "base/status_macros.h"
+#include "kernels/reference/gates/block_gate.h"
 #include "kernels/reference/index/index_select.h"
-#include "kernels/reference/tiles/block_gate.h"
 #include "patterns/index/vertical_slash.h"
 #include "worker/attention/cpu/cpu_attention_call.h"
 #include "worker/attention/stats/stopwatch.h"
@@ -211,6 +211,15 @@ absl::Status CpuCall::NoteChoices(const patterns::VerticalSlash& work, const Lay
       if ((bits[delta / 64] >> delta % 64 & 1) == 0) continue;
       choices[head].diagonal_tiles += kernels::DiagonalCost(/*by_tiles=*/true, work.blocks, delta);
     }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CpuCall::CountRecall(const int64_t* kept, const int64_t* total, int32_t heads) {
+  LayerStats& stats = device_.StatsOf(layer_);
+  stats.recall = std::max(stats.recall, 0.0);
+  for (int head = 0; head < heads; ++head) {
+    stats.recall += kernels::RecallOf(kept[head], total[head]) / heads;
   }
   return absl::OkStatus();
 }

@@ -16,6 +16,7 @@
 namespace ringleader::attention {
 namespace {
 
+using testing::AdaSpa;
 using testing::CudaAttentionTest;
 using testing::ExpectNear;
 using testing::GpuCount;
@@ -70,7 +71,7 @@ TEST_F(CudaAttentionTest, DocumentsWithTilesOf128) {
 
 TEST_F(CudaAttentionTest, ChosenBlocksWithTilesOf128) {
   const Sequence sequence(2048, 4, 2, 128);
-  for (patterns::AttentionOptions options : {Moba(), XAttention()}) {
+  for (patterns::AttentionOptions options : {Moba(), XAttention(), AdaSpa()}) {
     options.tile = 128;
     options.block_size = 256;
     for (const std::vector<int64_t>& documents : {std::vector<int64_t>{}, {0, 5, 1000, 1100}}) {

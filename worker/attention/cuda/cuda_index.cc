@@ -181,6 +181,11 @@ absl::Status CudaCall::NoteChoices(const patterns::VerticalSlash& /*work*/,
   return index::NoteChoices(selected_, choices, Stream());
 }
 
+absl::Status CudaCall::CountRecall(const int64_t* kept, const int64_t* total, int32_t heads) {
+  device_.stats().SetEstimated(layer_);
+  return index::CountRecall(kept, total, heads, device_.stats().SlotsOf(layer_).counters, Stream());
+}
+
 absl::Status CudaCall::CountMove(const int64_t* work_before, const int64_t* work_after,
                                  const float* factor) {
   return index::CountMove(work_before, work_after, factor, device_.stats().SlotsOf(layer_).counters,

@@ -15,6 +15,7 @@
 namespace ringleader::attention {
 namespace {
 
+using testing::AdaSpa;
 using testing::CudaAttentionTest;
 using testing::ExpectNear;
 using testing::Gpus;
@@ -161,6 +162,14 @@ TEST_P(CudaRanksTest, KeyGroupsThatKeepEverythingAreDense) {
   ExpectNear(RunOnGpu(Small(), With(all)), RunOnCpu(Small(), {.tile = 64}));
 }
 
+TEST_P(CudaRanksTest, AdaSpa) {
+  ExpectSameAsOneRank("adaspa", AdaSpa());
+  // Heads have as much of the budget as on the CPU, in each of the three layers; recall is exact.
+  const Result gpu = RunOnGpu(Small(), With(AdaSpa())), cpu = RunOnCpu(Small(), AdaSpa());
+  EXPECT_EQ(gpu.TotalTiles(), 3 * cpu.TotalTiles());
+  EXPECT_NEAR(gpu.stats[0].layers.at(0).recall, cpu.stats[0].layers.at(0).recall, 2e-3);
+}
+
 TEST_P(CudaRanksTest, XAttention) {
   ExpectSameAsOneRank("xattention", XAttention());
   ExpectSameAsOneRank("xattention of a share", {.pattern = patterns::Pattern::kXAttention,
@@ -257,6 +266,7 @@ TEST_P(CudaRanksTest, DocumentsUnderChosenBlocks) {
   ExpectSameAsOneRank("moba documents", Moba(), kDocuments);
   ExpectSameAsOneRank("xattention documents", XAttention(), kDocuments);
   ExpectSameAsOneRank("key groups documents", KeyGroups(), kDocuments);
+  ExpectSameAsOneRank("adaspa documents", AdaSpa(), kDocuments);
 }
 
 TEST_P(CudaRanksTest, DocumentsUnderVerticalSlash) {

@@ -29,13 +29,16 @@ TEST_F(AttentionEngineTest, ChosenBlocksAreTheSameOnAnyNumberOfRanks) {
         {.pattern = patterns::Pattern::kMoba, .block_size = 128, .topk_blocks = 2},
         {.pattern = patterns::Pattern::kMoba, .block_size = 64, .density = 0.1},
         {.pattern = patterns::Pattern::kXAttention, .stride = 32, .threshold = 0.3},
-        {.pattern = patterns::Pattern::kXAttention, .threshold = 0.9, .density = 0.2}}) {
+        {.pattern = patterns::Pattern::kXAttention, .threshold = 0.9, .density = 0.2},
+        {.pattern = patterns::Pattern::kAdaSpa, .adapt_heads = true, .density = 0.2},
+        {.pattern = patterns::Pattern::kAdaSpa, .density = 0.5}}) {
     options.tile = kTile;
     for (const std::vector<int64_t>& documents : {std::vector<int64_t>{}, {0, 70, 71, 640, 1500}}) {
       const RankResult one = Run(options, documents)[0];
       // Queries that choose apart leave little out together.
       EXPECT_LT(one.stats.layers.at(1).density, 1.0);
-      EXPECT_EQ(one.stats.layers.at(1).recall, -1.0);  // not estimated
+      const bool is_exact = options.pattern == patterns::Pattern::kAdaSpa;
+      EXPECT_EQ(one.stats.layers.at(1).recall >= 0.0, is_exact);  // else not estimated
       const auto words = static_cast<int64_t>(one.index.chosen.size()) / (kHeads * kTokens / kTile);
       for (const LayoutKind layout :
            {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
@@ -62,11 +65,45 @@ TEST_F(AttentionEngineTest, ChosenBlocksAreTheSameOnAnyNumberOfRanks) {
                                                            position / 32));
           }
           tiles += results[rank].stats.layers.at(1).TotalTiles();
+          EXPECT_EQ(results[rank].stats.layers.at(1).recall, one.stats.layers.at(1).recall);
         }
         EXPECT_EQ(tiles, one.stats.layers.at(1).TotalTiles());
       }
     }
   }
+}
+
+// Of masses that are attention's own, recall is that of the choice: no other of as many blocks
+// holds more.
+TEST_F(AttentionEngineTest, TheRecallOfAnExactSearchIsThatOfAllQueries) {
+  const auto recall = [&](const patterns::AttentionOptions& options) {
+    return Run(options)[0].stats.layers.at(1).recall;
+  };
+  patterns::AttentionOptions options = {
+      .pattern = patterns::Pattern::kAdaSpa, .density = 1.0, .tile = kTile};
+  EXPECT_EQ(recall(options), 1.0);
+  options.density = 0.25;
+  const RankResult result = Run(options)[0];
+  double kept = 0.0;
+  for (int head = 0; head < kHeads; ++head) {
+    for (int64_t i = 0; i < kTokens; ++i) {
+      double of_row = 0.0, all = 0.0;
+      for (int64_t j = 0; j <= i; ++j) {
+        double logit = 0.0;
+        for (int x = 0; x < kHeadDim; ++x) {
+          logit += double{q_.at(i, head, x)} * double{k_.at(j, head / (kHeads / kKvHeads), x)};
+        }
+        const double weight = std::exp(logit / std::sqrt(double{kHeadDim}));
+        const int64_t row = head * (kTokens / kTile) + i / kTile, block = j / kTile;
+        const uint32_t word =
+            result.index.chosen.at(row * BlockWords(kTokens / kTile) + block / 32);
+        all += weight;
+        if ((word >> block % 32 & 1) != 0) of_row += weight;
+      }
+      kept += of_row / all;
+    }
+  }
+  EXPECT_NEAR(result.stats.layers.at(1).recall, kept / (kHeads * kTokens), 1e-5);
 }
 
 // The output is attention, in fp64, to what the choice says and to nothing else.

@@ -45,6 +45,7 @@ std::vector<AttentionOptions> SparseOptions() {
            .estimate_at = patterns::EstimateAt::kSpread},
           {.pattern = Pattern::kBlockTopK, .block_size = 2 * kTile, .topk_blocks = 2},
           {.pattern = Pattern::kKeyGroups, .density = 0.3},
+          {.pattern = Pattern::kAdaSpa, .density = 0.3},
           {.pattern = Pattern::kSlidingWindow, .window = 100}};
 }
 

@@ -185,6 +185,12 @@ TEST_P(ManyRanksTest, KeyGroups) {
   }
 }
 
+TEST_P(ManyRanksTest, AdaSpa) {
+  ExpectSameAsOneRank({.pattern = patterns::Pattern::kAdaSpa, .density = 0.3, .tile = 64});
+  ExpectSameAsOneRank(
+      {.pattern = patterns::Pattern::kAdaSpa, .adapt_heads = true, .density = 0.3, .tile = 64});
+}
+
 TEST_P(ManyRanksTest, Moba) {
   ExpectSameAsOneRank(
       {.pattern = patterns::Pattern::kMoba, .block_size = 128, .topk_blocks = 2, .tile = 64});
@@ -247,6 +253,9 @@ TEST_P(ManyRanksTest, Documents) {
       documents);
   ExpectSameAsOneRank({.pattern = patterns::Pattern::kKeyGroups, .density = 0.4, .tile = 64},
                       documents);
+  ExpectSameAsOneRank(
+      {.pattern = patterns::Pattern::kAdaSpa, .adapt_heads = true, .density = 0.4, .tile = 64},
+      documents);
 }
 
 INSTANTIATE_TEST_SUITE_P(Settings, ManyRanksTest, ::testing::ValuesIn(testing::AllRingSettings()),

@@ -2,6 +2,7 @@
 // which work is enqueued, and so what hides behind what.
 #include "worker/attention/runner/ring_runner.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -141,13 +142,18 @@ class LoggingCall : public AttentionCall {
   absl::Status CountSelection(const patterns::VerticalSlash&, const LayerIndex&) override {
     return Say("count");
   }
+  absl::Status CountRecall(const int64_t*, const int64_t*, int32_t) override {
+    return Say("recall");
+  }
   absl::Status CountMove(const int64_t*, const int64_t*, const float*) override {
     return Say("count move");
   }
   absl::Status Run(const kernels::BlockStep& step) override {
-    constexpr const char* kNames[] = {
-        "tile sums", "order",      "gate", "query gate", "pack", "antidiagonals", "energy", "pick",
-        "narrow",    "key groups", "work", "find move",  "sum",  "move",          "hold"};
+    constexpr const char* kNames[] = {"tile sums", "order",         "gate",    "query gate",
+                                      "pack",      "antidiagonals", "energy",  "pick",
+                                      "narrow",    "key groups",    "row lse", "block mass",
+                                      "mass gate", "adapt",         "work",    "find move",
+                                      "sum",       "move",          "hold"};
     return Say(kNames[step.index()]);
   }
 
@@ -215,6 +221,23 @@ TEST(RingRunnerTest, AnAllGatherRunsBehindIndexAndOwnStep) {
   EXPECT_EQ(orders.started, "[, place, gather kv, ]");
   EXPECT_EQ(orders.backward,
             "[, delta, zero 0, attend own 0, wait kv all, zero 1, attend 1, round dq, return, ]");
+}
+
+// Heads get more or less by what all ranks' queries recalled, so that these agree twice.
+TEST(RingRunnerTest, AnExactSearchAgreesOnWhatHeadsRecall) {
+  LoggingDevice device(/*rank=*/0, /*ranks=*/2);
+  LoggingCall call(&device);
+  const auto runner = RingRunner::Create({.pattern = patterns::Pattern::kAdaSpa,
+                                          .adapt_heads = true,
+                                          .density = 0.2,
+                                          .tile = 64,
+                                          .ring = {ring::RingKind::kFlat, 2, 1}},
+                                         &device);
+  ASSERT_TRUE(runner.ok()) << runner.status();
+  ASSERT_TRUE((*runner)->Forward(call).ok());
+  EXPECT_THAT(absl::StrJoin(device.log, ", "),
+              ::testing::HasSubstr("index[, pack, gather, order, row lse, block mass, mass gate, "
+                                   "sum, sum, adapt, mass gate, sum, sum, recall, ]"));
 }
 
 // Choices are moved beside the choice: ranks that choose apart tell each other once what they

@@ -33,4 +33,8 @@ inline patterns::AttentionOptions XAttention() {
   return {.pattern = patterns::Pattern::kXAttention, .threshold = 0.5, .tile = 64};
 }
 
+inline patterns::AttentionOptions AdaSpa() {
+  return {.pattern = patterns::Pattern::kAdaSpa, .adapt_heads = true, .density = 0.3, .tile = 64};
+}
+
 }  // namespace ringleader::attention::testing

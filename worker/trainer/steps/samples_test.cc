@@ -54,7 +54,9 @@ class SamplesJobTest : public ::testing::Test {
     job.attention.window = 100;
     job.attention.block_size = 64;
     job.attention.topk_blocks = 1;
-    if (pattern == patterns::Pattern::kKeyGroups) job.attention.density = 0.3;
+    if (pattern == patterns::Pattern::kKeyGroups || pattern == patterns::Pattern::kAdaSpa) {
+      job.attention.density = 0.3;
+    }
     job.attention.budget = {
         .vertical_mass = 0.7, .slash_mass = 0.7, .max_verticals = 16, .max_slashes = 3};
     job.checkpoint_directory = directory_.File("checkpoints-" + std::to_string(++jobs_));
@@ -120,7 +122,8 @@ INSTANTIATE_TEST_SUITE_P(
     Patterns, DealingOfPatternTest,
     ::testing::Values(patterns::Pattern::kDense, patterns::Pattern::kSlidingWindow,
                       patterns::Pattern::kVerticalSlash, patterns::Pattern::kBlockTopK,
-                      patterns::Pattern::kXAttention, patterns::Pattern::kKeyGroups));
+                      patterns::Pattern::kXAttention, patterns::Pattern::kKeyGroups,
+                      patterns::Pattern::kAdaSpa));
 
 // Under dense attention short samples share micro-batches; a pattern that is chosen online and
 // keeps everything has one in each. What a sample sees is what it sees alone.

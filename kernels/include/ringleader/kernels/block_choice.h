@@ -12,6 +12,7 @@
 
 #include "ringleader/kernels/attention.h"
 #include "ringleader/kernels/balance_steps.h"
+#include "ringleader/kernels/block_mass.h"
 #include "ringleader/kernels/shard_layout.h"
 
 namespace ringleader::kernels {
@@ -212,9 +213,10 @@ RINGLEADER_HOST_DEVICE inline int32_t MostBlocks(float density, int32_t seen) {
   return density > 0 ? static_cast<int32_t>(static_cast<double>(density) * seen) : seen;
 }
 
-using BlockStep = std::variant<TileKeySumsStep, OrderTilesStep, MeanGateStep, QueryGateStep,
-                               PackKeysStep, AntidiagonalGateStep, DimEnergyStep, PickDimsStep,
-                               NarrowRowsStep, KeyGroupGateStep, CountWorkStep, FindMoveStep,
-                               SumChoicesStep, MoveBudgetsStep, HoldMassStep>;
+using BlockStep =
+    std::variant<TileKeySumsStep, OrderTilesStep, MeanGateStep, QueryGateStep, PackKeysStep,
+                 AntidiagonalGateStep, DimEnergyStep, PickDimsStep, NarrowRowsStep,
+                 KeyGroupGateStep, RowLseStep, BlockMassStep, MassGateStep, AdaptDensityStep,
+                 CountWorkStep, FindMoveStep, SumChoicesStep, MoveBudgetsStep, HoldMassStep>;
 
 }  // namespace ringleader::kernels

@@ -1,4 +1,4 @@
-#include "kernels/reference/tiles/key_group_gate.h"
+#include "kernels/reference/gates/key_group_gate.h"
 
 #include <algorithm>
 #include <array>

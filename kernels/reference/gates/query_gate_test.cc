@@ -6,10 +6,10 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/reference/gates/block_gate.h"
 #include "kernels/reference/testing/masked_attention.h"
 #include "kernels/reference/testing/packed_documents.h"
 #include "kernels/reference/testing/query_gate_oracle.h"
-#include "kernels/reference/tiles/block_gate.h"
 
 namespace ringleader::kernels::reference {
 namespace {

@@ -1,5 +1,5 @@
 // XAttention's choice of the CPU engine against the fp64 oracle.
-#include "kernels/reference/tiles/antidiagonal_gate.h"
+#include "kernels/reference/gates/antidiagonal_gate.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // The CPU engine's choice of groups of keys against the fp64 oracle.
-#include "kernels/reference/tiles/key_group_gate.h"
+#include "kernels/reference/gates/key_group_gate.h"
 
 #include <gtest/gtest.h>
 
@@ -10,10 +10,10 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/reference/gates/block_gate.h"
 #include "kernels/reference/testing/key_group_oracle.h"
 #include "kernels/reference/testing/masked_attention.h"
 #include "kernels/reference/testing/packed_documents.h"
-#include "kernels/reference/tiles/block_gate.h"
 
 namespace ringleader::kernels::reference {
 namespace {

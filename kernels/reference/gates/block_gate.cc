@@ -1,4 +1,4 @@
-#include "kernels/reference/tiles/block_gate.h"
+#include "kernels/reference/gates/block_gate.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,9 +6,10 @@
 #include <numeric>
 #include <utility>
 
-#include "kernels/reference/tiles/antidiagonal_gate.h"
-#include "kernels/reference/tiles/key_group_gate.h"
-#include "kernels/reference/tiles/score_dims.h"
+#include "kernels/reference/gates/antidiagonal_gate.h"
+#include "kernels/reference/gates/key_group_gate.h"
+#include "kernels/reference/gates/mass_gate.h"
+#include "kernels/reference/gates/score_dims.h"
 #include "kernels/reference/tiles/tile_lists.h"
 #include "ringleader/kernels/index.h"
 
@@ -239,16 +240,7 @@ struct Step {
     }
   }
   void operator()(const AntidiagonalGateStep& step) const {
-    TokenMajor<const float> keys = k;
-    if (step.keys != nullptr) {
-      keys = {static_cast<const float*>(step.keys),
-              step.query_layout.tokens,
-              k.heads,
-              k.head_dim,
-              int64_t{k.heads} * k.head_dim,
-              k.head_dim};
-    }
-    ChooseByAntidiagonals(engine, q, keys, step);
+    ChooseByAntidiagonals(engine, q, SequenceKeys(step.keys, step.query_layout), step);
   }
   void operator()(const DimEnergyStep& step) const { SumDimEnergy(engine, q, k, step); }
   void operator()(const PickDimsStep& step) const { PickDims(k.heads, k.head_dim, step); }
@@ -256,6 +248,14 @@ struct Step {
   void operator()(const KeyGroupGateStep& step) const {
     ChooseKeyGroups(engine, q.heads, k.heads, step);
   }
+  void operator()(const RowLseStep& step) const {
+    RowLse(engine, q, SequenceKeys(step.of.keys, step.of.query_layout), step);
+  }
+  void operator()(const BlockMassStep& step) const {
+    BlockMass(engine, q, SequenceKeys(step.of.keys, step.of.query_layout), step);
+  }
+  void operator()(const MassGateStep& step) const { SelectBlocksByMass(engine, step); }
+  void operator()(const AdaptDensityStep& step) const { AdaptDensity(step); }
 
   void operator()(const CountWorkStep& step) const {
     const int64_t query_tiles = TileCount(step.query_layout.local_tokens(), step.tile);
@@ -278,6 +278,14 @@ struct Step {
   }
   void operator()(const HoldMassStep& step) const {
     for (int32_t head = 0; head < step.heads; ++head) HoldMass(step, head);
+  }
+
+ private:
+  // The keys of the whole sequence: as a step has gathered them, or, on one rank, the call's.
+  TokenMajor<const float> SequenceKeys(const void* keys, const ShardLayout& layout) const {
+    if (keys == nullptr) return k;
+    return {static_cast<const float*>(keys), layout.tokens, k.heads, k.head_dim,
+            int64_t{k.heads} * k.head_dim,   k.head_dim};
   }
 };
 

@@ -1,4 +1,4 @@
-#include "kernels/reference/tiles/score_dims.h"
+#include "kernels/reference/gates/score_dims.h"
 
 #include <algorithm>
 #include <bit>

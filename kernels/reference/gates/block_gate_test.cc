@@ -1,5 +1,5 @@
 // Which blocks block top-k keeps where scores are equal or nearly so, and by which queries.
-#include "kernels/reference/tiles/block_gate.h"
+#include "kernels/reference/gates/block_gate.h"
 
 #include <gtest/gtest.h>
 

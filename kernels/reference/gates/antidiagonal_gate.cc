@@ -1,4 +1,4 @@
-#include "kernels/reference/tiles/antidiagonal_gate.h"
+#include "kernels/reference/gates/antidiagonal_gate.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,6 @@
 // What groups of keys are scored by, against plain implementations: the dimensions, the scales and
 // the codes, however many ranks hold the sequence.
-#include "kernels/reference/tiles/score_dims.h"
+#include "kernels/reference/gates/score_dims.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,0 +1,90 @@
+// Blocks of keys chosen by their exact attention mass (AdaSpa, arXiv 2502.21079, section 4): steps
+// over a call's queries and the keys of the whole sequence, which block_choice.h adds to its
+// others.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "ringleader/kernels/shard_layout.h"
+
+namespace ringleader::kernels {
+
+// What the first two steps read, beside a call's q and k.
+struct ExactQueries {
+  // [tokens, kv_heads, head_dim], of k's type: the keys of the whole sequence. Null: k holds them.
+  const void* keys = nullptr;
+  ShardLayout query_layout = {};
+  const int32_t* document_starts = nullptr;  // [n]: TileSelection::document_starts
+  int32_t tile = 128;                        // of queries, and of the keys of a block
+  float scale = 0.0f;                        // of logits
+};
+
+// The first pass (Algorithm 1, line 1 to 8): the natural logarithm of each query's sum of
+// exp(logit) over the keys that it sees.
+struct RowLseStep {
+  ExactQueries of;
+  float* lse = nullptr;  // [heads, n]
+};
+
+// The second pass: the sum of exp(logit - lse) over the pairs of a tile of queries and a block that
+// are visible, in units of 2^-kMassBits (index.h). A row's masses add up to its number of queries,
+// but for rounding; what is not a number has none.
+struct BlockMassStep {
+  ExactQueries of;
+  const float* lse = nullptr;  // [heads, n]: RowLseStep's
+  int32_t* mass = nullptr;     // [heads, query tiles, blocks of `tile` tokens of the sequence]
+};
+
+// Each tile of queries keeps its own block and, of the V blocks before it (from the one on where
+// the document of its first query starts), the BlocksOfShare(density[head], V) of largest mass;
+// ties go to the lower block in even heads, to the higher one in odd heads (TiesGoLate).
+// kept[head] and total[head] are the masses of what is kept and of all, of this rank's queries.
+struct MassGateStep {
+  const int32_t* mass = nullptr;  // BlockMassStep's
+  ShardLayout query_layout = {};
+  const int32_t* document_starts = nullptr;
+  int32_t heads = 0;
+  int32_t tile = 128;
+  const float* density = nullptr;  // [heads], in [0, 1]
+  uint32_t* chosen = nullptr;      // [heads, query tiles, BlockWords(blocks)]
+  int64_t* kept = nullptr;         // [heads]
+  int64_t* total = nullptr;        // [heads]
+};
+// How many of `seen` blocks a share of them is, rounded up.
+RINGLEADER_HOST_DEVICE inline int32_t BlocksOfShare(float density, int32_t seen) {
+  const auto count = static_cast<int32_t>(ceilf(density * static_cast<float>(seen)));
+  return count < seen ? count : seen;
+}
+// Blocks that a sequence may have for it.
+inline constexpr int32_t kMaxMassBlocks = 12'000;
+
+// Moves density from heads that lose little to heads that lose much (section 4.3). Let c be the
+// number of heads whose recall, kept / total, exceeds `threshold`, but at most half of all. The c
+// heads of highest recall get half of `density`, the c of lowest recall 1.5 times as much, the
+// others `density`, so that the mean stays. Ties go to the lower head. Sums of all ranks go in.
+struct AdaptDensityStep {
+  const int64_t* kept = nullptr;   // [heads]
+  const int64_t* total = nullptr;  // [heads]
+  int32_t heads = 0;               // at most 1,024
+  float density = 0.0f;            // in (0, 2/3], so that half more is at most 1
+  float threshold = 0.0f;
+  float* head_density = nullptr;  // [heads]
+};
+
+inline constexpr int32_t kMaxAdaptedHeads = 1024;
+
+// The recall of a head that has `kept` of `total`.
+RINGLEADER_HOST_DEVICE inline double RecallOf(int64_t kept, int64_t total) {
+  return total > 0 ? static_cast<double>(kept) / static_cast<double>(total) : 0.0;
+}
+
+// A head's density, if `better` heads are before it by falling recall and `good` heads exceed the
+// threshold.
+RINGLEADER_HOST_DEVICE inline float AdaptedDensity(float density, int better, int good, int heads) {
+  const int moved = good < heads / 2 ? good : heads / 2;
+  if (better < moved) return 0.5f * density;
+  return better >= heads - moved ? 1.5f * density : density;
+}
+
+}  // namespace ringleader::kernels

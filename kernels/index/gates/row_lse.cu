@@ -1,0 +1,83 @@
+#include <cmath>
+
+#include "base/status_macros.h"
+#include "kernels/fused/cuda_status.h"
+#include "kernels/index/gates/row_lse.h"
+#include "kernels/sm90/attention.h"
+
+namespace ringleader::kernels::index {
+namespace {
+
+constexpr int kFillThreads = 256;
+constexpr int64_t kAlignment = 256;
+
+__global__ void FillKernel(float* values, int64_t count, float value) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kFillThreads + threadIdx.x;
+  if (i < count) values[i] = value;
+}
+
+// What dense attention of a KV head's queries takes. Pointers may be null where only sizes matter.
+AttentionForwardArgs<__nv_bfloat16> ArgsOf(const TokenMajor<const __nv_bfloat16>& q,
+                                           const TokenMajor<const __nv_bfloat16>& k,
+                                           const RowLseStep& step, int32_t kv_head, float* out) {
+  const int32_t group = q.heads / k.heads;
+  TokenMajor<const __nv_bfloat16> queries = q, keys = k;
+  queries.heads = group;
+  queries.data += kv_head * group * q.head_stride;
+  keys.heads = 1;
+  keys.data += kv_head * k.head_stride;
+  const ExactQueries& of = step.of;
+  return {.q = queries,
+          .k = keys,
+          .v = keys,
+          .out = {out, q.tokens, group, q.head_dim, int64_t{group} * q.head_dim, q.head_dim},
+          .lse = step.lse + int64_t{kv_head} * group * q.tokens,
+          .query_layout = of.query_layout,
+          .key_layout = {.tokens = of.query_layout.tokens},
+          .tiles = {.pattern = TilePattern::kCausal,
+                    .tile = of.tile,
+                    .document_starts = of.document_starts},
+          .scale = of.scale};
+}
+
+int64_t OutBytes(const TokenMajor<const __nv_bfloat16>& q, int32_t kv_heads) {
+  const auto bytes =
+      static_cast<int64_t>(sizeof(float)) * q.tokens * (q.heads / kv_heads) * q.head_dim;
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+}  // namespace
+
+size_t RowLseWorkspaceBytes(const TokenMajor<const __nv_bfloat16>& q, int32_t kv_heads,
+                            const RowLseStep& step) {
+  const TokenMajor<const __nv_bfloat16> keys = {
+      q.data,     step.of.query_layout.tokens,    kv_heads,
+      q.head_dim, int64_t{kv_heads} * q.head_dim, q.head_dim};
+  const auto args = ArgsOf(q, keys, step, /*kv_head=*/0, /*out=*/nullptr);
+  return OutBytes(q, kv_heads) + sm90::ForwardWorkspaceBytes(args);
+}
+
+absl::Status RowLse(const TokenMajor<const __nv_bfloat16>& q,
+                    const TokenMajor<const __nv_bfloat16>& k, const RowLseStep& step,
+                    void* workspace, cudaStream_t stream) {
+  RETURN_IF_ERROR(fused::CheckSize(k.heads, "RowLse: heads of k", 1, 65535));
+  RETURN_IF_ERROR(fused::CheckSize(q.heads, "RowLse: heads of q", k.heads, 65535, k.heads));
+  RETURN_IF_ERROR(fused::CheckPointer(step.lse, "RowLse: lse"));
+  RETURN_IF_ERROR(fused::CheckPointer(workspace, "RowLse: workspace"));
+  const int64_t rows = q.heads * q.tokens, out_bytes = OutBytes(q, k.heads);
+  if (rows == 0) return absl::OkStatus();
+  FillKernel<<<static_cast<unsigned>((rows + kFillThreads - 1) / kFillThreads), kFillThreads, 0,
+               stream>>>(step.lse, rows, -INFINITY);
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "RowLse: fill");
+  for (int32_t kv_head = 0; kv_head < k.heads; ++kv_head) {
+    const auto args = ArgsOf(q, k, step, kv_head, static_cast<float*>(workspace));
+    RETURN_IF_CUDA_ERROR(cudaMemsetAsync(workspace, 0, out_bytes, stream), "RowLse: out");
+    RETURN_IF_ERROR(sm90::AttentionForward(args,
+                                           {.data = static_cast<char*>(workspace) + out_bytes,
+                                            .bytes = sm90::ForwardWorkspaceBytes(args)},
+                                           stream));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ringleader::kernels::index

@@ -1,0 +1,196 @@
+#include "kernels/reference/gates/mass_gate.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <numbers>
+#include <numeric>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "kernels/reference/math/panels.h"
+#include "kernels/reference/tiles/tile_lists.h"
+#include "ringleader/kernels/index.h"
+
+namespace ringleader::kernels::reference {
+
+namespace {
+
+constexpr float kLog2E = std::numbers::log2e_v<float>;
+constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
+constexpr int kMaxTile = 128;
+
+// The exact logits of tiles of queries, in units of log 2, block of keys by block.
+class ExactLogits {
+ public:
+  using RowSums = std::array<float, kMaxTile>;
+
+  ExactLogits(Engine& engine, const TokenMajor<const float>& q, const TokenMajor<const float>& k,
+              const ExactQueries& of)
+      : engine_(engine),
+        q_(q),
+        k_(k),
+        of_(of),
+        stride_(RoundUp(of.tile, engine.math().panel)),
+        tiles_(TileCount(q.tokens, of.tile)) {}
+
+  // Calls take(head, tile, block, logits) for each block that holds a key which the tile of queries
+  // sees, by ascending block; hidden pairs are -infinity. Tiles come in any order, on any thread.
+  // logits: [rows(tile), stride()], of which the first columns() are set.
+  void ForEach(absl::FunctionRef<void(int head, int64_t tile, int64_t block, float* logits)> take) {
+    const TileMath& math = engine_.math();
+    const int group = q_.heads / k_.heads;
+    for (int kv_head = 0; kv_head < k_.heads; ++kv_head) {
+      std::vector<float> packed(TileCount(k_.tokens, of_.tile) * stride_ * k_.head_dim);
+      for (int64_t key = 0; key < k_.tokens; key += of_.tile) {
+        PackTransposed(k_.data + key * k_.token_stride + kv_head * k_.head_stride, k_.token_stride,
+                       static_cast<int>(std::min<int64_t>(of_.tile, k_.tokens - key)), k_.head_dim,
+                       math.panel, packed.data() + key / of_.tile * stride_ * k_.head_dim);
+      }
+      engine_.pool().For(group * tiles_, [&](int64_t task, int worker) {
+        const int head = kv_head * group + static_cast<int>(task / tiles_);
+        const int64_t tile = task % tiles_, begin = tile * of_.tile;
+        float* const logits = engine_.worker_scratch(worker).Reserve(of_.tile * stride_);
+        const int64_t last = of_.query_layout.Position(begin) + rows(tile) - 1;
+        for (int64_t block = StartOf(begin) / of_.tile; block <= last / of_.tile; ++block) {
+          math.gemm(rows(tile), static_cast<int>(stride_), q_.head_dim,
+                    q_.data + begin * q_.token_stride + head * q_.head_stride, q_.token_stride, 1,
+                    packed.data() + block * stride_ * k_.head_dim,
+                    int64_t{k_.head_dim} * math.panel, logits, stride_, false);
+          Mask(tile, block, logits);
+          take(head, tile, block, logits);
+        }
+      });
+    }
+  }
+
+  int rows(int64_t tile) const {
+    return static_cast<int>(std::min<int64_t>(of_.tile, q_.tokens - tile * of_.tile));
+  }
+  int64_t tiles() const { return tiles_; }
+  // Of a row of logits; whole panels.
+  int64_t stride() const { return stride_; }
+
+ private:
+  int64_t StartOf(int64_t local) const {
+    return of_.document_starts == nullptr ? 0 : of_.document_starts[local];
+  }
+
+  void Mask(int64_t tile, int64_t block, float* logits) const {
+    const int64_t first = of_.query_layout.Position(tile * of_.tile), key = block * of_.tile;
+    for (int row = 0; row < rows(tile); ++row) {
+      const int64_t start = StartOf(tile * of_.tile + row), end = first + row + 1;
+      float* const of_row = logits + row * stride_;
+      for (int64_t column = 0; column < stride_; ++column) {
+        const bool is_seen = column < of_.tile && key + column >= start && key + column < end;
+        of_row[column] = is_seen ? of_row[column] * of_.scale * kLog2E : kNegativeInfinity;
+      }
+    }
+  }
+
+  Engine& engine_;
+  const TokenMajor<const float>&q_, &k_;
+  const ExactQueries& of_;
+  const int64_t stride_, tiles_;
+};
+
+}  // namespace
+
+void RowLse(Engine& engine, const TokenMajor<const float>& q, const TokenMajor<const float>& k,
+            const RowLseStep& step) {
+  const TileMath& math = engine.math();
+  // Base 2, until the end: maxima here, and sums of exp2(logit - maximum).
+  std::fill_n(step.lse, q.heads * q.tokens, kNegativeInfinity);
+  std::vector<float> sums(q.heads * q.tokens, 0.0f);
+  ExactLogits logits(engine, q, k, step.of);
+  logits.ForEach([&](int head, int64_t tile, int64_t /*block*/, float* of_block) {
+    const int rows = logits.rows(tile), columns = static_cast<int>(logits.stride());
+    const int64_t first = head * q.tokens + tile * step.of.tile;
+    float* const maxima = step.lse + first;
+    std::array<float, kMaxTile> before, shift, parts;
+    std::copy_n(maxima, rows, before.data());
+    math.row_maximum(rows, columns, of_block, logits.stride(), maxima);
+    for (int row = 0; row < rows; ++row) {
+      shift[row] = maxima[row] == kNegativeInfinity ? 0.0f : maxima[row];
+    }
+    math.exp2_row_sums(rows, columns, of_block, logits.stride(), shift.data(), parts.data());
+    for (int row = 0; row < rows; ++row) {
+      float& sum = sums[first + row];
+      sum = sum * std::exp2(before[row] - shift[row]) + parts[row];
+    }
+  });
+  for (size_t row = 0; row < sums.size(); ++row) {
+    step.lse[row] = (step.lse[row] + std::log2(sums[row])) / kLog2E;
+  }
+}
+
+void BlockMass(Engine& engine, const TokenMajor<const float>& q, const TokenMajor<const float>& k,
+               const BlockMassStep& step) {
+  const TileMath& math = engine.math();
+  const int64_t blocks = TileCount(step.of.query_layout.tokens, step.of.tile);
+  ExactLogits logits(engine, q, k, step.of);
+  std::fill_n(step.mass, q.heads * logits.tiles() * blocks, 0);
+  logits.ForEach([&](int head, int64_t tile, int64_t block, float* of_block) {
+    const int rows = logits.rows(tile);
+    std::array<float, kMaxTile> shift, shares;
+    for (int row = 0; row < rows; ++row) {
+      shift[row] = step.lse[head * q.tokens + tile * step.of.tile + row] * kLog2E;
+    }
+    math.exp2_row_sums(rows, static_cast<int>(logits.stride()), of_block, logits.stride(),
+                       shift.data(), shares.data());
+    const double mass = std::accumulate(shares.begin(), shares.begin() + rows, 0.0);
+    if (!std::isfinite(mass)) return;  // the step's loss will say so
+    step.mass[(head * logits.tiles() + tile) * blocks + block] =
+        static_cast<int32_t>(std::llrint(std::ldexp(mass, kMassBits)));
+  });
+}
+
+void SelectBlocksByMass(Engine& engine, const MassGateStep& step) {
+  const ShardLayout& layout = step.query_layout;
+  const int64_t tiles = TileCount(layout.local_tokens(), step.tile),
+                blocks = TileCount(layout.tokens, step.tile);
+  const int32_t words = BlockWords(static_cast<int32_t>(blocks));
+  std::fill_n(step.chosen, step.heads * tiles * words, 0u);
+  engine.pool().For(step.heads, [&](int64_t head, int) {
+    step.kept[head] = step.total[head] = 0;
+    std::vector<int64_t> order;
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+      const int64_t row = head * tiles + tile, token = tile * step.tile;
+      const int32_t* const mass = step.mass + row * blocks;
+      const int64_t own = layout.Position(token) / step.tile;
+      const int64_t first =
+          step.document_starts == nullptr ? 0 : step.document_starts[token] / step.tile;
+      order.resize(own - first);
+      std::iota(order.begin(), order.end(), first);
+      if (TiesGoLate(static_cast<int32_t>(head))) std::ranges::reverse(order);
+      std::ranges::stable_sort(order, std::greater<>(), [&](int64_t block) { return mass[block]; });
+      order.resize(BlocksOfShare(step.density[head], static_cast<int32_t>(own - first)));
+      order.push_back(own);
+      for (const int64_t block : order) {
+        step.chosen[row * words + block / 32] |= 1u << block % 32;
+        step.kept[head] += mass[block];
+      }
+      step.total[head] += std::accumulate(mass, mass + own + 1, int64_t{0});
+    }
+  });
+}
+
+void AdaptDensity(const AdaptDensityStep& step) {
+  std::vector<double> recall(step.heads);
+  int good = 0;
+  for (int head = 0; head < step.heads; ++head) {
+    recall[head] = RecallOf(step.kept[head], step.total[head]);
+    good += recall[head] > static_cast<double>(step.threshold) ? 1 : 0;
+  }
+  for (int head = 0; head < step.heads; ++head) {
+    int better = 0;
+    for (int other = 0; other < step.heads; ++other) {
+      better += recall[other] > recall[head] || (recall[other] == recall[head] && other < head);
+    }
+    step.head_density[head] = AdaptedDensity(step.density, better, good, step.heads);
+  }
+}
+
+}  // namespace ringleader::kernels::reference

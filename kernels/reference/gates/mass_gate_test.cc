@@ -1,0 +1,203 @@
+// AdaSpa's masses of the CPU engine against fp64 sums, pair by pair, and what is kept by them.
+#include "kernels/reference/gates/mass_gate.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "kernels/reference/testing/masked_attention.h"
+#include "kernels/reference/testing/packed_documents.h"
+#include "ringleader/kernels/index.h"
+
+namespace ringleader::kernels::reference {
+namespace {
+
+using ::testing::ElementsAre;
+using testing::RandomTensor;
+using testing::Tensor;
+
+constexpr int kHeads = 4, kKvHeads = 2, kDim = 64;
+constexpr float kScale = 0.4f;  // logits far apart
+
+// What the steps find for one rank's queries.
+struct Found {
+  std::vector<float> lse;
+  std::vector<int32_t> mass;
+};
+
+class BlockMassTest : public ::testing::Test {
+ protected:
+  void Draw(int64_t tokens, int tile, bool packed) {
+    tile_ = tile;
+    q_ = RandomTensor(tokens, kHeads, kDim, random_);
+    k_ = RandomTensor(tokens, kKvHeads, kDim, random_);
+    starts_.assign(tokens, 0);
+    if (packed) {
+      starts_ = testing::DocumentStarts(tokens, testing::RandomDocuments(tokens, tile, random_));
+    }
+  }
+  int64_t tokens() const { return q_.tokens; }
+  int64_t blocks() const { return (tokens() + tile_ - 1) / tile_; }
+
+  Found Find(const ShardLayout& layout) {
+    const Tensor local = testing::Shard(q_, layout);
+    const std::vector<int32_t> starts = testing::ShardStarts(starts_, layout);
+    const ExactQueries of = {
+        .query_layout = layout, .document_starts = starts.data(), .tile = tile_, .scale = kScale};
+    Found found;
+    found.lse.resize(kHeads * local.tokens);
+    found.mass.resize(kHeads * ((local.tokens + tile_ - 1) / tile_) * blocks());
+    RowLse(engine_, local.view(), std::as_const(k_).view(), {.of = of, .lse = found.lse.data()});
+    BlockMass(engine_, local.view(), std::as_const(k_).view(),
+              {.of = of, .lse = found.lse.data(), .mass = found.mass.data()});
+    return found;
+  }
+
+  // exp(logit) of a pair, 0 if it is hidden.
+  double Weight(int head, int64_t query, int64_t key) const {
+    if (key > query || key < starts_[query]) return 0.0;
+    double logit = 0.0;
+    for (int x = 0; x < kDim; ++x) {
+      logit += double{q_.at(query, head, x)} * double{k_.at(key, head / (kHeads / kKvHeads), x)};
+    }
+    return std::exp(logit * double{kScale});
+  }
+
+  std::mt19937 random_{11};
+  Engine engine_{2};
+  int tile_ = 64;
+  Tensor q_{0, kHeads, kDim}, k_{0, kKvHeads, kDim};
+  std::vector<int32_t> starts_;  // by position
+};
+
+TEST_F(BlockMassTest, IsThatOfTheExactSoftmax) {
+  for (const auto& [count, tile] : {std::pair{500, 64}, {512, 128}, {40, 64}}) {
+    for (const bool packed : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << count << " tokens, tile " << tile << " " << packed);
+      Draw(count, tile, packed);
+      const Found found = Find({.tokens = tokens()});
+      for (int head = 0; head < kHeads; ++head) {
+        std::vector<double> want(blocks() * blocks(), 0.0);
+        for (int64_t query = 0; query < tokens(); ++query) {
+          double sum = 0.0;
+          for (int64_t key = 0; key <= query; ++key) sum += Weight(head, query, key);
+          ASSERT_NEAR(found.lse[head * tokens() + query], std::log(sum), 1e-5) << query;
+          for (int64_t key = 0; key <= query; ++key) {
+            want[query / tile * blocks() + key / tile] += Weight(head, query, key) / sum;
+          }
+        }
+        for (int64_t i = 0; i < blocks() * blocks(); ++i) {
+          ASSERT_NEAR(found.mass[head * blocks() * blocks() + i], std::ldexp(want[i], kMassBits),
+                      1.0 + 2e-5 * std::ldexp(want[i], kMassBits))
+              << head << " " << i;
+        }
+      }
+    }
+  }
+}
+
+// A rank's rows are the sequence's, bit for bit.
+TEST_F(BlockMassTest, IsTheSameOnAnyRank) {
+  Draw(1024, 64, /*packed=*/true);
+  const Found whole = Find({.tokens = tokens()});
+  for (const LayoutKind kind :
+       {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+    for (int rank = 0; rank < 4; ++rank) {
+      const ShardLayout layout = {
+          .kind = kind, .ranks = 4, .rank = rank, .stripe = 64, .tokens = tokens()};
+      const Found found = Find(layout);
+      const int64_t tiles = layout.local_tokens() / tile_;
+      for (int64_t i = 0; i < kHeads * tiles * blocks(); ++i) {
+        const int64_t row = i / blocks(), tile = layout.Position(row % tiles * tile_) / tile_;
+        ASSERT_EQ(found.mass[i],
+                  whole.mass[(row / tiles * blocks() + tile) * blocks() + i % blocks()]);
+      }
+    }
+  }
+}
+
+TEST_F(BlockMassTest, WhatIsNoNumberHasNoMass) {
+  Draw(256, 64, /*packed=*/false);
+  q_.at(130, 0, 5) = NAN;
+  const Found found = Find({.tokens = tokens()});
+  for (int64_t block = 0; block < blocks(); ++block) {
+    EXPECT_EQ(found.mass[2 * blocks() + block], 0) << block;  // head 0, the tile of query 130
+    EXPECT_EQ(found.mass[blocks() + block] > 0, block <= 1) << block;
+  }
+}
+
+// Few masses, so that many are equal, in two documents.
+TEST_F(BlockMassTest, TheShareOfLargestMassIsKept) {
+  constexpr int kTiles = 40, kSecond = 17;  // where the second document starts, in tiles
+  std::vector<int32_t> mass(2 * kTiles * kTiles), starts(kTiles * 64);
+  for (int32_t& of_pair : mass) of_pair = static_cast<int32_t>(random_() % 5);
+  for (int64_t i = 0; i < std::ssize(starts); ++i) starts[i] = i < kSecond * 64 ? 0 : kSecond * 64;
+  const std::vector<float> density = {0.3f, 0.15f};
+  std::vector<uint32_t> chosen(2 * kTiles * BlockWords(kTiles), ~0u);
+  std::vector<int64_t> kept(2, -1), total(2, -1);
+  SelectBlocksByMass(engine_, {.mass = mass.data(),
+                               .query_layout = {.tokens = kTiles * 64},
+                               .document_starts = starts.data(),
+                               .heads = 2,
+                               .tile = 64,
+                               .density = density.data(),
+                               .chosen = chosen.data(),
+                               .kept = kept.data(),
+                               .total = total.data()});
+  for (int head = 0; head < 2; ++head) {
+    int64_t want_kept = 0, want_total = 0;
+    for (int own = 0; own < kTiles; ++own) {
+      const int64_t row = head * kTiles + own;
+      const int first = own < kSecond ? 0 : kSecond;
+      std::vector<std::pair<int, int>> order;  // the largest mass first, then as ties go
+      for (int block = first; block < own; ++block) {
+        order.emplace_back(-mass[row * kTiles + block], head == 0 ? block : -block);
+      }
+      std::ranges::sort(order);
+      std::set<int> want = {own};
+      const auto most = static_cast<size_t>(
+          std::ceil((head == 0 ? 0.3 : 0.15) * static_cast<double>(own - first) - 1e-6));
+      for (size_t i = 0; i < std::min(most, order.size()); ++i) {
+        want.insert(std::abs(order[i].second));
+      }
+      for (int block = 0; block < BlockWords(kTiles) * 32; ++block) {
+        ASSERT_EQ(chosen[row * BlockWords(kTiles) + block / 32] >> block % 32 & 1,
+                  want.contains(block))
+            << head << " " << own << " " << block;
+      }
+      for (const int block : want) want_kept += mass[row * kTiles + block];
+      for (int block = 0; block <= own; ++block) want_total += mass[row * kTiles + block];
+    }
+    EXPECT_EQ(kept[head], want_kept);
+    EXPECT_EQ(total[head], want_total);
+  }
+}
+
+TEST_F(BlockMassTest, HeadsOfLowRecallGetWhatHeadsOfHighRecallGive) {
+  const std::vector<int64_t> kept = {95, 30, 90, 50, 85, 85, 10}, total(7, 100);
+  std::vector<float> density(7);
+  AdaptDensityStep step = {.kept = kept.data(),
+                           .total = total.data(),
+                           .heads = 7,
+                           .density = 0.5f,
+                           .threshold = 0.8f,
+                           .head_density = density.data()};
+  // Four exceed 0.8, of which half of seven, three, give to three.
+  AdaptDensity(step);
+  EXPECT_THAT(density, ElementsAre(0.25f, 0.75f, 0.25f, 0.75f, 0.25f, 0.5f, 0.75f));
+  step.threshold = 0.94f;
+  AdaptDensity(step);
+  EXPECT_THAT(density, ElementsAre(0.25f, 0.5f, 0.5f, 0.5f, 0.5f, 0.5f, 0.75f));
+  step.threshold = 0.96f;  // none exceeds it
+  AdaptDensity(step);
+  EXPECT_THAT(density, ::testing::Each(0.5f));
+}
+
+}  // namespace
+}  // namespace ringleader::kernels::reference

@@ -1,0 +1,202 @@
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "patterns/chosen_blocks.h"
+#include "patterns/index/sequence_keys.h"
+#include "patterns/pattern.h"
+#include "ringleader/kernels/index.h"
+
+namespace ringleader::patterns {
+namespace {
+
+// Half more than this is all.
+constexpr double kMostAdaptedDensity = 2.0 / 3.0;
+
+// clang-format off
+constexpr PatternField kFields[] = {
+    {"attention.density", "0.2", {0, 1, true},
+     "Share of the blocks before it that a tile of queries keeps beside its own; with "
+     "`attention.head_budgets: by_recall` the mean over heads, and at most 2/3.",
+     Read<&AttentionOptions::density>},
+    {"attention.head_budgets", "by_recall", {},
+     "Whether all heads have the share (`equal`), or those that recall little half more and as many "
+     "that recall much half of it (`by_recall`).",
+     ReadHeadBudgets},
+};
+// clang-format on
+
+absl::Status Check(const AttentionOptions& options) {
+  if (!(options.density > 0.0 && options.density <= 1.0)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("attention.density must lie in (0, 1]; got %g", options.density));
+  }
+  if (options.adapt_heads && options.density > kMostAdaptedDensity) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("attention.density is %g; with attention.head_budgets: by_recall some "
+                        "heads keep half more, "
+                        "so that it is at most 2/3: give less, or attention.head_budgets: equal",
+                        options.density));
+  }
+  return absl::OkStatus();
+}
+
+int64_t BlocksOf(const AttentionOptions& options, int64_t tokens) {
+  return (tokens + options.tile - 1) / options.tile;
+}
+
+// Blocks that a tile with `own` before it keeps besides its own, in a head of the most budget.
+int64_t Most(const AttentionOptions& options, int64_t own) {
+  const auto density = static_cast<float>(options.density);
+  return kernels::BlocksOfShare(options.adapt_heads ? 1.5f * density : density,
+                                static_cast<int32_t>(own));
+}
+
+// What the choices of all ranks' queries hold, by head.
+struct HeadMasses {
+  DeviceArray<int64_t> kept, total;
+};
+
+absl::Status SumOverRanks(const kernels::ShardLayout& layout, const HeadMasses& masses,
+                          IndexDevice& device) {
+  if (layout.ranks == 1) return absl::OkStatus();
+  RETURN_IF_ERROR(device.Sum(SumType::kInt64, masses.kept.data(), masses.kept.size));
+  return device.Sum(SumType::kInt64, masses.total.data(), masses.total.size);
+}
+
+absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, IndexDevice& device,
+                   LayerIndex& index) {
+  const kernels::ShardLayout& layout = inputs.layout;
+  const int64_t blocks = BlocksOf(options, layout.tokens);
+  if (blocks > kernels::kMaxMassBlocks) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "attention.pattern: adaspa: %d tokens are %d blocks of attention.tile; there may be %d: "
+        "choose attention.pattern: key_groups",
+        layout.tokens, blocks, kernels::kMaxMassBlocks));
+  }
+  const int64_t rows = inputs.heads * BlocksOf(options, layout.local_tokens());
+  index.pattern = kernels::TilePattern::kCsr;
+  index.block_size = options.tile;
+  index.kept_blocks = static_cast<int32_t>(1 + Most(options, blocks - 1));
+  index.chosen =
+      AllocateArray<uint32_t>(device, rows * kernels::BlockWords(static_cast<int32_t>(blocks)));
+
+  const auto mass = AllocateArray<int32_t>(device, rows * blocks);
+  {
+    ASSIGN_OR_RETURN(const DeviceArray<std::byte> keys,
+                     GatherSequenceKeys(inputs, options.tile, device));
+    const kernels::ExactQueries queries = {.keys = keys.data(),
+                                           .query_layout = layout,
+                                           .document_starts = index.document_starts(),
+                                           .tile = options.tile,
+                                           .scale = inputs.scale};
+    const auto lse = AllocateArray<float>(device, inputs.heads * layout.local_tokens());
+    RETURN_IF_ERROR(device.Run(kernels::RowLseStep{.of = queries, .lse = lse.data()}));
+    RETURN_IF_ERROR(
+        device.Run(kernels::BlockMassStep{.of = queries, .lse = lse.data(), .mass = mass.data()}));
+  }
+
+  const auto density = static_cast<float>(options.density);
+  const auto densities = UploadArray(device, std::vector<float>(inputs.heads, density));
+  const HeadMasses masses = {.kept = AllocateArray<int64_t>(device, inputs.heads),
+                             .total = AllocateArray<int64_t>(device, inputs.heads)};
+  const kernels::MassGateStep keep = {.mass = mass.data(),
+                                      .query_layout = layout,
+                                      .document_starts = index.document_starts(),
+                                      .heads = inputs.heads,
+                                      .tile = options.tile,
+                                      .density = densities.data(),
+                                      .chosen = index.chosen.data(),
+                                      .kept = masses.kept.data(),
+                                      .total = masses.total.data()};
+  RETURN_IF_ERROR(device.Run(keep));
+  RETURN_IF_ERROR(SumOverRanks(layout, masses, device));
+  if (options.adapt_heads) {
+    RETURN_IF_ERROR(
+        device.Run(kernels::AdaptDensityStep{.kept = masses.kept.data(),
+                                             .total = masses.total.data(),
+                                             .heads = inputs.heads,
+                                             .density = density,
+                                             .threshold = static_cast<float>(kernels::kGoodRecall),
+                                             .head_density = densities.data()}));
+    RETURN_IF_ERROR(device.Run(keep));
+    RETURN_IF_ERROR(SumOverRanks(layout, masses, device));
+  }
+  return device.CountRecall(masses.kept.data(), masses.total.data(), inputs.heads);
+}
+
+IndexMemory MemoryOf(const AttentionOptions& options, const IndexShape& shape) {
+  const int64_t local = shape.tokens / shape.ranks, blocks = BlocksOf(options, shape.tokens),
+                rows = shape.heads * BlocksOf(options, local);
+  const int64_t keys = shape.tokens * shape.kv_heads * shape.head_dim * shape.element_bytes;
+  const auto of_float = static_cast<int64_t>(sizeof(float));
+  // Masses of blocks; log-sum-exps; and, of a KV head at a time, outputs that nobody reads.
+  const int64_t masses = rows * blocks * of_float, lse = shape.heads * local * of_float,
+                out = shape.heads / shape.kv_heads * local * shape.head_dim * of_float;
+  return {.kept = rows * kernels::BlockWords(static_cast<int32_t>(blocks)) * of_float,
+          .working = masses + lse + out + (shape.ranks == 1 ? 0 : 2) * keys};
+}
+
+int64_t Kept(const AttentionOptions& options, int64_t own) {
+  return kernels::BlocksOfShare(static_cast<float>(options.density), static_cast<int32_t>(own));
+}
+
+int64_t ListedTiles(const AttentionOptions& options, int64_t blocks) {
+  return ListedTilesOf(blocks, /*span=*/1, Kept(options, blocks - 1));
+}
+
+ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const PatternHints&,
+                         Random* random) {
+  return SampleChosenBlocks(
+      blocks, /*span=*/1, Kept(options, blocks - 1),
+      [&](int64_t own) { return Kept(options, own); }, random);
+}
+
+void SetDensity(AttentionOptions* options, int64_t /*tokens*/, double density) {
+  options->density = options->adapt_heads ? std::min(density, kMostAdaptedDensity) : density;
+}
+
+}  // namespace
+
+extern constinit const PatternDefinition kAdaSpaDefinition = {
+    .pattern = Pattern::kAdaSpa,
+    .name = "adaspa",
+    .sees = "key blocks of the largest exact attention mass of each tile",
+    .count_tiles = nullptr,
+    .causal_choice = CausalChoice::kNever,
+    .can_be_balanced = false,
+    .needs_whole_tiles = true,
+    .fields = kFields,
+    .check = Check,
+    .build = Build,
+    .sample = Sample,
+    .listed_tiles = ListedTiles,
+    .index_memory = MemoryOf,
+    .set_density = SetDensity,
+    .page =
+        R"(AdaSpa (arXiv 2502.21079), whose search is exact, here in training and in a ring: of all choices of tiles none
+holds more attention at its share. Per layer, head and step, a first pass over all keys finds the log-sum-exp of each
+query, a second one the attention mass of each block of `attention.tile` keys, summed over each tile of queries. A tile
+keeps its own block, up to each query, and of those before it, from the one on where its document starts, the share
+`attention.density` of largest mass, so that ranks and tiles have even work (the authors' row-wise choice). With
+`attention.head_budgets: by_recall`, the default, the choice is made twice: after the first, the heads whose choice holds
+more than 0.8 of the mass, at most half of all, get half of the share, and as many with the least get half more. Of blocks
+with equal masses even heads take the earlier, odd heads the later.
+
+The search takes about three products over all pairs of queries and keys, where dense attention takes two forward and five
+backward: it is what cheaper choices are measured by, more than one to train with at length. Its authors search at two of
+fifty steps that denoise one and the same video, and keep lists and log-sum-exps from one to the next; a step of training
+has other samples, for which neither would hold. What does carry over is kept: recomputation and backward take forward's
+choice. Reports tell the recall of all queries, exactly, by the mean over heads; that it is of those that chose makes no
+difference here, for the masses are attention's own.
+
+On several ranks the keys of the whole sequence are gathered, twice in memory until the choice is made; masses take 4 bytes
+for each pair of local and other tiles and head meanwhile. A sequence may have 12,000 tiles. In packed documents keys of
+other documents have no mass.
+)",
+};
+
+}  // namespace ringleader::patterns
