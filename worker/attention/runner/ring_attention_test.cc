@@ -263,6 +263,4 @@ struct CpuEngine {
 namespace testing {
 INSTANTIATE_TYPED_TEST_SUITE_P(Cpu, ChangingBudgetsTest, CpuEngine);
 }  // namespace testing
-
-}  // namespace
 }  // namespace ringleader::attention
