@@ -8,11 +8,12 @@
 //       [--precision bfloat16,fp8]
 //
 // Sparse: vertical-slash by top-k, --verticals columns and --slash-share of all block diagonals a
-// head. Weights and tokens are random. The first step of a case warms up and is not counted; the
-// row is the step of median time. With --nodes 2 NCCL takes either half of the GPUs for a machine
-// of its own and goes through the network between them. --profile traces one step after the
-// counted ones. With --documents sequences are full of documents of such lengths
-// (bench/length_distributions.h), kept apart, drawn alike for every case; without, each is one.
+// head. A pattern's name instead has it visit --density of the causal tiles. Weights and tokens are
+// random. The first step of a case warms up and is not counted; the row is the step of median time.
+// With --nodes 2 NCCL takes either half of the GPUs for a machine of its own and goes through the
+// network between them. --profile traces one step after the counted ones. With --documents
+// sequences are full of documents of such lengths (bench/length_distributions.h), kept apart, drawn
+// alike for every case; without, each is one.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -35,6 +36,7 @@
 #include "bench/length_distributions.h"
 #include "bench/training_figures.h"
 #include "coordinator/lifecycle/job/step_merger.h"
+#include "patterns/pattern.h"
 #include "proto/phase_fields.h"
 #include "worker/data/pack_folder.h"
 #include "worker/trainer/testing/fake_agent.h"
@@ -60,6 +62,7 @@ struct Flags {
   int steps = 3;
   uint32_t verticals = 2621;
   double slash_share = 0.055;
+  double density = 0.05;
   double peak_tflops = 989;
   int timeout_seconds = 300;
 };
@@ -119,6 +122,40 @@ class TokenFolder {
   std::string path_;
 };
 
+// The pattern `name`, so that it keeps `density` of what a sequence of `tokens` lets it see.
+void SetPattern(const std::string& name, double density, int64_t tokens,
+                v1::AttentionSpec* attention) {
+  v1::AttentionSpec::Pattern pattern = v1::AttentionSpec::PATTERN_UNSPECIFIED;
+  v1::AttentionSpec::Pattern_Parse(absl::AsciiStrToUpper(name), &pattern);
+  attention->set_pattern(pattern);
+  // Queries from the place on where the share begins see as many keys each.
+  const double seen = patterns::ShareOfLength(density) * static_cast<double>(tokens);
+  switch (pattern) {
+    case v1::AttentionSpec::SLIDING_WINDOW:
+      attention->set_window(std::max(1u, static_cast<uint32_t>(seen)));
+      return;
+    case v1::AttentionSpec::BLOCK_TOPK:
+      attention->set_block_size(128);
+      attention->set_topk_blocks(std::max(1u, static_cast<uint32_t>(seen) / 128));
+      return;
+    case v1::AttentionSpec::VERTICAL_SLASH:
+      attention->set_select(v1::AttentionSpec::TOP_K);
+      break;
+    case v1::AttentionSpec::XATTENTION:
+      attention->set_threshold(1.0);
+      break;
+    case v1::AttentionSpec::KEY_GROUPS:
+      attention->set_tile(64);
+      break;
+    case v1::AttentionSpec::MOBA:
+    case v1::AttentionSpec::ADASPA:
+      break;
+    default:
+      Die(absl::StrCat("--mode ", name, " keeps no share"));
+  }
+  attention->set_density(density);
+}
+
 v1::JobSpec MakeSpec(const Flags& flags, const TrainingCase& run, const TokenFolder& folder) {
   v1::JobSpec spec;
   spec.set_name("bench");
@@ -129,8 +166,10 @@ v1::JobSpec MakeSpec(const Flags& flags, const TrainingCase& run, const TokenFol
   spec.mutable_data()->set_document_mask(!flags.documents.empty());
   v1::AttentionSpec* attention = spec.mutable_attention();
   attention->set_tile(128);
-  if (run.dense) {
+  if (run.mode == "dense") {
     attention->set_pattern(v1::AttentionSpec::DENSE);
+  } else if (run.mode != "sparse") {
+    SetPattern(run.mode, flags.density, run.tokens, attention);
   } else {
     attention->set_pattern(v1::AttentionSpec::VERTICAL_SLASH);
     attention->set_select(v1::AttentionSpec::TOP_K);
@@ -267,17 +306,16 @@ v1::StepReport Measure(const Flags& flags, const model::ModelConfig& config,
   if (steps.empty()) {
     std::ifstream log(folder.path() + "/rank-0.log");
     std::cerr << std::string(std::istreambuf_iterator<char>(log), {});
-    std::cerr << absl::StrFormat("%d GPUs, %d tokens, %s, %s: %s\n", run.gpus, run.tokens,
-                                 run.dense ? "dense" : "sparse", run.precision,
+    std::cerr << absl::StrFormat("%d GPUs, %d tokens, %s, %s: %s\n", run.gpus, run.tokens, run.mode,
+                                 run.precision,
                                  !failure.empty() ? failure
                                  : done           ? "the trainers ended"
                                                   : "out of time");
     return {};
   }
   if (!flags.profile.empty()) {
-    const std::string name =
-        absl::StrFormat("%d-gpus-%d-tokens-%s-%s-%s-%s", run.gpus, run.tokens,
-                        run.dense ? "dense" : "sparse", ring, layout, run.precision);
+    const std::string name = absl::StrFormat("%d-gpus-%d-tokens-%s-%s-%s-%s", run.gpus, run.tokens,
+                                             run.mode, ring, layout, run.precision);
     if (!SaveTraces(agent, folder.path() + "/checkpoints/profiles",
                     std::filesystem::path(flags.profile) / name, run.gpus,
                     absl::Seconds(flags.timeout_seconds))) {
@@ -327,8 +365,8 @@ std::string CsvRow(const Flags& flags, const TrainingCase& run, const std::strin
   const std::string head = absl::StrFormat(
       "%s,%s,%s,%s,%d,%d,%d,%s,%s,%s,%s,%s,%s", date, flags.commit, flags.hardware,
       std::filesystem::path(flags.config).stem().string(), run.gpus, flags.nodes, run.tokens,
-      run.dense ? "dense" : "sparse", ring, layout,
-      flags.documents.empty() ? "one" : flags.documents, flags.kv_gradients, run.precision);
+      run.mode, ring, layout, flags.documents.empty() ? "one" : flags.documents, flags.kv_gradients,
+      run.precision);
   return absl::StrFormat("%s,%.4f,%.3f,%.4f,%.0f%s,%.4f,%.1f,%.4f,%.2f,%.4f,%.4f,%.4f\n", head,
                          figures.density, figures.recall, figures.step_seconds,
                          figures.tokens_per_second, phases, figures.mfu, figures.token_wise_tflops,
@@ -366,9 +404,16 @@ int Main(int argc, char** argv) {
   app.add_option("--tokens", flags.tokens, "sequence lengths")->delimiter(',');
   app.add_option("--gpus", flags.gpus, "ranks of the ring: one a GPU, or CPU ranks")
       ->delimiter(',');
-  app.add_option("--mode", flags.modes, "dense, sparse")
+  std::vector<std::string> modes = {"dense", "sparse"};
+  for (const patterns::PatternDefinition* definition : patterns::Definitions()) {
+    if (definition->pattern != patterns::Pattern::kDense) modes.emplace_back(definition->name);
+  }
+  app.add_option("--mode", flags.modes, "dense, sparse, or a pattern's name")
       ->delimiter(',')
-      ->check(CLI::IsMember({"dense", "sparse"}));
+      ->check(CLI::IsMember(modes));
+  app.add_option("--density", flags.density,
+                 "share of the causal tiles that a named pattern visits")
+      ->check(CLI::Range(1e-6, 1.0));
   app.add_option("--ring", flags.ring, "flat, hierarchical, all_gather; auto is flat")
       ->delimiter(',')
       ->check(CLI::IsMember({"auto", "flat", "hierarchical", "all_gather"}));
@@ -416,7 +461,7 @@ int Main(int argc, char** argv) {
           for (const std::string& layout : flags.layouts) {
             for (const std::string& precision : flags.precisions) {
               const TrainingCase run{
-                  .gpus = gpus, .tokens = tokens, .dense = mode == "dense", .precision = precision};
+                  .gpus = gpus, .tokens = tokens, .mode = mode, .precision = precision};
               const std::string row = Row(flags, *config, run, ring, layout);
               all_measured &= !row.empty();
               std::printf("%s", row.c_str());

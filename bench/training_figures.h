@@ -10,8 +10,8 @@ namespace ringleader::bench {
 
 struct TrainingCase {
   int gpus = 1;
-  int64_t tokens = 0;  // of the one sequence of a step
-  bool dense = false;
+  int64_t tokens = 0;                  // of the one sequence of a step
+  std::string mode = "dense";          // dense, sparse, or a pattern's name
   std::string precision = "bfloat16";  // training.precision
 };
 

@@ -117,7 +117,7 @@ def picture(results, path):
 
 
 def figure_rows(results):
-    """The asked figures of recall and text."""
+    """The asked figures of recall, text and the probe's recall (its mean over layers and heads)."""
     found, steps = results.found, results.found["more_steps"]
 
     def row(name, job, value, asked, met):
@@ -149,6 +149,16 @@ def figure_rows(results):
         if value is not None:
             rows.append(row(f"text, {job['pattern']}, sparse-trained over dense, {job['tokens']} tokens, after {steps} steps",
                             job, round(value, 4), "<= 1.0025", value <= 1.0025))
+    for job in results.patterns:
+        heads = [share for layer in (job.get("probed_recall_per_head") or {}).values() for share in layer]
+        if not heads:
+            continue
+        value = round(sum(heads) / len(heads), 4)
+        if job["asked_density"] is None:
+            rows.append(row(f"out-of-sample recall (probe), {job['pattern']}", job, value, ">= 0.95", value >= 0.95))
+        else:
+            rows.append(row(f"out-of-sample recall (probe), {job['pattern']} of {job['asked_density']:.0%}", job, value,
+                            "reported", True))
     return rows
 
 

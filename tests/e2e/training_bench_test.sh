@@ -40,6 +40,18 @@ for r in rows:
         assert any(e.get("name", "").startswith("aten::") for e in json.load(open(trace))["traceEvents"]), trace
 END
 
+patterns=vertical_slash,sliding_window,block_topk,moba,xattention,key_groups,adaspa
+"${bench[@]}" --tokens 4096 --gpus 1 --mode $patterns --density 0.3 --csv "$work/patterns.csv" >"$work/patterns.log" 2>&1 ||
+  fail "patterns: exit code $?"
+python3 - "$work/patterns.csv" $patterns <<'END' || fail "see above"
+import csv, sys
+rows = {r["mode"]: float(r["density"]) for r in csv.DictReader(open(sys.argv[1]))}
+assert list(rows) == sys.argv[2].split(","), rows
+for mode, density in rows.items():
+    # Tiles are visited whole, and moba's queries choose apart.
+    assert 0.2 < density < (1 if mode == "moba" else 0.45), (mode, density)
+END
+
 if "${bench[@]}" --tokens 2049 --gpus 2 --mode dense >"$work/odd.log" 2>&1; then fail "2,049 tokens on two ranks ran"; fi
 grep -q 2049 "$work/odd.log" || fail "the error does not name the length"
 echo "PASSED"
