@@ -60,6 +60,18 @@ TEST(LengthDensitiesTest, AFewStepsSayWhatALengthVisits) {
   EXPECT_NEAR(densities.Of(100).value(), 0.1, 1e-3) << "what is long ago hardly counts";
 }
 
+// Reports come from nodes, which may send what they like.
+TEST(LengthDensitiesTest, MoreLengthsThanReportsHaveAreNotKept) {
+  LengthDensities densities;
+  for (int repeat = 0; repeat < 4; ++repeat) {
+    for (uint64_t tokens = 1; tokens <= 1000; ++tokens) densities.Observe(tokens, 0.5);
+  }
+  int kept = 0;
+  for (uint64_t tokens = 1; tokens <= 1000; ++tokens) kept += densities.Of(tokens).has_value();
+  EXPECT_EQ(kept, 64);
+  EXPECT_TRUE(densities.Of(1).has_value());
+}
+
 TEST(SampleWeightsTest, WithoutRowsTheyAreTokensAndNeverNothing) {
   EXPECT_EQ(SampleWeights().Microseconds(4096), 4096);
   EXPECT_EQ(SampleWeights().Microseconds(0), 1);

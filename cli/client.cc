@@ -242,7 +242,8 @@ class GrpcClient : public Client {
       return absl::Status(static_cast<absl::StatusCode>(status.error_code()),
                           status.error_message());
     }
-    if (tries == 1) RETURN_IF_ERROR(CheckTls(context_));
+    // Who has answered takes this side's certificate; it is being restarted, or its network is.
+    if (tries == 1 && !has_answered_) RETURN_IF_ERROR(CheckTls(context_));
     const absl::Duration delay =
         BackOff(context_.retry.first_delay, context_.retry.longest_delay, tries);
     if (absl::Now() + delay > give_up) return NobodyAnswers(status);
@@ -278,6 +279,7 @@ class GrpcClient : public Client {
                  << std::flush;
   }
   void SayIsBack() {
+    has_answered_ = true;
     if (!said_away_) return;
     said_away_ = false;
     context_.err << "ringctl: the coordinator is back\n" << std::flush;
@@ -288,6 +290,7 @@ class GrpcClient : public Client {
   std::unique_ptr<v1::JobService::Stub> jobs_;
   std::unique_ptr<v1::LogService::Stub> logs_;
   std::unique_ptr<v1::NodeService::Stub> nodes_;
+  bool has_answered_ = false;
   bool said_away_ = false;
   std::string notice_;
 };

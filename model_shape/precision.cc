@@ -9,6 +9,7 @@ namespace ringleader::model {
 absl::Status CheckPrecision(const ModelConfig& config, Precision precision) {
   if (precision == Precision::kModelType) return absl::OkStatus();
   constexpr int64_t kMultiple = 16;  // of what a matrix is read by: 16 bytes
+  constexpr int64_t kMost = 32768;   // of a row that kernels cast at once (kernels/fused/cast.h)
   const std::pair<const char*, int64_t> widths[] = {
       {"hidden_size", config.hidden_size},
       {"intermediate_size", config.intermediate_size},
@@ -16,11 +17,12 @@ absl::Status CheckPrecision(const ModelConfig& config, Precision precision) {
       {"(num_attention_heads + 2 * num_key_value_heads) * head_dim",
        (config.heads + 2 * config.kv_heads) * config.head_dim}};
   for (const auto& [name, width] : widths) {
-    if (width % kMultiple == 0) continue;
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "training.precision: fp8 needs widths that are multiples of %d, and the model's %s is %d; "
-        "set training.precision: bfloat16, or change the model",
-        kMultiple, name, width));
+    if (width % kMultiple == 0 && width <= kMost) continue;
+    return absl::InvalidArgumentError(
+        absl::StrFormat("training.precision: fp8 needs widths that are multiples of %d, at most "
+                        "%d, and the model's "
+                        "%s is %d; set training.precision: bfloat16, or change the model",
+                        kMultiple, kMost, name, width));
   }
   return absl::OkStatus();
 }

@@ -29,6 +29,8 @@ TEST(PrecisionTest, WidthsThatProductsDoNotTakeAreRefusedByName) {
   EXPECT_THAT(refusal([](ModelConfig& c) { c.hidden_size = 72; }), HasSubstr("hidden_size is 72"));
   EXPECT_THAT(refusal([](ModelConfig& c) { c.intermediate_size = 180; }),
               HasSubstr("intermediate_size is 180"));
+  EXPECT_THAT(refusal([](ModelConfig& c) { c.intermediate_size = 49152; }),
+              HasSubstr("at most 32768, and the model's intermediate_size is 49152"));
   EXPECT_THAT(refusal([](ModelConfig& c) { c.heads = 5, c.kv_heads = 5, c.head_dim = 8; }),
               HasSubstr("num_attention_heads * head_dim is 40"));
   EXPECT_THAT(refusal([](ModelConfig& c) { c.kv_heads = 1, c.head_dim = 12; }),

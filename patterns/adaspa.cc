@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -77,10 +78,17 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
         "choose attention.pattern: key_groups",
         layout.tokens, blocks, kernels::kMaxMassBlocks));
   }
-  const int64_t rows = inputs.heads * BlocksOf(options, layout.local_tokens());
+  const int64_t local = BlocksOf(options, layout.local_tokens()), rows = inputs.heads * local;
+  const int64_t most = 1 + Most(options, blocks - 1);
+  if (rows * std::min(local, most) > std::numeric_limits<int32_t>::max()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("attention.pattern: adaspa: %d tokens a trainer in %d heads would list %d "
+                        "tiles; give less attention.density, or more trainers",
+                        layout.local_tokens(), inputs.heads, rows * std::min(local, most)));
+  }
   index.pattern = kernels::TilePattern::kCsr;
   index.block_size = options.tile;
-  index.kept_blocks = static_cast<int32_t>(1 + Most(options, blocks - 1));
+  index.kept_blocks = static_cast<int32_t>(most);
   index.chosen =
       AllocateArray<uint32_t>(device, rows * kernels::BlockWords(static_cast<int32_t>(blocks)));
 
@@ -194,7 +202,8 @@ choice. Reports tell the recall of all queries, exactly, by the mean over heads;
 difference here, for the masses are attention's own.
 
 On several ranks the keys of the whole sequence are gathered, twice in memory until the choice is made; masses take 4 bytes
-for each pair of local and other tiles and head meanwhile. A sequence may have 12,000 tiles. In packed documents keys of
+for each pair of local and other tiles and head meanwhile, and the lists of a hop 8 bytes for each pair that may be kept. A
+sequence may have 12,000 tiles. In packed documents keys of
 other documents have no mass.
 )",
 };

@@ -17,6 +17,7 @@
 #include "cli/client.h"
 #include "cli/plan_text.h"
 #include "cli/printer.h"
+#include "coordinator/planner/memory.h"
 #include "coordinator/planner/planner.h"
 #include "jobspec/fields/text.h"
 #include "jobspec/jobspec.h"
@@ -72,12 +73,15 @@ absl::StatusOr<v1::StepPlan> PlanHere(const v1::JobSpec& spec, const model::Mode
 void AddMemoryNotes(const v1::JobSpec& spec, const model::ModelConfig& model,
                     const Machines& machines, Notes* notes) {
   const bool is_cuda = spec.resources().engine() == ResourcesSpec::CUDA;
+  const patterns::IndexMemory choice = planner::ChoiceMemory(spec, model, is_cuda ? 2 : 4);
   model::TrainingShape shape = {
       .ranks = static_cast<int>(spec.resources().trainers()),
       .tokens = static_cast<int64_t>(spec.data().sequence_length() / spec.parallelism().context()),
       .element_bytes = is_cuda ? 2 : 4,
       .ranks_per_node = static_cast<int>(machines.trainers_per_node),
-      .device_is_host = !is_cuda};
+      .device_is_host = !is_cuda,
+      .choice_bytes = choice.kept,
+      .choice_working_bytes = choice.working};
   const model::MemoryLimits limits = {.device = static_cast<int64_t>(machines.trainer_gib * kGiB),
                                       .host = std::numeric_limits<int64_t>::max()};
   const auto wishes = jobspec::MemoryWishesOf(spec.resources());

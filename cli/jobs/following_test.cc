@@ -202,6 +202,32 @@ TEST_F(CliTest, ReportAndHistoryOfAJobThatRunsEndAtItsNewestStep) {
   EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 3) << csv;
 }
 
+// Of what an attempt trained beyond its last checkpoint the next one's steps count.
+TEST_F(CliTest, HistoryOfAJobThatTrainsStepsAgainHasTheNewOnes) {
+  ScriptRun("tiny", v1::Job::RUNNING);
+  coordinator_.jobs["jobs/tiny"].mutable_progress()->set_step(2);
+  const auto last =
+      std::find_if(coordinator_.watch.begin(), coordinator_.watch.end(), [](const auto& response) {
+        return response.steps_size() > 0 && response.steps(0).step() == 3;
+      });
+  ASSERT_NE(last, coordinator_.watch.end());
+  v1::WatchJobResponse again;
+  *again.add_steps() = last->steps(0);
+  again.mutable_steps(0)->set_step(2);
+  again.mutable_steps(0)->set_loss(3.5);
+  // The coordinator sends steps in the order in which they were written, each once.
+  std::erase_if(coordinator_.watch, [](const auto& response) {
+    return response.steps_size() > 0 && response.steps(0).step() == 2;
+  });
+  coordinator_.watch.push_back(again);
+  std::istringstream lines(Run({"history", "tiny", "-o", "jsonl"}).out);
+  std::vector<double> losses;
+  for (std::string line; std::getline(lines, line);) {
+    losses.push_back(nlohmann::json::parse(line)["loss"]);
+  }
+  EXPECT_EQ(losses, (std::vector<double>{5, 3.5}));
+}
+
 TEST_F(CliTest, HistoryHasEveryStep) {
   ScriptRun("tiny", v1::Job::SUCCEEDED);
   // As if the second had been trained again after a failure.

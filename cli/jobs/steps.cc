@@ -20,10 +20,15 @@ absl::StatusOr<JobSteps> ReadSteps(Client* client, const std::string& name) {
     for (const v1::StepReport& step : response.steps()) result.steps[step.step()] = step;
     for (const v1::EvalReport& eval : response.evals()) result.evals[eval.step()] = eval;
     if (response.has_job()) result.job = response.job();
-    const bool has_newest =
-        newest == 0 || (!result.steps.empty() && result.steps.rbegin()->first >= newest);
-    return !goes_on || !has_newest;
+    // Steps come in the order in which they were written: those that were trained again, last.
+    return !goes_on || (newest != 0 && !result.steps.contains(newest));
   }));
+  // What an attempt trained beyond the checkpoint from which the next went on is not the job's.
+  const uint64_t end = goes_on ? newest : result.job.progress().step();
+  if (end > 0) {
+    result.steps.erase(result.steps.upper_bound(end), result.steps.end());
+    result.evals.erase(result.evals.upper_bound(end), result.evals.end());
+  }
   return result;
 }
 

@@ -31,7 +31,7 @@ using testing::Spec;
 constexpr char kReached[] = "ringleader_coordinator_limit_reached_total";
 
 // A store whose readers wait, as on a disk that hangs.
-class HangingStore : public testing::ForwardingStore {
+class HangingStore : public store::testing::ForwardingStore {
  public:
   using ForwardingStore::ForwardingStore;
   absl::Status Read(absl::FunctionRef<absl::Status(store::ReadTransaction&)> body) override {

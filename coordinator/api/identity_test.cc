@@ -11,7 +11,7 @@
 #include "absl/time/clock.h"
 #include "base/protocol_version.h"
 #include "coordinator/api/testing/access_fixture.h"
-#include "coordinator/api/testing/forwarding_store.h"
+#include "coordinator/store/testing/forwarding_store.h"
 
 namespace ringleader::api::testing {
 namespace {
@@ -98,7 +98,7 @@ TEST_F(AccessTest, ATokenStandsForItsUserUntilItIsRevoked) {
 }
 
 // A store whose disk is full, or cannot be read.
-class TroubledStore : public ForwardingStore {
+class TroubledStore : public store::testing::ForwardingStore {
  public:
   using ForwardingStore::ForwardingStore;
   absl::Status Read(absl::FunctionRef<absl::Status(store::ReadTransaction&)> body) override {

@@ -112,7 +112,7 @@ TEST_F(ServerTest, HealthAndReflection) {
 // While the disk is full no job is taken; the coordinator as a whole is well, and restarted by
 // nobody.
 TEST_F(ServerTest, HealthFollowsTheDisk) {
-  class FullStore : public testing::ForwardingStore {
+  class FullStore : public store::testing::ForwardingStore {
    public:
     using ForwardingStore::ForwardingStore;
     absl::Status Space() override {

@@ -1,6 +1,8 @@
 // The page beside a gRPC port with roles: HTTPS, and a certificate or a token from everybody.
 #include <gmock/gmock.h>
 #include <httplib.h>
+#include <openssl/bio.h>
+#include <openssl/ssl.h>
 
 #include <fstream>
 #include <iterator>
@@ -187,6 +189,31 @@ TEST_F(PageAccessTest, HeadersWithoutEndAreNotTakenIn) {
   client_->set_keep_alive(true);
   const httplib::Headers padding = {{"X", std::string(4000, 'x')}};
   for (int i = 0; i < 40; ++i) EXPECT_EQ(client_->Get("/api/jobs", padding)->status, 200) << i;
+}
+
+// What TLS answers by itself, here new keys, does not make a request shorter.
+TEST_F(PageAccessTest, NewKeysInTheMiddleOfHeadersDoNotHelp) {
+  const std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> context(SSL_CTX_new(TLS_client_method()),
+                                                                  &SSL_CTX_free);
+  SSL_CTX_set_min_proto_version(context.get(), TLS1_3_VERSION);
+  const std::unique_ptr<BIO, decltype(&BIO_free_all)> connection(BIO_new_ssl_connect(context.get()),
+                                                                 &BIO_free_all);
+  BIO_set_conn_hostname(connection.get(), absl::StrCat("127.0.0.1:", page_->port()).c_str());
+  ASSERT_EQ(BIO_do_connect(connection.get()), 1);
+  SSL* ssl = nullptr;
+  BIO_get_ssl(connection.get(), &ssl);
+  const std::string line = absl::StrCat("X: ", std::string(995, 'x'), "\r\n");
+  const auto send = [&](const std::string& text) {
+    return SSL_write(ssl, text.data(), static_cast<int>(text.size())) > 0;
+  };
+  bool is_open = send("GET / HTTP/1.1\r\n");
+  EXPECT_TRUE(is_open);
+  int lines = 0;
+  for (; is_open && lines < 8000; ++lines) {
+    if (lines % 32 == 0) SSL_key_update(ssl, SSL_KEY_UPDATE_REQUESTED);
+    is_open = send(line);
+  }
+  EXPECT_FALSE(is_open) << lines << " KB of headers were taken in";
 }
 
 TEST_F(PageAccessTest, PlainTextIsNotAnswered) {

@@ -159,14 +159,23 @@ int UseCertificates(SSL* ssl, void* tls) {
 }
 
 // httplib reads as many lines of headers as a client sends. Counts what a connection has sent since
-// it was last answered, and ends one that sends more than a request of this page can have.
-void CountRecord(int is_written, int, int type, const void* header, size_t size, SSL* ssl, void*) {
+// it was last answered, and ends one that sends more than a request of this page can have. What TLS
+// says by itself (alerts, new keys) is no answer.
+void CountRecord(int is_written, int, int type, const void* data, size_t size, SSL* ssl, void*) {
   constexpr size_t kRecordHeaderBytes = 5;  // type, version, length
-  if (type != SSL3_RT_HEADER || size != kRecordHeaderBytes) return;
   static const int kSent = SSL_get_ex_new_index(0, nullptr, nullptr, nullptr, nullptr);
-  const auto* const bytes = static_cast<const unsigned char*>(header);
-  auto sent = reinterpret_cast<uintptr_t>(SSL_get_ex_data(ssl, kSent));
-  sent = is_written != 0 ? 0 : sent + (uintptr_t{bytes[3]} << 8) + bytes[4];
+  const auto* const bytes = static_cast<const unsigned char*>(data);
+  if (is_written != 0) {
+    // TLS 1.3 tells a record's type inside of it; its header always says that it is data.
+    const int telling =
+        SSL_version(ssl) == TLS1_3_VERSION ? SSL3_RT_INNER_CONTENT_TYPE : SSL3_RT_HEADER;
+    const bool is_answer = type == telling && size > 0 && bytes[0] == SSL3_RT_APPLICATION_DATA;
+    if (is_answer) SSL_set_ex_data(ssl, kSent, nullptr);
+    return;
+  }
+  if (type != SSL3_RT_HEADER || size != kRecordHeaderBytes) return;
+  const auto sent = reinterpret_cast<uintptr_t>(SSL_get_ex_data(ssl, kSent)) +
+                    (uintptr_t{bytes[3]} << 8) + bytes[4];
   SSL_set_ex_data(ssl, kSent, reinterpret_cast<void*>(sent));
   if (sent > kMaxRequestBytes) shutdown(SSL_get_fd(ssl), SHUT_RDWR);
 }
@@ -176,7 +185,7 @@ bool SetUpTls(SSL_CTX& context, TlsOptions* tls) {
   SSL_CTX_set_min_proto_version(&context, TLS1_2_VERSION);
   // Each connection shows its certificate anew: one that has expired resumes nothing.
   SSL_CTX_set_session_cache_mode(&context, SSL_SESS_CACHE_OFF);
-  SSL_CTX_set_options(&context, SSL_OP_NO_TICKET);
+  SSL_CTX_set_options(&context, SSL_OP_NO_TICKET | SSL_OP_NO_RENEGOTIATION);
   SSL_CTX_set_num_tickets(&context, 0);
   SSL_CTX_set_cert_cb(&context, &UseCertificates, tls);
   return true;

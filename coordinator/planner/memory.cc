@@ -32,6 +32,8 @@ model::Recompute LeastKept(const v1::JobSpec& spec) {
   }
 }
 
+}  // namespace
+
 patterns::IndexMemory ChoiceMemory(const v1::JobSpec& spec, const model::ModelConfig& model,
                                    int64_t element_bytes) {
   const auto attention = jobspec::AttentionOptionsOf(spec.attention());
@@ -46,8 +48,6 @@ patterns::IndexMemory ChoiceMemory(const v1::JobSpec& spec, const model::ModelCo
        .element_bytes = element_bytes},
       model.layers);
 }
-
-}  // namespace
 
 MemoryEstimate EstimateMemory(const v1::JobSpec& spec, const model::ModelConfig& model,
                               const ClusterShape& cluster, v1::ParallelismSpec::Ring ring) {

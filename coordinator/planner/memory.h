@@ -6,6 +6,7 @@
 #include "absl/status/status.h"
 #include "coordinator/planner/cost/shapes.h"
 #include "model_shape/model_config.h"
+#include "patterns/pattern.h"
 #include "ringleader/v1/job_spec.pb.h"
 
 namespace ringleader::planner {
@@ -22,6 +23,10 @@ struct MemoryEstimate {  // bytes of one trainer
   // Bytes on the device, with all on the host that may be there.
   double total() const { return weights + gradients + optimizer + activations + keys_and_values; }
 };
+
+// What the layers' choices take on a trainer; nothing of options that MakePlan refuses.
+patterns::IndexMemory ChoiceMemory(const v1::JobSpec& spec, const model::ModelConfig& model,
+                                   int64_t element_bytes);
 
 MemoryEstimate EstimateMemory(const v1::JobSpec& spec, const model::ModelConfig& model,
                               const ClusterShape& cluster, v1::ParallelismSpec::Ring ring);

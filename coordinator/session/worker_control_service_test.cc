@@ -11,6 +11,7 @@
 #include <fstream>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -317,20 +318,24 @@ TEST_F(WorkerControlServiceTest, DeathsOfOneClientAreLimited) {
     absl::Notification done;
   };
   std::vector<std::unique_ptr<Call>> calls;
+  absl::Notification one_ended;
+  std::once_flag ended;
   const auto start = [&] {
     Call* const call = calls.emplace_back(std::make_unique<Call>()).get();
     call->context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
     call->request.set_node("nodes/n1");
     call->request.set_incarnation("folder.process");
     stub_->async()->ReportDeath(&call->context, &call->request, &call->response,
-                                [call](const grpc::Status& status) {
+                                [call, &one_ended, &ended](const grpc::Status& status) {
                                   call->status = status;
+                                  std::call_once(ended, [&] { one_ended.Notify(); });
                                   call->done.Notify();
                                 });
     return call;
   };
   for (int i = 0; i < 3; ++i) start();
-  // Two wait for their answer.
+  // Two wait for their answer; the third has none to wait for.
+  ASSERT_TRUE(one_ended.WaitForNotificationWithTimeout(absl::Seconds(60)));
   ASSERT_TRUE(listener_.AnswerDeaths(2));
   int refused = 0;
   for (const auto& call : calls) {

@@ -207,7 +207,8 @@ void Exporter::Send(std::vector<otlp::Span> batch) {
                       : absl::StrCat("it refused ", refused, " of ", count,
                                      " spans: ", response.partial_success().error_message()));
     }
-    Note(ByFlagsOfTraces(ExplainConnection(status.error_message())));
+    const std::string why = ByFlagsOfTraces(ExplainConnection(status.error_message()));
+    Note(why.empty() ? absl::StrCat("gRPC status ", static_cast<int>(status.error_code())) : why);
     if (!MayBeSentAgain(status)) return counters_->refused.Increment(static_cast<double>(count));
     const absl::Time again = absl::Now() + BackOff(limits_.first_pause, kLongestPause, tries);
     absl::MutexLock lock(&mutex_);

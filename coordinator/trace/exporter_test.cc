@@ -116,7 +116,10 @@ TEST_F(ExporterTest, ACollectorThatHangsHoldsNobodyUp) {
 TEST_F(ExporterTest, WhatNobodyAnswersIsGivenUp) {
   Collector collector;
   collector.SetAnswer(Collector::Hang);
-  const auto exporter = Export({.endpoint = "http://" + collector.Address()}, Short());
+  ExportLimits limits = Short();
+  limits.call = absl::Minutes(1);
+  limits.give_up = absl::Seconds(3);
+  const auto exporter = Export({.endpoint = "http://" + collector.Address()}, limits);
   exporter->Add(Spans("lost", 3));
   AwaitDropped("unreachable", 3);
   collector.SetAnswer(nullptr);
@@ -173,12 +176,14 @@ TEST_F(ExporterTest, APartThatIsRefusedIsCounted) {
     return grpc::Status::OK;
   });
   double expected = 0;
+  int calls = 0;
   // The last two are nonsense, of which no figure becomes worse than it can be.
   for (const auto& [said, counted] : {std::pair<int64_t, double>{3, 3}, {1'000'000, 5}, {-7, 0}}) {
     rejected = said;
     const double exported = registry_.Collect().empty() ? 0 : Value("spans_exported_total");
     const auto exporter = Export({.endpoint = "http://" + collector.Address()});
     exporter->Add(Spans("a", 5));
+    collector.AwaitCalls(++calls);
     exporter->Stop();
     EXPECT_EQ(Dropped("refused"), expected += counted);
     EXPECT_EQ(Value("spans_exported_total"), exported + 5 - counted);

@@ -77,9 +77,12 @@ void JobTracer::Pass(const std::set<std::string>& jobs) {
       }
       return absl::OkStatus();
     });
-    if (!read.ok()) spdlog::warn("traces: {}", std::string(read.message()));
     exporter_->Add(std::move(spans));
-    if (!read.ok()) return;
+    if (read.ok()) continue;
+    spdlog::warn("traces: {}", std::string(read.message()));
+    absl::MutexLock lock(&mutex_);
+    if (!stopping_) changed_.insert(next, jobs.end());  // for the next pass
+    return;
   }
 }
 

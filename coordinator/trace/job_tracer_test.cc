@@ -4,9 +4,11 @@
 #include <gmock/gmock.h>
 #include <prometheus/registry.h>
 
+#include <atomic>
 #include <set>
 #include <string>
 
+#include "coordinator/store/testing/forwarding_store.h"
 #include "coordinator/store/testing/opened_store.h"
 #include "coordinator/trace/testing/collector.h"
 #include "coordinator/trace/testing/traced_job.h"
@@ -26,10 +28,10 @@ using v1::Attempt;
 
 class JobTracerTest : public store::testing::OpenedStoreTest {
  protected:
-  void Start(const std::string& endpoint) {
+  void Start(const std::string& endpoint, store::Store* store = nullptr) {
     tracer_.reset();
-    auto tracer =
-        JobTracer::Start({.endpoint = endpoint}, ExportLimits(), store_.get(), &registry_);
+    auto tracer = JobTracer::Start({.endpoint = endpoint}, {.at_end = absl::Minutes(1)},
+                                   store == nullptr ? store_.get() : store, &registry_);
     ASSERT_TRUE(tracer.ok()) << tracer.status();
     tracer_ = *std::move(tracer);
   }
@@ -76,10 +78,35 @@ TEST_F(JobTracerTest, TheTraceGoesOnWithAnotherCoordinator) {
   EXPECT_EQ(traces.size(), 1u);
 }
 
+// What could not be read is read with the next pass, though nothing changes any more.
+TEST_F(JobTracerTest, AReadThatFailsLosesNothing) {
+  class FailingStore : public store::testing::ForwardingStore {
+   public:
+    using ForwardingStore::ForwardingStore;
+    absl::Status Read(absl::FunctionRef<absl::Status(store::ReadTransaction&)> body) override {
+      if (failures > 0 && failures-- > 0) return absl::UnavailableError("no disk");
+      return ForwardingStore::Read(body);
+    }
+    std::atomic<int> failures = 0;
+  };
+  Collector collector;
+  FailingStore failing(store_.get());
+  Start("http://" + collector.Address(), &failing);
+  failing.failures = 2;
+  Place(0, &job_);
+  Save();
+  collector.Await(2);
+  tracer_.reset();
+}
+
 TEST_F(JobTracerTest, ACollectorThatHangsDoesNotStopTheStore) {
   Collector collector;
   collector.SetAnswer(Collector::Hang);
-  Start("http://" + collector.Address());
+  tracer_.reset();
+  auto tracer = JobTracer::Start({.endpoint = "http://" + collector.Address()}, ExportLimits(),
+                                 store_.get(), &registry_);
+  ASSERT_TRUE(tracer.ok()) << tracer.status();
+  tracer_ = *std::move(tracer);
   Place(0, &job_);
   for (int i = 0; i < 100; ++i) Save();
   collector.AwaitCalls(1);

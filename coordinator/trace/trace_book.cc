@@ -4,22 +4,14 @@
 #include <utility>
 
 #include "base/status_macros.h"
-#include "proto/states.h"
 #include "proto/timestamps.h"
 
 namespace ringleader::trace {
-namespace {
-
-bool IsOver(const v1::Job& job) {
-  const bool attempt_is_over = job.attempts().empty() || job.attempts().rbegin()->has_end_time();
-  return IsTerminal(job.state()) && attempt_is_over;
-}
-
-}  // namespace
+namespace {}  // namespace
 
 absl::Status TraceBook::Adopt(store::ReadTransaction& transaction) {
   ASSIGN_OR_RETURN(const store::JobPage newest, transaction.ListJobs({.limit = 1}));
-  if (!newest.jobs.empty()) newest_sequence_ = newest.jobs.front().sequence();
+  if (!newest.jobs.empty()) newest_adopted_ = newest.jobs.front().sequence();
   ASSIGN_OR_RETURN(const std::vector<v1::Job> jobs, transaction.ListUnfinishedJobs());
   std::vector<otlp::Span> handed_out_before;
   for (const v1::Job& job : jobs) {
@@ -45,13 +37,10 @@ absl::Status TraceBook::Collect(store::ReadTransaction& transaction, const std::
   } else {
     entry.uid = job->uid();
     // A job that had ended, and goes on: what it had come to was handed out then.
-    const bool had_ended = job->sequence() <= newest_sequence_;
+    const bool had_ended = job->sequence() <= newest_adopted_;
     for (const v1::Attempt& attempt : job->attempts()) {
       if (!had_ended || !attempt.has_end_time()) continue;
-      entry = {.uid = job->uid(),
-               .attempt = attempt.number(),
-               .handed = {"attempt"},
-               .checkpoint_step = job->progress().checkpoint_step()};
+      entry = {.uid = job->uid(), .attempt = attempt.number(), .handed = {"attempt"}};
     }
   }
   const size_t before = spans->size();
@@ -59,12 +48,7 @@ absl::Status TraceBook::Collect(store::ReadTransaction& transaction, const std::
     spans->resize(before);
     return advanced;
   }
-  newest_sequence_ = std::max(newest_sequence_, job->sequence());
-  if (IsOver(*job)) {
-    entries_.erase(id);
-  } else {
-    entries_[id] = std::move(entry);
-  }
+  entries_[id] = std::move(entry);
   return absl::OkStatus();
 }
 
@@ -75,9 +59,7 @@ absl::Status TraceBook::Advance(store::ReadTransaction& transaction, const v1::J
     const v1::Attempt* const previous = std::exchange(before, &attempt);
     if (attempt.number() < entry->attempt) continue;
     if (attempt.number() > entry->attempt) {
-      *entry = {.uid = entry->uid,
-                .attempt = attempt.number(),
-                .checkpoint_step = entry->checkpoint_step};
+      *entry = {.uid = entry->uid, .attempt = attempt.number()};
     }
     if (entry->handed.contains("attempt")) continue;  // late words change nothing
     if (&attempt == &*job.attempts().rbegin()) {
@@ -108,14 +90,16 @@ absl::Status TraceBook::AdvanceSteps(store::ReadTransaction& transaction, const 
 
 absl::Status TraceBook::AdvanceCheckpoints(store::ReadTransaction& transaction, const v1::Job& job,
                                            Entry* entry, std::vector<otlp::Span>* spans) const {
-  if (job.progress().checkpoint_step() <= entry->checkpoint_step) return absl::OkStatus();
+  // An attempt that went on from an older checkpoint may save steps again.
   ASSIGN_OR_RETURN(const std::vector<v1::CheckpointNotice> notices,
                    transaction.ListCheckpoints(job.spec().name()));
+  uint64_t newest = entry->checkpoint_step;
   for (const v1::CheckpointNotice& notice : notices) {
-    const bool is_new = notice.step() > entry->checkpoint_step && notice.attempt() > 0;
-    if (is_new) spans->push_back(CheckpointSpan(job, notice));
+    if (notice.attempt() != entry->attempt || notice.step() <= entry->checkpoint_step) continue;
+    spans->push_back(CheckpointSpan(job, notice));
+    newest = std::max(newest, notice.step());
   }
-  entry->checkpoint_step = job.progress().checkpoint_step();
+  entry->checkpoint_step = newest;
   return absl::OkStatus();
 }
 

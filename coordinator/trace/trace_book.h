@@ -14,7 +14,7 @@
 
 namespace ringleader::trace {
 
-// Not thread-safe. Memory: some 200 bytes a job that has not ended.
+// Not thread-safe. Memory: some 200 bytes a job that has gone on since Adopt, until it is deleted.
 class TraceBook {
  public:
   // At most one step of an attempt in `step_interval` becomes a span.
@@ -35,7 +35,7 @@ class TraceBook {
     std::set<std::string> handed = {};  // names of its spans
     uint64_t last_step = 0;             // of this attempt: looked at up to here
     absl::Time step_due = absl::InfinitePast();
-    uint64_t checkpoint_step = 0;
+    uint64_t checkpoint_step = 0;  // the newest that it saved
   };
 
   // Appends what `entry` does not have yet, and notes it there.
@@ -48,7 +48,7 @@ class TraceBook {
                                   Entry* entry, std::vector<otlp::Span>* spans) const;
 
   const absl::Duration step_interval_;
-  uint64_t newest_sequence_ = 0;  // of the jobs that were seen
+  uint64_t newest_adopted_ = 0;  // sequence of a job
   std::map<std::string, Entry> entries_;
 };
 

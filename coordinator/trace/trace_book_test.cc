@@ -164,6 +164,40 @@ TEST_F(TraceBookTest, AJobThatEndedAndGoesOnRepeatsNothing) {
   }
 }
 
+// The second went on from a checkpoint before the one that the first saved last.
+TEST_F(TraceBookTest, StepsThatAreSavedAgainAreSpansAgain) {
+  Create();
+  Attempt* const first = Place(0, &job_);
+  BeReady(10, first);
+  Train(Step(100, 17), first);
+  End(Attempt::FAILED, "no", 20, first);
+  job_.set_state(v1::Job::RETRYING);
+  Save({Step(100, 17)}, {Checkpoint(100, 18, 1)});
+  EXPECT_THAT(Collect(), ::testing::Contains("1: checkpoint 100"));
+  Attempt& second = *Place(30, &job_);
+  BeReady(40, &second);
+  Train(Step(76, 47), &second);
+  Save({Step(76, 47)}, {Checkpoint(75, 46, 2)});
+  job_.mutable_progress()->set_checkpoint_step(100);  // the most that was ever saved
+  Save();
+  EXPECT_THAT(Collect(), ::testing::Contains("2: checkpoint 75"));
+}
+
+// What has ended before it was looked at is handed out, in whatever order jobs come.
+TEST_F(TraceBookTest, AJobThatEndsAtOnceHasItsTrace) {
+  v1::Job other = WaitingJob("b", "b-1");
+  Create();
+  Write([&](store::WriteTransaction& t) { return t.CreateJob(&other); });
+  End(Attempt::FAILED, "no", 20, Place(0, &job_));
+  job_.set_state(v1::Job::FAILED);
+  Save();
+  std::vector<otlp::Span> of_other;
+  ASSERT_TRUE(
+      store_->Read([&](store::ReadTransaction& t) { return book_->Collect(t, "b", &of_other); })
+          .ok());
+  EXPECT_THAT(Collect(), ElementsAre("1: queue", "1: place", "1: start", "1: attempt"));
+}
+
 TEST_F(TraceBookTest, AJobOfTheSameNameIsAnother) {
   for (const char* uid : {"a-1", "a-2"}) {
     job_ = WaitingJob("a", uid);

@@ -64,7 +64,8 @@ class MaskBench {
         dk_(Zeros(kKvHeads)),
         dv_(Zeros(kKvHeads)),
         lse_(at::empty({kHeads, tokens}, Floats())),
-        workspace_(at::empty({1 << 28}, at::TensorOptions().device(at::kCUDA).dtype(at::kByte))) {
+        workspace_(at::empty({std::max(int64_t{1} << 28, int64_t{2048} * tokens)},
+                             at::TensorOptions().device(at::kCUDA).dtype(at::kByte))) {
     ringleader::bench::LengthRandom random(20251123);
     for (int64_t first = 0; first < tokens;) {
       documents_.push_back(static_cast<int32_t>(first));

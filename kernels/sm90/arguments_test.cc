@@ -71,6 +71,12 @@ TEST_F(ArgumentTest, NamesMisalignedIntervals) {
   args_.tiles.intervals = reinterpret_cast<const KeyIntervals*>(Unread<int32_t>(4));
   EXPECT_THAT(Message(), ::testing::HasSubstr("tiles.intervals must be aligned to 16 bytes"));
 }
+TEST_F(ArgumentTest, NamesMoreIntervalsThanThereIsMemoryFor) {
+  args_.tiles = {.pattern = TilePattern::kFull, .tile = 64, .intervals = Unread<KeyIntervals>()};
+  args_.q.tokens = args_.out.tokens = args_.k.tokens = args_.v.tokens = int64_t{1} << 24;
+  args_.query_layout.tokens = args_.key_layout.tokens = int64_t{1} << 24;
+  EXPECT_THAT(Message(), ::testing::HasSubstr("16777216 keys with tiles of 64 tokens: too many"));
+}
 TEST_F(ArgumentTest, IntervalsNeedMoreWorkspace) {
   const int64_t before = ForwardWorkspaceBytes(args_);
   args_.tiles.pattern = TilePattern::kFull;

@@ -6,6 +6,7 @@ know ends it."""
 
 import concurrent.futures
 import json
+import os
 import sys
 
 import grpc
@@ -16,7 +17,8 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 def check_known(message):
     if len(UnknownFieldSet(message)):
-        sys.exit(f"{message.DESCRIPTOR.full_name} has fields that OTLP does not know")
+        print(f"{message.DESCRIPTOR.full_name} has fields that OTLP does not know", file=sys.stderr, flush=True)
+        os._exit(1)  # sys.exit would end the call alone
     for field, value in message.ListFields():
         if field.message_type:
             for part in value if field.is_repeated else [value]:

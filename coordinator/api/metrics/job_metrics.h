@@ -12,7 +12,7 @@ namespace ringleader::api {
 
 // More running jobs than this are counted, but have no series of their own.
 inline constexpr int kMaxJobSeries = 1000;
-// A job has four series a layer at most as long as all jobs' together are at most this many; the
+// A job has five series a layer at most as long as all jobs' together are at most this many; the
 // jobs that were submitted last come first.
 inline constexpr int kMaxLayerSeries = 6000;
 

@@ -357,6 +357,11 @@ absl::Status SelectBlocksByMass(const MassGateStep& args, cudaStream_t stream) {
                        "SelectBlocksByMass");
   RETURN_IF_CUDA_ERROR(cudaMemsetAsync(args.total, 0, sizeof(int64_t) * args.heads, stream),
                        "SelectBlocksByMass");
+  // With what a block has anyway, a longest row is more than it may have unasked.
+  RETURN_IF_CUDA_ERROR(
+      cudaFuncSetAttribute(MassGateKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           sizeof(uint32_t) * kMaxBlocks),
+      "SelectBlocksByMass: shared memory");
   MassGateKernel<<<dim3(query_tiles, args.heads), kGateThreads, sizeof(uint32_t) * blocks,
                    stream>>>(args, query_tiles, static_cast<int>(blocks));
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "SelectBlocksByMass");

@@ -16,10 +16,35 @@ __global__ void FillKernel(float* values, int64_t count, float value) {
   if (i < count) values[i] = value;
 }
 
+int64_t Aligned(int64_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+// Memory of a call: outputs that nobody reads, and a bit for each block diagonal, all set.
+struct Parts {
+  int64_t out_bytes, diagonal_bytes;
+  int32_t diagonal_words;
+};
+Parts PartsOf(const TokenMajor<const __nv_bfloat16>& q, int32_t kv_heads, const RowLseStep& step) {
+  const int64_t group = q.heads / kv_heads,
+                blocks = (step.of.query_layout.tokens + step.of.tile - 1) / step.of.tile,
+                words = (blocks + 63) / 64;
+  const auto size = [](size_t bytes) { return static_cast<int64_t>(bytes); };
+  return {.out_bytes = Aligned(size(sizeof(float)) * q.tokens * group * q.head_dim),
+          .diagonal_bytes = Aligned(size(sizeof(uint64_t)) * group * words),
+          .diagonal_words = static_cast<int32_t>(words)};
+}
+
 // What dense attention of a KV head's queries takes. Pointers may be null where only sizes matter.
+// With all diagonals rather than as causal attention each tile of queries walks by itself: two that
+// share stages would add up in an order that depends on which two a rank has.
 AttentionForwardArgs<__nv_bfloat16> ArgsOf(const TokenMajor<const __nv_bfloat16>& q,
                                            const TokenMajor<const __nv_bfloat16>& k,
-                                           const RowLseStep& step, int32_t kv_head, float* out) {
+                                           const RowLseStep& step, int32_t kv_head, char* memory) {
+  const Parts parts = PartsOf(q, k.heads, step);
+  auto* const out = reinterpret_cast<float*>(memory);
+  const auto* const diagonals =
+      reinterpret_cast<const uint64_t*>(memory == nullptr ? nullptr : memory + parts.out_bytes);
   const int32_t group = q.heads / k.heads;
   TokenMajor<const __nv_bfloat16> queries = q, keys = k;
   queries.heads = group;
@@ -34,16 +59,12 @@ AttentionForwardArgs<__nv_bfloat16> ArgsOf(const TokenMajor<const __nv_bfloat16>
           .lse = step.lse + int64_t{kv_head} * group * q.tokens,
           .query_layout = of.query_layout,
           .key_layout = {.tokens = of.query_layout.tokens},
-          .tiles = {.pattern = TilePattern::kCausal,
+          .tiles = {.pattern = TilePattern::kToeplitz,
                     .tile = of.tile,
+                    .diagonals = diagonals,
+                    .diagonal_words = parts.diagonal_words,
                     .document_starts = of.document_starts},
           .scale = of.scale};
-}
-
-int64_t OutBytes(const TokenMajor<const __nv_bfloat16>& q, int32_t kv_heads) {
-  const auto bytes =
-      static_cast<int64_t>(sizeof(float)) * q.tokens * (q.heads / kv_heads) * q.head_dim;
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
 }  // namespace
@@ -53,8 +74,9 @@ size_t RowLseWorkspaceBytes(const TokenMajor<const __nv_bfloat16>& q, int32_t kv
   const TokenMajor<const __nv_bfloat16> keys = {
       q.data,     step.of.query_layout.tokens,    kv_heads,
       q.head_dim, int64_t{kv_heads} * q.head_dim, q.head_dim};
-  const auto args = ArgsOf(q, keys, step, /*kv_head=*/0, /*out=*/nullptr);
-  return OutBytes(q, kv_heads) + sm90::ForwardWorkspaceBytes(args);
+  const Parts parts = PartsOf(q, kv_heads, step);
+  const auto args = ArgsOf(q, keys, step, /*kv_head=*/0, /*memory=*/nullptr);
+  return parts.out_bytes + parts.diagonal_bytes + sm90::ForwardWorkspaceBytes(args);
 }
 
 absl::Status RowLse(const TokenMajor<const __nv_bfloat16>& q,
@@ -64,16 +86,21 @@ absl::Status RowLse(const TokenMajor<const __nv_bfloat16>& q,
   RETURN_IF_ERROR(fused::CheckSize(q.heads, "RowLse: heads of q", k.heads, 65535, k.heads));
   RETURN_IF_ERROR(fused::CheckPointer(step.lse, "RowLse: lse"));
   RETURN_IF_ERROR(fused::CheckPointer(workspace, "RowLse: workspace"));
-  const int64_t rows = q.heads * q.tokens, out_bytes = OutBytes(q, k.heads);
+  const int64_t rows = q.heads * q.tokens;
   if (rows == 0) return absl::OkStatus();
+  const Parts parts = PartsOf(q, k.heads, step);
+  auto* const memory = static_cast<char*>(workspace);
+  RETURN_IF_CUDA_ERROR(
+      cudaMemsetAsync(memory + parts.out_bytes, 0xFF, parts.diagonal_bytes, stream),
+      "RowLse: diagonals");
   FillKernel<<<static_cast<unsigned>((rows + kFillThreads - 1) / kFillThreads), kFillThreads, 0,
                stream>>>(step.lse, rows, -INFINITY);
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "RowLse: fill");
   for (int32_t kv_head = 0; kv_head < k.heads; ++kv_head) {
-    const auto args = ArgsOf(q, k, step, kv_head, static_cast<float*>(workspace));
-    RETURN_IF_CUDA_ERROR(cudaMemsetAsync(workspace, 0, out_bytes, stream), "RowLse: out");
+    const auto args = ArgsOf(q, k, step, kv_head, memory);
+    RETURN_IF_CUDA_ERROR(cudaMemsetAsync(memory, 0, parts.out_bytes, stream), "RowLse: out");
     RETURN_IF_ERROR(sm90::AttentionForward(args,
-                                           {.data = static_cast<char*>(workspace) + out_bytes,
+                                           {.data = memory + parts.out_bytes + parts.diagonal_bytes,
                                             .bytes = sm90::ForwardWorkspaceBytes(args)},
                                            stream));
   }

@@ -1,5 +1,7 @@
 #include "kernels/sm90/launch/launch.h"
 
+#include <limits>
+
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "kernels/sm90/walk/mask_memory.cuh"
@@ -60,7 +62,7 @@ absl::Status CheckLayout(const char* name, const ShardLayout& layout, int64_t to
   return absl::OkStatus();
 }
 
-absl::Status CheckIntervals(const TileSelection& tiles) {
+absl::Status CheckIntervals(const AttentionShape& shape, const TileSelection& tiles) {
   if (tiles.pattern != TilePattern::kFull && tiles.pattern != TilePattern::kCsr) {
     return absl::InvalidArgumentError(
         "tiles.intervals goes with kFull, or with kCsr's lists of tiles");
@@ -68,6 +70,17 @@ absl::Status CheckIntervals(const TileSelection& tiles) {
   if (tiles.document_starts != nullptr || tiles.choice.chosen != nullptr) {
     return absl::InvalidArgumentError(
         "tiles.intervals beside document_starts or choice; write the documents into the intervals");
+  }
+  const auto tiles_of = [&](int64_t tokens) {
+    return static_cast<int32_t>((tokens + tiles.tile - 1) / tiles.tile);
+  };
+  const MaskMemory memory(static_cast<int32_t>(shape.query_tokens), tiles_of(shape.query_tokens),
+                          tiles_of(shape.key_tokens));
+  if (memory.by_column > std::numeric_limits<int32_t>::max()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("tiles.intervals of %d queries and %d keys with tiles of %d tokens: too "
+                        "many; give tiles of 128, or fewer tokens",
+                        shape.query_tokens, shape.key_tokens, tiles.tile));
   }
   if (reinterpret_cast<uintptr_t>(tiles.intervals) % alignof(KeyIntervals) != 0) {
     return absl::InvalidArgumentError("tiles.intervals must be aligned to 16 bytes");
@@ -105,7 +118,7 @@ absl::Status CheckShape(const AttentionShape& shape, const ShardLayout& query_la
       return absl::InvalidArgumentError("tiles.document_starts must be aligned to 4 bytes");
     }
   }
-  if (tiles.intervals != nullptr) RETURN_IF_ERROR(CheckIntervals(tiles));
+  if (tiles.intervals != nullptr) RETURN_IF_ERROR(CheckIntervals(shape, tiles));
   const QueryChoice& choice = tiles.choice;
   if (choice.chosen != nullptr &&
       (tiles.pattern != TilePattern::kCsr || choice.block_size < tiles.tile ||

@@ -285,7 +285,7 @@ def _mask_of(block_mask, starts, tokens):
     return KeyIntervals(rows)
 
 
-_converted = weakref.WeakKeyDictionary()  # BlockMask -> [(batch, heads, starts, lists)]
+_converted = weakref.WeakKeyDictionary()  # BlockMask -> {(batch, heads): (documents' tensor, lists)}
 
 
 def tiles_from_block_mask(block_mask, *, heads, batch=1, documents=None, check=True):
@@ -306,16 +306,17 @@ def tiles_from_block_mask(block_mask, *, heads, batch=1, documents=None, check=T
 
 
 def tiles_of(block_mask, heads, batch, documents):
-    """tiles_from_block_mask, once for each BlockMask and documents."""
+    """tiles_from_block_mask, once for each BlockMask and the documents that it last had: layers of a step share the tensor
+    of these, whatever they wrap it in."""
     if torch.compiler.is_compiling():
         raise RuntimeError("blocks is a BlockMask, whose mask_mod cannot be checked inside torch.compile; pass what "
                            "tiles_from_block_mask returns for it outside")
-    known = _converted.setdefault(block_mask, [])
-    for of_batch, of_heads, of_documents, lists in known:
-        if (of_batch, of_heads) == (batch, heads) and of_documents is documents:
-            return lists
-    lists = tiles_from_block_mask(block_mask, heads=heads, batch=batch, documents=documents)
-    known.append((batch, heads, documents, lists))
+    made_of = getattr(documents, "starts", documents)
+    known = _converted.setdefault(block_mask, {})
+    of_documents, lists = known.get((batch, heads), (None, None))
+    if lists is None or of_documents is not made_of:
+        lists = tiles_from_block_mask(block_mask, heads=heads, batch=batch, documents=documents)
+        known[batch, heads] = (made_of, lists)
     return lists
 
 

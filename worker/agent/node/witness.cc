@@ -75,7 +75,8 @@ std::optional<WitnessOptions> ReadOptions() {
 
 bool WorthTryingAgain(const grpc::Status& status) {
   return status.error_code() == grpc::UNAVAILABLE ||
-         status.error_code() == grpc::DEADLINE_EXCEEDED || status.error_code() == grpc::CANCELLED;
+         status.error_code() == grpc::DEADLINE_EXCEEDED || status.error_code() == grpc::CANCELLED ||
+         status.error_code() == grpc::RESOURCE_EXHAUSTED;  // too many calls at the time
 }
 
 absl::Status Testify(const WitnessOptions& options) {

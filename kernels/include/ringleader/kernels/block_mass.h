@@ -29,7 +29,8 @@ struct RowLseStep {
 
 // The second pass: the sum of exp(logit - lse) over the pairs of a tile of queries and a block that
 // are visible, in units of 2^-kMassBits (index.h). A row's masses add up to its number of queries,
-// but for rounding; what is not a number has none.
+// but for rounding; what is not a number has none, nor need what it is added up with: on the CPU
+// the rest of the pair, on GPUs that of 16 queries and 64 keys.
 struct BlockMassStep {
   ExactQueries of;
   const float* lse = nullptr;  // [heads, n]: RowLseStep's
