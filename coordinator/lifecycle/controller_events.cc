@@ -234,7 +234,7 @@ absl::Status ControllerCore::OnStep(store::WriteTransaction& transaction, NodeRe
   JobMachine* const machine = FindAttempt(event.job(), event.attempt(), event.fencing_token());
   if (machine == nullptr || !IsLive(machine->attempt()->state())) {
     JobMachine* const later = Find(event.job());
-    // One rank's word will do, here and in OnLateStep().
+    // Fills a gap that an attempt which was given up left in its record; one rank's word will do.
     if (later == nullptr) {
       return transaction.PutMissingStep(event.job(), MergeSteps({event.step()}));
     }
