@@ -9,6 +9,7 @@
 #include "coordinator/planner/candidates.h"
 #include "coordinator/planner/deal/plan_history.h"
 #include "coordinator/planner/deal/reweigh.h"
+#include "jobspec/values/attention_spec.h"
 
 namespace ringleader::planner {
 namespace {
