@@ -125,7 +125,7 @@ class ShortDocumentAttentionTest
             .block_size = kTile,
             .topk_blocks = 2,
             .threshold = 0.3,
-            .density = pattern == Pattern::kKeyGroups ? 0.2 : 0.0,
+            .density = pattern == Pattern::kKeyGroups || pattern == Pattern::kAdaSpa ? 0.2 : 0.0,
             .tile = kTile,
             .layout = setting.layout,
             .stripe = setting.layout == kernels::LayoutKind::kStriped ? kTile : 0,
