@@ -274,8 +274,8 @@ void BenchAntidiagonals(const Shape& shape, int stride, Report& report) {
   const int64_t n = shape.local_tokens;
   const int heads = shape.heads, dim = shape.head_dim;
   const ShardLayout layout = LayoutOf(shape);
-  const int tiles = static_cast<int>(n / kTile), blocks = static_cast<int>(tokens / kTile);
-  const QueriesAndKeys rows(shape, tokens);
+  const int tiles = static_cast<int>(n / kTile), blocks = static_cast<int>(layout.tokens / kTile);
+  const QueriesAndKeys rows(shape, layout.tokens);
   const auto &queries = rows.queries, &keys = rows.keys;
   DeviceBuffer<uint32_t> chosen(int64_t{heads} * tiles * BlockWords(blocks));
   const AntidiagonalGateStep step = {.query_layout = layout,
@@ -303,7 +303,8 @@ void BenchQueryGate(const Shape& shape, int block_size, Report& report) {
   const int64_t n = shape.local_tokens;
   const int heads = shape.heads, kv_heads = shape.kv_heads, dim = shape.head_dim;
   const ShardLayout layout = LayoutOf(shape);
-  const int tiles = static_cast<int>(n / kTile), blocks = static_cast<int>(tokens / block_size);
+  const int tiles = static_cast<int>(n / kTile),
+            blocks = static_cast<int>(layout.tokens / block_size);
   const QueriesAndKeys rows(shape, n);
   const auto &queries = rows.queries, &keys = rows.keys;
   const DeviceBuffer<float> sums(tokens / kTile * kv_heads * dim);
