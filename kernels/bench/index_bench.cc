@@ -307,7 +307,7 @@ void BenchQueryGate(const Shape& shape, int block_size, Report& report) {
             blocks = static_cast<int>(layout.tokens / block_size);
   const QueriesAndKeys rows(shape, n);
   const auto &queries = rows.queries, &keys = rows.keys;
-  const DeviceBuffer<float> sums(tokens / kTile * kv_heads * dim);
+  const DeviceBuffer<float> sums(layout.tokens / kTile * kv_heads * dim);
   for (int rank = 0; rank < shape.ranks; ++rank) {  // as if all ranks had the same keys
     Check(index::TileSums(keys, kTile, sums.data() + rank * (n / kTile) * kv_heads * dim, nullptr));
   }
