@@ -95,17 +95,17 @@ std::string ManifestText(const CheckpointInfo& checkpoint, const model::Paramete
                       {"elements", shard.elements},
                       {"xxh3_64", Hex(shard.checksum)}});
   }
-  const Json body = {{"layout", LayoutJson(layout)},
-                     {"shards", shards},
-                     {"state",
-                      {{"step", state.step},
-                       {"updates", state.updates},
-                       {"skipped_steps", state.skipped_steps},
-                       {"tokens", state.tokens},
-                       {"data_position", state.data_position},
-                       {"seed", state.seed},
-                       {"job_digest", state.job_digest},
-                       {"plan", absl::Base64Escape(state.plan)}}}};
+  Json body = {{"layout", LayoutJson(layout)},
+               {"shards", shards},
+               {"state",
+                {{"step", state.step},
+                 {"updates", state.updates},
+                 {"skipped_steps", state.skipped_steps},
+                 {"tokens", state.tokens},
+                 {"data_position", state.data_position},
+                 {"seed", state.seed},
+                 {"job_digest", state.job_digest}}}};
+  if (!state.plan.empty()) body["state"]["plan"] = absl::Base64Escape(state.plan);
   Json root = {{"format", kFormatName}, {"version", kFormatVersion}, {"body", body}};
   root[kChecksumKey] = ChecksumOf(root);
   return root.dump(1) + "\n";
