@@ -24,8 +24,18 @@ start() {
   pids+=($!)
 }
 
+# Prints a port below those that the system gives to outgoing connections: one of these could take it before its server.
 free_port() {
-  python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+  python3 -c '
+import random, socket
+while True:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", random.randrange(16384, 32768)))
+            print(probe.getsockname()[1])
+            break
+        except OSError:
+            pass'
 }
 
 await_nodes() {  # COUNT

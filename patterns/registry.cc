@@ -76,6 +76,13 @@ absl::StatusOr<std::shared_ptr<LayerIndex>> BuildIndex(const AttentionOptions& o
   index->documents = inputs.documents;
   index->count_tiles = definition->count_tiles;
   RETURN_IF_ERROR(definition->build(options, inputs, device, *index));
+  // Without intervals it would be causal.
+  if (options.mask != Mask::kCausal && index->visible() == nullptr) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "attention.mask: %s: nobody said what the sequence's queries see; call SetDocuments for "
+        "each sequence",
+        std::string(MaskName(options.mask))));
+  }
   return index;
 }
 

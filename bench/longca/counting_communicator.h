@@ -42,6 +42,11 @@ class CountingCommunicator : public comm::Communicator {
     bytes_ += static_cast<int64_t>(bytes) * (size() - 1);
     return counted_->AllGather(channel, send, bytes, receive);
   }
+  std::unique_ptr<comm::Transfer> AllToAll(comm::Channel channel, const void* send, size_t bytes,
+                                           void* receive) override {
+    bytes_ += static_cast<int64_t>(bytes) * (size() - 1);
+    return counted_->AllToAll(channel, send, bytes, receive);
+  }
   absl::Status ReduceScatterSum(comm::Channel channel, const float* data, size_t count,
                                 float* receive) override {
     bytes_ += static_cast<int64_t>(count * sizeof(float)) * (size() - 1);

@@ -13,6 +13,7 @@
 #include "base/files.h"
 #include "base/status_macros.h"
 #include "ringleader/v1/node_service.pb.h"
+#include "ringleader/v1/telemetry.pb.h"
 #include "worker/data/samples.h"
 #include "worker/data/token_folder.h"
 

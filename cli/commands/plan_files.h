@@ -22,7 +22,7 @@ absl::StatusOr<std::vector<uint64_t>> PackedLengths(const v1::DataSpec& spec);
 
 struct MeasuredMachine {
   balance::LatencyTable table;  // of the job's attention; empty: not measured
-  std::string text;             // what was found, for people
+  std::string text = {};        // what was found, for people
 };
 
 // From what `ringctl latency -o json` printed: of `device` or, if that is empty, of the only one in

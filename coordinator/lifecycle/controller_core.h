@@ -124,9 +124,6 @@ class ControllerCore {
   bool StartPending(const std::string& node, const std::string& job) const;
   absl::Status OnStep(store::WriteTransaction& transaction, NodeRecord& record, uint64_t sequence,
                       v1::AttemptEvent& event);
-  // The job has ended: fills a gap that an attempt which was given up left in its record.
-  absl::Status OnStepOfEndedJob(store::WriteTransaction& transaction,
-                                const v1::AttemptEvent& event);
   absl::Status OnCheckpoint(store::WriteTransaction& transaction, JobMachine& machine,
                             v1::CheckpointNotice& checkpoint, absl::Time now);
   absl::Status OnAck(store::WriteTransaction& transaction, const std::string& node,

@@ -234,7 +234,10 @@ absl::Status ControllerCore::OnStep(store::WriteTransaction& transaction, NodeRe
   JobMachine* const machine = FindAttempt(event.job(), event.attempt(), event.fencing_token());
   if (machine == nullptr || !IsLive(machine->attempt()->state())) {
     JobMachine* const later = Find(event.job());
-    if (later == nullptr) return OnStepOfEndedJob(transaction, event);
+    // Fills a gap that an attempt which was given up left in its record; one rank's word will do.
+    if (later == nullptr) {
+      return transaction.PutMissingStep(event.job(), MergeSteps({event.step()}));
+    }
     later->OnLateStep(event.attempt(), std::move(*event.mutable_step()));
     return absl::OkStatus();
   }
@@ -246,21 +249,6 @@ absl::Status ControllerCore::OnStep(store::WriteTransaction& transaction, NodeRe
   if (const auto plan = plans_->Observe(machine->job(), *merged)) machine->Replan(*plan);
   machine->NameSlowRanks(plans_->SlowRanks(machine->job()));
   return absl::OkStatus();
-}
-
-absl::Status ControllerCore::OnStepOfEndedJob(store::WriteTransaction& transaction,
-                                              const v1::AttemptEvent& event) {
-  const absl::StatusOr<v1::Job> job = transaction.GetJob(event.job());
-  if (!job.ok()) return absl::IsNotFound(job.status()) ? absl::OkStatus() : job.status();
-  // Another job may have the name by now; the token says whether it is this one's attempt.
-  const bool known =
-      std::any_of(job->attempts().begin(), job->attempts().end(), [&](const auto& attempt) {
-        return attempt.number() == event.attempt() &&
-               attempt.fencing_token() == event.fencing_token();
-      });
-  // One rank's word will do, as in JobMachine::OnLateStep.
-  return known ? transaction.PutMissingStep(event.job(), MergeSteps({event.step()}))
-               : absl::OkStatus();
 }
 
 absl::Status ControllerCore::OnMeasurements(store::WriteTransaction& transaction,

@@ -223,6 +223,29 @@ TEST_F(RecoveryTest, ANodeThatRefusedIsAskedAgainLaterAndLater) {
   EXPECT_EQ(Job().retries_used(), 0u);
 }
 
+TEST_F(RecoveryTest, AfterAStepARefusalIsAFirstOneAgain) {
+  auto a = Connect("a", "a.1");
+  ASSERT_TRUE(Create("j").ok());
+  controller_->RunOnce();
+  Answer(a, StartOf(a), false, /*later=*/true);
+  Pass(options_.refusal_pause);
+  Pass(absl::ZeroDuration());
+  const v1::Command start = StartOf(a);
+  Answer(a, start, true);
+  for (const v1::AttemptEvent& event :
+       {Ready(0), Ready(1), Step(1, 0), Step(1, 1), Failed(0), Failed(1)}) {
+    SayOf("j", start, a, event);
+  }
+  a->Commands();
+  Pass(options_.retry_backoff);
+  Answer(a, StartOf(a), false, /*later=*/true);
+  Pass(options_.refusal_pause - absl::Seconds(1));
+  EXPECT_THAT(a->Commands(), IsEmpty());
+  Pass(absl::Seconds(1));
+  Pass(absl::ZeroDuration());
+  EXPECT_EQ(StartOf(a).attempt(), 4u);
+}
+
 TEST_F(RecoveryTest, ARefusalOfTheJobItselfCostsARetry) {
   auto a = Connect("a", "a.1");
   ASSERT_TRUE(Create("j").ok());

@@ -73,19 +73,25 @@ void AddStep(const Shape& shape, const char* step, int64_t queries, double ms, s
               absl::StrFormat("%d", scratch_bytes)});
 }
 
-void BenchIndex(const Shape& shape, Report& report) {
-  constexpr int kMaxColumns = 4096, kSink = 64, kLocalBlocks = 1;
-  const int64_t n = shape.local_tokens, tokens = n * shape.ranks;
-  const int heads = shape.heads, dim = shape.head_dim;
-  const ShardLayout layout = LayoutOf(shape);
-  auto q = RandomTensor(int64_t{shape.queries} * heads * dim);
-  auto k = RandomTensor(n * shape.kv_heads * dim);
+std::vector<int64_t> EstimatePositions(const Shape& shape) {
+  const int64_t tokens = shape.local_tokens * shape.ranks;
   std::vector<int64_t> positions(shape.queries);
   for (int e = 0; e < shape.queries; ++e) {
     positions[e] =
         shape.spread ? SpreadPosition(tokens, shape.queries, e) : tokens - shape.queries + e;
   }
-  const DeviceBuffer<int64_t> gpu_positions(positions), row_sum(int64_t{heads} * shape.queries);
+  return positions;
+}
+
+void BenchIndex(const Shape& shape, Report& report) {
+  constexpr int kMaxColumns = 4096, kSink = 64, kLocalBlocks = 1;
+  const int64_t n = shape.local_tokens;
+  const int heads = shape.heads, dim = shape.head_dim;
+  const ShardLayout layout = LayoutOf(shape);
+  auto q = RandomTensor(int64_t{shape.queries} * heads * dim);
+  auto k = RandomTensor(n * shape.kv_heads * dim);
+  const DeviceBuffer<int64_t> gpu_positions(EstimatePositions(shape)),
+      row_sum(int64_t{heads} * shape.queries);
   const DeviceBuffer<float> row_max(int64_t{heads} * shape.queries),
       run_sums(int64_t{heads} * shape.queries * RunsOf(n));
   const DeviceBuffer<int32_t> column_mass(heads * n);
@@ -265,11 +271,11 @@ void BenchBlocks(const Shape& shape, Report& report) {
 // and the lists of its own keys.
 void BenchAntidiagonals(const Shape& shape, int stride, Report& report) {
   constexpr float kDensity = 0.05f;
-  const int64_t n = shape.local_tokens, tokens = n * shape.ranks;
+  const int64_t n = shape.local_tokens;
   const int heads = shape.heads, dim = shape.head_dim;
   const ShardLayout layout = LayoutOf(shape);
-  const int tiles = static_cast<int>(n / kTile), blocks = static_cast<int>(tokens / kTile);
-  const QueriesAndKeys rows(shape, tokens);
+  const int tiles = static_cast<int>(n / kTile), blocks = static_cast<int>(layout.tokens / kTile);
+  const QueriesAndKeys rows(shape, layout.tokens);
   const auto &queries = rows.queries, &keys = rows.keys;
   DeviceBuffer<uint32_t> chosen(int64_t{heads} * tiles * BlockWords(blocks));
   const AntidiagonalGateStep step = {.query_layout = layout,
@@ -294,10 +300,11 @@ void BenchAntidiagonals(const Shape& shape, int stride, Report& report) {
 // What a rank of a striped sequence chooses by query, from gathered sums of keys, and the lists of
 // its own keys.
 void BenchQueryGate(const Shape& shape, int block_size, Report& report) {
-  const int64_t n = shape.local_tokens, tokens = n * shape.ranks;
+  const int64_t n = shape.local_tokens;
   const int heads = shape.heads, kv_heads = shape.kv_heads, dim = shape.head_dim;
   const ShardLayout layout = LayoutOf(shape);
-  const int tiles = static_cast<int>(n / kTile), blocks = static_cast<int>(tokens / block_size);
+  const int tiles = static_cast<int>(n / kTile),
+            blocks = static_cast<int>(layout.tokens / block_size);
   const QueriesAndKeys rows(shape, n);
   const auto &queries = rows.queries, &keys = rows.keys;
   const DeviceBuffer<float> sums(tokens / kTile * kv_heads * dim);

@@ -33,15 +33,15 @@ TEST_F(IndexTest, AdaptedBudgetsEqualTheReference) {
   }
 }
 
-// The arithmetic of moved choices is the CPU engine's, bit for bit.
-TEST_F(IndexTest, MovesEqualTheReference) {
+// Runs a step that reads neither queries nor keys on the host and on the device.
+void RunOnBoth(const BlockStep& host, const BlockStep& device) {
   reference::Engine engine(1);
-  const TokenMajor<const float> none;
-  const TokenMajor<const __nv_bfloat16> gpu_none;
-  const auto on_both = [&](const BlockStep& host, const BlockStep& device) {
-    reference::RunBlockStep(engine, none, none, host);
-    EXPECT_EQ(RunBlockStep(gpu_none, gpu_none, device, nullptr, nullptr), absl::OkStatus());
-  };
+  reference::RunBlockStep(engine, TokenMajor<const float>(), TokenMajor<const float>(), host);
+  const TokenMajor<const __nv_bfloat16> none;
+  EXPECT_EQ(RunBlockStep(none, none, device, nullptr, nullptr), absl::OkStatus());
+}
+
+TEST_F(IndexTest, MovedBudgetsEqualTheReference) {
   for (const int heads : {1, 16, 300}) {
     std::vector<HeadChoice> before(heads), moved(heads);
     for (int head = 0; head < heads; ++head) {
@@ -57,10 +57,9 @@ TEST_F(IndexTest, MovesEqualTheReference) {
     }
     const DeviceBuffer<HeadChoice> gpu_before(before), gpu_moved(moved);
     const std::vector<int64_t> works = {100, 250, 160, 90};
-    const DeviceBuffer<int64_t> gpu_works(works);
-    DeviceBuffer<float> gpu_factor(1), gpu_masses(2 * heads);
-    DeviceBuffer<int32_t> gpu_counts(2 * heads);
-    DeviceBuffer<int64_t> gpu_work(1);
+    const DeviceBuffer<int64_t> gpu_works(works), gpu_work(1);
+    const DeviceBuffer<float> gpu_factor(1), gpu_masses(2 * heads);
+    const DeviceBuffer<int32_t> gpu_counts(2 * heads);
     float factor = 0.0f;
     std::vector<float> masses(2 * heads);
     std::vector<int32_t> counts(2 * heads);
@@ -75,41 +74,46 @@ TEST_F(IndexTest, MovesEqualTheReference) {
       FindMoveStep gpu_find = find;
       gpu_find.works = gpu_works.data();
       gpu_find.factor = gpu_factor.data();
-      on_both(find, gpu_find);
+      RunOnBoth(find, gpu_find);
       EXPECT_EQ(gpu_factor.Read()[0], factor);
-      on_both(MoveBudgetsStep{.choices = before.data(),
-                              .heads = heads,
-                              .factor = &factor,
-                              .masses = masses.data(),
-                              .counts = counts.data()},
-              MoveBudgetsStep{.choices = gpu_before.data(),
-                              .heads = heads,
-                              .factor = gpu_factor.data(),
-                              .masses = gpu_masses.data(),
-                              .counts = gpu_counts.data()});
+      RunOnBoth(MoveBudgetsStep{.choices = before.data(),
+                                .heads = heads,
+                                .factor = &factor,
+                                .masses = masses.data(),
+                                .counts = counts.data()},
+                MoveBudgetsStep{.choices = gpu_before.data(),
+                                .heads = heads,
+                                .factor = gpu_factor.data(),
+                                .masses = gpu_masses.data(),
+                                .counts = gpu_counts.data()});
       EXPECT_EQ(gpu_masses.Read(), masses);
       EXPECT_EQ(gpu_counts.Read(), counts);
-      on_both(HoldMassStep{.before = before.data(),
-                           .moved = moved.data(),
-                           .heads = heads,
-                           .tolerance = 0.1f,
-                           .masses = masses.data(),
-                           .counts = counts.data()},
-              HoldMassStep{.before = gpu_before.data(),
-                           .moved = gpu_moved.data(),
-                           .heads = heads,
-                           .tolerance = 0.1f,
-                           .masses = gpu_masses.data(),
-                           .counts = gpu_counts.data()});
+      RunOnBoth(HoldMassStep{.before = before.data(),
+                             .moved = moved.data(),
+                             .heads = heads,
+                             .tolerance = 0.1f,
+                             .masses = masses.data(),
+                             .counts = counts.data()},
+                HoldMassStep{.before = gpu_before.data(),
+                             .moved = gpu_moved.data(),
+                             .heads = heads,
+                             .tolerance = 0.1f,
+                             .masses = gpu_masses.data(),
+                             .counts = gpu_counts.data()});
       EXPECT_EQ(gpu_masses.Read(), masses);
       EXPECT_EQ(gpu_counts.Read(), counts);
     }
-    on_both(
+    RunOnBoth(
         SumChoicesStep{.choices = before.data(), .heads = heads, .blocks = 512, .work = &work},
         SumChoicesStep{
             .choices = gpu_before.data(), .heads = heads, .blocks = 512, .work = gpu_work.data()});
     EXPECT_EQ(gpu_work.Read()[0], work);
-    // Rows keep their own block and others.
+  }
+}
+
+// Rows keep their own block and others.
+TEST_F(IndexTest, WorkOfChosenBlocksEqualsTheReference) {
+  for (const int heads : {1, 16, 300}) {
     const ShardLayout layout = {
         .kind = LayoutKind::kStriped, .ranks = 4, .rank = 2, .stripe = 128, .tokens = 16384};
     const int64_t query_tiles = layout.local_tokens() / 64;
@@ -123,6 +127,8 @@ TEST_F(IndexTest, MovesEqualTheReference) {
       }
     }
     const DeviceBuffer<uint32_t> gpu_chosen(chosen);
+    const DeviceBuffer<int64_t> gpu_work(1);
+    int64_t work = 0;
     CountWorkStep count = {.chosen = chosen.data(),
                            .query_layout = layout,
                            .heads = heads,
@@ -132,7 +138,7 @@ TEST_F(IndexTest, MovesEqualTheReference) {
     CountWorkStep gpu_count = count;
     gpu_count.chosen = gpu_chosen.data();
     gpu_count.work = gpu_work.data();
-    on_both(count, gpu_count);
+    RunOnBoth(count, gpu_count);
     EXPECT_EQ(gpu_work.Read()[0], work);
     EXPECT_GT(work, 0);
   }

@@ -25,8 +25,9 @@ set -m
 quickstart=$!
 set +m
 
-await 120 trainers_run || fail "the trainers did not start"
+await 300 trainers_run || fail "the trainers did not start"
 kill -INT -- "-$quickstart"
+timeout 120 tail --pid="$quickstart" -f /dev/null || fail "the quickstart did not end"
 status=0
 wait "$quickstart" || status=$?
 ((status == 130)) || fail "exit status $status instead of 130"

@@ -81,9 +81,10 @@ for key in sys.argv[1:]:
     value = value[int(key)] if isinstance(value, list) else value.get(key, 0)
 print(value)' "$@"
 }
+# Its only checkpoint is the one of the allocation's end.
 "$bin/ringctl" submit "$run/job.yaml" --set training.steps=100000 --set data.sequence_length=4096 \
-  --set resources.trainers=2 --set parallelism.context=2 --set training.eval_sequences=1 >"$run/logs/submit.log" 2>&1 ||
-  fail "submit"
+  --set resources.trainers=2 --set parallelism.context=2 --set training.eval_sequences=1 \
+  --set checkpoint.every_steps=100000 >"$run/logs/submit.log" 2>&1 || fail "submit"
 trained() { (($(job progress step) >= ${1:-2})); }
 await "the job did not train" trained
 

@@ -15,7 +15,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "tests/faults/ring.h"
+#include "tests/support/program.h"
 
 namespace ringleader::faults {
 namespace {
@@ -25,11 +25,6 @@ namespace fs = std::filesystem;
 std::string NewFolder() {
   std::string path = fs::temp_directory_path() / "ringleader-faults-XXXXXX";
   return mkdtemp(path.data());
-}
-
-int FreePort() {
-  Ring ring;
-  return ring.Listen();
 }
 
 // Flags for the certificate `name` of `certificates`; none without any.
@@ -68,7 +63,7 @@ Cluster::Cluster()
       worker_flags_({{"--pulse-timeout", 2}, {"--drain-timeout", 15}}),
       bin_(fs::read_symlink("/proc/self/exe").parent_path()),
       dir_(NewFolder()),
-      port_(FreePort()) {}
+      port_(testing::FreePort()) {}
 
 Cluster::~Cluster() {
   workers_.clear();
@@ -240,12 +235,18 @@ void Cluster::AwaitServing() {
 }
 
 bool Cluster::Eventually(const std::function<bool()>& done, absl::Duration limit) {
-  const absl::Time deadline = absl::Now() + limit;
-  while (!done()) {
-    if (absl::Now() > deadline) return false;
-    absl::SleepFor(absl::Milliseconds(20));
-  }
-  return true;
+  return testing::Eventually(done, limit);
+}
+
+void Cluster::LetGo(const std::string& name) {
+  std::ofstream(CheckpointFolder(name) + "/go") << "";
+}
+
+v1::Job Cluster::AwaitFailure(const std::string& name, int attempt) {
+  return Await(name, [attempt](const v1::Job& job) {
+    return job.attempts_size() >= attempt &&
+           job.attempts(attempt - 1).state() == v1::Attempt::FAILED;
+  });
 }
 
 v1::Job Cluster::Await(const std::string& name, const std::function<bool(const v1::Job&)>& done,

@@ -68,6 +68,10 @@ class Cluster : public ::testing::Test {
   v1::Job AwaitState(const std::string& name, v1::Job::State state,
                      absl::Duration limit = absl::Seconds(60));
   v1::Job AwaitStep(const std::string& name, uint64_t step);
+  // Until an attempt, 1 being the first, has failed.
+  v1::Job AwaitFailure(const std::string& name, int attempt = 1);
+  // Lets a job with the label fake-hold go on past the step that it names.
+  void LetGo(const std::string& name);
   bool Eventually(const std::function<bool()>& done, absl::Duration limit = absl::Seconds(60));
 
   // What the coordinator has recorded of an ended job.

@@ -19,7 +19,7 @@ TEST_F(DefaultsTest, TrainingGoesOnWhileTheCoordinatorIsLostFor30Seconds) {
   StartCoordinator();
   StartWorker("a", 2);
   StartWorker("b", 2);
-  Submit(Spec("job", 4, 400, {{"fake-step-ms", "100"}}));
+  Submit(Spec("job", 4, 400, {{"fake-step-ms", "100"}, {"fake-hold", "390"}}));
   AwaitStep("job", 20);
   KillCoordinator();
   const absl::Time killed = absl::Now();
@@ -32,6 +32,7 @@ TEST_F(DefaultsTest, TrainingGoesOnWhileTheCoordinatorIsLostFor30Seconds) {
   Await("job", [&](const v1::Job& job) {
     return job.state() == v1::Job::RUNNING && job.progress().step() > before.back().step;
   });
+  LetGo("job");
   const v1::Job job = AwaitState("job", v1::Job::SUCCEEDED, absl::Seconds(90));
   EXPECT_EQ(job.attempts_size(), 1);
   EXPECT_EQ(job.retries_used(), 0);
@@ -42,13 +43,14 @@ TEST_F(DefaultsTest, TrainingGoesOnWhileTheCoordinatorIsLostFor30Seconds) {
 TEST_F(DefaultsTest, AKilledWorkerThatHeldAllRanksIsReplacedWithin15Seconds) {
   StartCoordinator();
   StartWorker("a", 2);
-  Submit(Spec("job", 2, 60, {{"fake-step-ms", "50"}}));
+  Submit(Spec("job", 2, 60, {{"fake-step-ms", "50"}, {"fake-hold", "50"}}));
   AwaitStep("job", 12);
   KillWorker("a");
   const v1::Job failed = Await(
       "job", [](const v1::Job& job) { return job.attempts(0).state() == v1::Attempt::FAILED; },
       absl::Seconds(15));
   EXPECT_EQ(failed.attempts(0).failure().rank(), 0);
+  LetGo("job");
   StartWorker("b", 2);
   const v1::Job job = AwaitState("job", v1::Job::SUCCEEDED);
   ASSERT_EQ(job.attempts_size(), 2);

@@ -7,6 +7,8 @@
 //   fake-hang         "RANK.STEP": stops itself (SIGSTOP) in that step of the first attempt
 //   fake-stall        "RANK.STEP": likewise, but goes on saying that it lives
 //   fake-refuse       "1": leaves with an error that no retry can mend
+//   fake-hold         "STEP": takes no step after that one until the checkpoint folder holds a file
+//                     `go`: however slow a test is, the job is not over before the test lets it
 //
 // The loss depends on every step before, so a step lost or trained twice shows in it. In the
 // checkpoint folder, `audit` tells what ran when, and `rank-N.alive` is locked while rank N lives:
@@ -231,7 +233,12 @@ class FakeTrainer {
     LoadCheckpoint();
     int step_ms = 20;
     (void)absl::SimpleAtoi(Label("fake-step-ms"), &step_ms);
+    uint64_t hold = UINT64_MAX;
+    (void)absl::SimpleAtoi(Label("fake-hold"), &hold);
     while (step_ < spec().training().steps()) {
+      while (arguments_.rank == 0 && step_ >= hold && !stop_ && !fs::exists(File("go"))) {
+        absl::SleepFor(absl::Milliseconds(10));
+      }
       bool stop = false;
       if (!ring_.Barrier(stop_, &stop)) {
         return Result(TrainerExited::FAILED, "a peer is gone", true, true);

@@ -18,7 +18,7 @@ class LeaseTest : public Cluster {
   void RunJob() {
     StartCoordinator();
     StartWorker("a", 2);
-    Submit(Spec("job", 2, 400, {{"fake-step-ms", "30"}}));
+    Submit(Spec("job", 2, 400, {{"fake-step-ms", "30"}, {"fake-hold", "390"}}));
     AwaitStep("job", 10);
     StartWorker("b", 2);
     old_trainers_ = {PidOf("job", 0), PidOf("job", 1)};
@@ -29,6 +29,7 @@ class LeaseTest : public Cluster {
     for (const int pid : old_trainers_) EXPECT_FALSE(Runs(pid)) << "trains still";
     EXPECT_EQ(again.attempts(0).state(), v1::Attempt::FENCED);
     EXPECT_EQ(again.attempts(1).placements(0).node(), "nodes/b");
+    LetGo("job");
   }
 
   std::vector<int> old_trainers_;

@@ -6,6 +6,7 @@
 
 #include <filesystem>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "tests/faults/cluster.h"
@@ -32,7 +33,7 @@ class LifecycleTest : public Cluster {
 TEST_F(LifecycleTest, PauseAndResume) {
   StartCoordinator();
   StartWorker("a", 2);
-  Submit(Spec("job", 2, 60, {{"fake-step-ms", "20"}}));
+  Submit(Spec("job", 2, 60, {{"fake-step-ms", "20"}, {"fake-hold", "50"}}));
   AwaitStep("job", 7);
   v1::PauseJobRequest pause;
   pause.set_name("jobs/job");
@@ -42,6 +43,7 @@ TEST_F(LifecycleTest, PauseAndResume) {
   const v1::Job paused = AwaitState("job", v1::Job::PAUSED);
   EXPECT_EQ(paused.attempts(0).state(), v1::Attempt::PAUSED);
   EXPECT_THAT(paused.state_reason(), HasSubstr("resumes from the checkpoint of step"));
+  LetGo("job");
   // Its trainers are free for others.
   Submit(Spec("other", 2, 5));
   AwaitState("other", v1::Job::SUCCEEDED);
@@ -77,7 +79,7 @@ TEST_F(LifecycleTest, CancelEndsTrainersInSeconds) {
 TEST_F(LifecycleTest, DrainMovesJobsElsewhere) {
   StartCoordinator();
   StartWorker("a", 2);
-  Submit(Spec("job", 2, 100, {{"fake-step-ms", "30"}}));
+  Submit(Spec("job", 2, 100, {{"fake-step-ms", "30"}, {"fake-hold", "90"}}));
   AwaitStep("job", 7);
   StartWorker("b", 2);
   ASSERT_TRUE(Eventually([&] { return Node("b").state() == v1::Node::READY; }));
@@ -86,6 +88,8 @@ TEST_F(LifecycleTest, DrainMovesJobsElsewhere) {
   grpc::ClientContext context;
   v1::Node node;
   ASSERT_TRUE(nodes_->DrainNode(&context, request, &node).ok());
+  Await("job", [](const v1::Job& job) { return job.attempts_size() == 2; });
+  LetGo("job");
   const v1::Job job = AwaitState("job", v1::Job::SUCCEEDED);
   ASSERT_EQ(job.attempts_size(), 2);
   EXPECT_EQ(job.attempts(1).placements(0).node(), "nodes/b");
@@ -96,12 +100,13 @@ TEST_F(LifecycleTest, DrainMovesJobsElsewhere) {
 TEST_F(LifecycleTest, SigtermOfAWorkerIsADrain) {
   StartCoordinator();
   StartWorker("a", 2);
-  Submit(Spec("job", 2, 100, {{"fake-step-ms", "30"}}));
+  Submit(Spec("job", 2, 100, {{"fake-step-ms", "30"}, {"fake-hold", "90"}}));
   AwaitStep("job", 7);
   StartWorker("b", 2);
   ASSERT_TRUE(Eventually([&] { return Node("b").state() == v1::Node::READY; }));
   TerminateWorker("a");
   EXPECT_TRUE(Eventually([&] { return !WorkerRuns("a"); }));
+  LetGo("job");
   const v1::Job job = AwaitState("job", v1::Job::SUCCEEDED);
   ASSERT_EQ(job.attempts_size(), 2);
   EXPECT_EQ(job.attempts(1).first_step(), job.attempts(0).last_step());
@@ -131,12 +136,7 @@ TEST_F(LifecycleTest, AHungTrainerIsKilledAndNamed) {
   StartCoordinator();
   StartWorker("a", 4);
   Submit(Spec("job", 4, 20, {{"fake-hang", "1.12"}}));
-  const v1::Job failed = Await(
-      "job",
-      [](const v1::Job& job) {
-        return job.attempts_size() > 0 && job.attempts(0).state() == v1::Attempt::FAILED;
-      },
-      absl::Seconds(15));
+  const v1::Job failed = AwaitFailure("job");
   EXPECT_EQ(failed.attempts(0).failure().rank(), 1);
   EXPECT_THAT(failed.attempts(0).failure().message(), HasSubstr("no sign of life"));
   AwaitState("job", v1::Job::SUCCEEDED);
@@ -149,12 +149,7 @@ TEST_F(LifecycleTest, ATrainerThatGetsNoFurtherIsKilled) {
   StartCoordinator();
   StartWorker("a", 4);
   Submit(Spec("job", 4, 20, {{"fake-stall", "1.12"}}));
-  const v1::Job failed = Await(
-      "job",
-      [](const v1::Job& job) {
-        return job.attempts_size() > 0 && job.attempts(0).state() == v1::Attempt::FAILED;
-      },
-      absl::Seconds(15));
+  const v1::Job failed = AwaitFailure("job");
   EXPECT_THAT(failed.attempts(0).failure().message(), HasSubstr("no progress for 2s in step"));
   AwaitState("job", v1::Job::SUCCEEDED);
   ExpectUnbrokenRecord("job", 20);
@@ -188,7 +183,11 @@ TEST_F(LifecycleTest, WaitingJobsStartByPriority) {
   v1::JobSpec urgent = Spec("urgent", 2, 5);
   urgent.mutable_scheduling()->set_priority(10);
   Submit(urgent);
-  EXPECT_THAT(Get("low").state_reason(), HasSubstr("no worker has connected yet"));
+  for (const char* job : {"low", "urgent"}) {
+    Await(job, [](const v1::Job& job) {
+      return absl::StrContains(job.state_reason(), "no worker has connected yet");
+    });
+  }
   StartWorker("a", 2);
   AwaitState("low", v1::Job::SUCCEEDED);
   AwaitState("urgent", v1::Job::SUCCEEDED);
@@ -200,9 +199,7 @@ TEST_F(LifecycleTest, AWorkerStartsNoJobThatReadsOrWritesElsewhere) {
   StartCoordinator();
   StartWorker("a", 2);
   Submit(Spec("job", 2, 20));
-  const v1::Job refused = Await("job", [](const v1::Job& job) {
-    return job.attempts_size() > 0 && job.attempts(0).state() == v1::Attempt::FAILED;
-  });
+  const v1::Job refused = AwaitFailure("job");
   EXPECT_THAT(refused.attempts(0).failure().message(),
               ::testing::HasSubstr("where jobs may read and write (--allow-path)"));
 }
@@ -215,7 +212,7 @@ TEST_F(LifecycleTest, TrainersRunAsTheUserThatTheirWorkerIsToldAndDieWithIt) {
   fs::permissions(dir(), fs::perms::others_exec, fs::perm_options::add);
   StartCoordinator();
   StartWorker("a", 2);
-  const v1::JobSpec spec = Spec("job", 2, 60, {{"fake-step-ms", "30"}});
+  const v1::JobSpec spec = Spec("job", 2, 60, {{"fake-step-ms", "30"}, {"fake-hold", "50"}});
   fs::create_directories(spec.checkpoint().directory());
   ASSERT_EQ(chown(spec.checkpoint().directory().c_str(), kNobody, kNobody), 0);
   Submit(spec);
@@ -229,7 +226,8 @@ TEST_F(LifecycleTest, TrainersRunAsTheUserThatTheirWorkerIsToldAndDieWithIt) {
   EXPECT_EQ(trainers, 2);
   KillWorker("a");
   // Its witness says so once the last of them is gone.
-  Await("job", [](const v1::Job& job) { return job.attempts(0).state() == v1::Attempt::FAILED; });
+  AwaitFailure("job");
+  LetGo("job");
   StartWorker("a", 2);
   AwaitState("job", v1::Job::SUCCEEDED);
   ExpectUnbrokenRecord("job", 60);

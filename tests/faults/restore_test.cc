@@ -19,7 +19,7 @@ class RestoreTest : public Cluster {};
 TEST_F(RestoreTest, WorkersAndACoordinatorThatWasPutBackAgreeAgain) {
   StartCoordinator();
   StartWorker("a", 2);
-  Submit(Spec("job", 2, 250, {{"fake-step-ms", "30"}}));
+  Submit(Spec("job", 2, 250, {{"fake-step-ms", "30"}, {"fake-hold", "240"}}));
   AwaitStep("job", 10);
   StartWorker("b", 1);
   const std::string folder = dir() + "/coordinator";
@@ -38,6 +38,7 @@ TEST_F(RestoreTest, WorkersAndACoordinatorThatWasPutBackAgreeAgain) {
   fs::rename(copy, folder + "/ringleader.db");
   RestartCoordinator();
   AwaitServing();
+  LetGo("job");
 
   const v1::Job job = AwaitState("job", v1::Job::SUCCEEDED, absl::Seconds(120));
   EXPECT_EQ(job.attempts_size(), 1);  // nobody was disturbed

@@ -7,6 +7,8 @@
 
 #include <utility>
 
+#include "tests/support/program.h"
+
 namespace ringleader::faults {
 namespace {
 
@@ -25,7 +27,7 @@ TcpProxy::TcpProxy(int target_port, int port, absl::Duration delay)
   listener_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const int reuse = 1;
   setsockopt(listener_, SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof(reuse));
-  sockaddr_in address = Loopback(port);
+  sockaddr_in address = Loopback(port == 0 ? testing::FreePort() : port);
   socklen_t size = sizeof(address);
   if (bind(listener_, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
       listen(listener_, 128) == 0 &&

@@ -14,7 +14,7 @@ namespace ringleader::faults {
 // Thread-safe.
 class TcpProxy {
  public:
-  // Forwards what comes in on `port` (0: one that the system picks) to 127.0.0.1:target_port. What
+  // Forwards what comes in on `port` (0: any that is free) to 127.0.0.1:target_port. What
   // is sent takes `delay` each way, and a connection twice that to come about.
   explicit TcpProxy(int target_port, int port = 0, absl::Duration delay = absl::ZeroDuration());
   ~TcpProxy();

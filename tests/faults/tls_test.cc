@@ -34,13 +34,12 @@ TEST_F(TlsTest, AJobRunsAndTheDeathOfItsWorkerIsTestified) {
   ASSERT_TRUE(certificates_->ok());
   StartCoordinator();
   StartWorker("a", 2);
-  Submit(Spec("job", 2, 60, {{"fake-step-ms", "30"}}));
+  Submit(Spec("job", 2, 60, {{"fake-step-ms", "30"}, {"fake-hold", "50"}}));
   AwaitStep("job", 12);
   KillWorker("a");
   // Nobody but the witness can tell, over a connection of its own.
-  const v1::Job failed = Await(
-      "job", [](const v1::Job& job) { return job.attempts(0).state() == v1::Attempt::FAILED; },
-      absl::Seconds(15));
+  const v1::Job failed = AwaitFailure("job");
+  LetGo("job");
   EXPECT_THAT(failed.attempts(0).failure().message(), ::testing::HasSubstr("worker process died"));
   StartWorker("b", 2);
   EXPECT_EQ(AwaitState("job", v1::Job::SUCCEEDED).attempts_size(), 2);
@@ -125,7 +124,8 @@ TEST_F(TlsTest, WithRolesAJobRunsOnItsNodesAndNoWorkerPretendsToBeAnother) {
   StartWorker("a", 2);
   StartWorker("forged", 2);  // another name than its certificate has
   StartWorker("client", 2);  // an admin, and no node
-  const v1::Job submitted = Submit(Spec("job", 2, 60, {{"fake-step-ms", "30"}}));
+  const v1::Job submitted =
+      Submit(Spec("job", 2, 60, {{"fake-step-ms", "30"}, {"fake-hold", "50"}}));
   EXPECT_EQ(submitted.owner(), "root");
   AwaitStep("job", 12);
   EXPECT_EQ(Nodes(), 1);
@@ -135,9 +135,8 @@ TEST_F(TlsTest, WithRolesAJobRunsOnItsNodesAndNoWorkerPretendsToBeAnother) {
               HasSubstr("refused by the coordinator"));
   KillWorker("a");
   // Its witness has the node's certificate.
-  Await(
-      "job", [](const v1::Job& job) { return job.attempts(0).state() == v1::Attempt::FAILED; },
-      absl::Seconds(15));
+  AwaitFailure("job");
+  LetGo("job");
   StartWorker("b", 2);
   EXPECT_EQ(AwaitState("job", v1::Job::SUCCEEDED).attempts_size(), 2);
   ExpectUnbrokenRecord("job", 60);

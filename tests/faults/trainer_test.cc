@@ -51,21 +51,14 @@ TEST_F(TrainerTest, AfterEveryKindOfKillTheLossIsThatOfAnUndisturbedRun) {
   const std::vector<int> trainers = TrainerPids("b");
   ASSERT_EQ(trainers.size(), 2u);
   kill(trainers[0], SIGKILL);
-  const v1::Job failed = Await(
-      "stormy", [](const v1::Job& job) { return job.attempts(0).state() == v1::Attempt::FAILED; },
-      absl::Seconds(15));
+  const v1::Job failed = AwaitFailure("stormy");
   EXPECT_EQ(failed.attempts(0).failure().signal(), SIGKILL);
   EXPECT_EQ(failed.attempts(0).failure().node(), "nodes/b");
 
   AwaitStep("stormy", 17);
   KillWorker("b");
   StartWorker("b", 2);
-  const v1::Job again = Await(
-      "stormy",
-      [](const v1::Job& job) {
-        return job.attempts_size() > 1 && job.attempts(1).state() == v1::Attempt::FAILED;
-      },
-      absl::Seconds(15));
+  const v1::Job again = AwaitFailure("stormy", 2);
   EXPECT_EQ(again.attempts(1).failure().node(), "nodes/b");
 
   AwaitStep("stormy", 27);

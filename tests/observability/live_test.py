@@ -24,8 +24,19 @@ def query(expression):
     return answer["data"]["result"]
 
 
+def await_query(expression):
+    """The series of an expression, all of them numbers, as soon as there are any: rates need two scrapes of a target. What
+    Prometheus answers at last where that does not come true within 60 s."""
+    deadline = time.monotonic() + 60
+    while True:
+        series = query(expression)
+        if series and all(s["value"][1] != "NaN" for s in series) or time.monotonic() > deadline:
+            return series
+        time.sleep(0.5)
+
+
 def filled_in(expression):
-    for name, value in (("$__rate_interval", "10s"), ("$job_name", JOB), ("$job", ".+"), ("$instance", ".+")):
+    for name, value in (("$__rate_interval", "1m"), ("$job_name", JOB), ("$job", ".+"), ("$instance", ".+")):
         expression = expression.replace(name, value)
     return expression
 
@@ -37,7 +48,7 @@ class Live(unittest.TestCase):
             for panel in queries.panels(dashboard):
                 for target in panel["targets"]:
                     with self.subTest(dashboard=name, panel=panel["title"], expression=target["expr"]):
-                        result = query(filled_in(target["expr"]))
+                        result = await_query(filled_in(target["expr"]))
                         self.assertTrue(result, "no series")
                         self.assertTrue(all(series["value"][1] != "NaN" for series in result), result)
 
@@ -48,15 +59,16 @@ class Live(unittest.TestCase):
                     continue
                 selector, label = variable["query"]["query"].removeprefix("label_values(").rstrip(")").rsplit(", ", 1)
                 with self.subTest(dashboard=name, variable=variable["name"]):
-                    self.assertTrue(all(label in series["metric"] for series in query(filled_in(selector))))
-                    self.assertTrue(query(filled_in(selector)))
+                    series = await_query(filled_in(selector))
+                    self.assertTrue(series, "no series")
+                    self.assertTrue(all(label in s["metric"] for s in series))
 
     def test_rules_select_what_exists(self):
         for rule in queries.rules():
             with self.subTest(rule=rule.get("alert") or rule["record"]):
                 query(rule["expr"])
                 for metric, labels in queries.selected(rule["expr"]):
-                    series = query(metric)
+                    series = await_query(metric)
                     self.assertTrue(series, f"{metric} has no series")
                     self.assertTrue(all(label in s["metric"] for s in series for label in labels), (metric, labels))
 

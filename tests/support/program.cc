@@ -9,6 +9,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <random>
 #include <sstream>
 #include <stdexcept>
 
@@ -21,18 +22,20 @@ std::string ProgramPath(const std::string& name) {
 }
 
 int FreePort() {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  if (bind(fd, reinterpret_cast<sockaddr*>(&address), size) != 0 ||
-      getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) {
+  std::random_device random;
+  for (int tries = 0; tries < 1000; ++tries) {
+    const int port = 16384 + static_cast<int>(random() % 16384);
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const bool is_free =
+        bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
     close(fd);
-    throw std::runtime_error("no free port");
+    if (is_free) return port;
   }
-  close(fd);
-  return ntohs(address.sin_port);
+  throw std::runtime_error("no free port");
 }
 
 bool Eventually(const std::function<bool()>& condition, absl::Duration timeout) {

@@ -24,7 +24,7 @@ struct TrainingState {
   uint64_t data_position = 0;  // sequences taken from the training set
   uint64_t seed = 0;
   std::string job_digest;  // of the job spec that trained it
-  std::string plan;        // a serialized StepPlan: that in force; empty: of an earlier release
+  std::string plan = {};   // a serialized StepPlan: that in force; empty: of an earlier release
 };
 
 // One rank's file in a checkpoint.

@@ -2,7 +2,11 @@
 
 #include <atomic>
 #include <cstring>
+#include <memory>
 #include <numeric>
+#include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/synchronization/blocking_counter.h"
@@ -224,6 +228,48 @@ TEST_P(GroupCommunicatorTest, SplitRefusesABadList) {
     EXPECT_FALSE(comm.Split({0, 1, 1}).ok());
     EXPECT_FALSE(comm.Split({0, 1, 2}).ok());
   });
+}
+
+// Rank 0 of two; claims what it is to receive, as a transport does while it copies.
+class HoldingTransport : public Transport {
+ public:
+  int rank() const override { return 0; }
+  int size() const override { return 2; }
+  void Send(StreamId, int, PendingTransferPtr) override {}
+  void Receive(StreamId, int, PendingTransferPtr transfer) override {
+    EXPECT_TRUE(transfer->Claim());
+    held_ = std::move(transfer);
+  }
+  void Abort(const std::string&) override {}
+  absl::Status status() const override { return absl::OkStatus(); }
+  bool aborted_by_peer() const override { return false; }
+
+  PendingTransfer& held() { return *held_; }
+
+ private:
+  PendingTransferPtr held_;
+};
+
+// Its buffer may be freed next: not while somebody copies into it.
+TEST(TransferTest, ADroppedOneIsWaitedForUntilItsBufferIsLetGo) {
+  const auto transport = std::make_shared<HoldingTransport>();
+  GroupCommunicator communicator(transport);
+  char byte = 0;
+  auto transfer = communicator.SendReceive(kChannel, nullptr, 0, -1, &byte, 1, 1);
+  std::atomic<bool> released = false;
+  std::thread copy([&] {
+    while (transport->held().Claim()) {  // until it is dropped
+      transport->held().Release();
+      std::this_thread::yield();
+    }
+    released = true;
+    transport->held().Release();
+  });
+  const absl::Time dropped = absl::Now();
+  transfer.reset();
+  // A buffer is waited for so long and no longer, on a machine that stands still, too.
+  EXPECT_TRUE(released || absl::Now() - dropped >= absl::Milliseconds(1500));
+  copy.join();
 }
 
 TEST_P(GroupCommunicatorTest, AbortReleasesEveryWaiterWithTheReason) {

@@ -164,12 +164,11 @@ Loader::Place Loader::HiddenAt(uint64_t at, uint64_t epoch) const {
   return {.token = batching_.hidden_token, .label = place.token, .answer = mark};
 }
 
-LocalSequence Loader::Read(std::span<const Sample> samples,
-                           const kernels::ShardLayout& layout) const {
-  std::vector<int64_t> positions(layout.local_tokens());
-  for (size_t i = 0; i < positions.size(); ++i) {
-    positions[i] = layout.Position(static_cast<int64_t>(i));
-  }
+LocalSequence Loader::Read(std::span<const Sample> samples, const kernels::ShardLayout& layout,
+                           const ring::HeadPlace& place) const {
+  const int64_t held = layout.local_tokens() / place.ranks;
+  std::vector<int64_t> positions(held);
+  for (int64_t i = 0; i < held; ++i) positions[i] = layout.Position(place.member * held + i);
   return Read(samples, layout.tokens, positions);
 }
 

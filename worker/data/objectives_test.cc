@@ -128,6 +128,13 @@ TEST_F(PrefixTest, DataWithoutPrefixesIsRefusedByName) {
   EXPECT_EQ(TokenFolder::Open(Train()).status().code(), absl::StatusCode::kDataLoss);
 }
 
+TEST(PrefixFormatTest, TheGoldenShardIsRead) {
+  const auto folder = TokenFolder::Open("tests/golden/prefix-tokens");
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  EXPECT_EQ(testing::TextOf(*folder), "Question?\nAnswer.|");
+  EXPECT_EQ(folder->PrefixEnd(0, folder->tokens()), 10u);
+}
+
 class HiddenTest : public testing::PackedTextTest {
  protected:
   HiddenTest() {

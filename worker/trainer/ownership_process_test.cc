@@ -59,7 +59,7 @@ TEST_F(OwnershipProcessTest, ATrainerEndsWithItsLeaseThoughItIsStopped) {
   const v1::JobSpec spec = EndlessJob(1);
   const auto agent = Start(spec);
   AwaitStep(*agent, 2);
-  const absl::Time end = BootNow() + absl::Seconds(3);
+  const absl::Time end = BootNow() + absl::Seconds(6);
   agent->Send(0, testing::LeaseUntil(end));
   // What is sent after the lease is read after it.
   v1::AgentMessage profile;
@@ -67,6 +67,7 @@ TEST_F(OwnershipProcessTest, ATrainerEndsWithItsLeaseThoughItIsStopped) {
   agent->Send(0, profile);
   while (!std::filesystem::exists(spec.checkpoint().directory() + "/profiles")) {
     ASSERT_LT(BootNow(), end) << "it took too long to take the lease for this to test anything";
+    absl::SleepFor(absl::Milliseconds(5));
   }
   ASSERT_EQ(kill(agent->pid(0), SIGSTOP), 0);
   const siginfo_t info = EndOf(agent->pid(0), end + absl::Seconds(30));

@@ -22,19 +22,30 @@ class JobFamilies {
       : hostnames_(std::move(hostnames)) {}
 
   void AddProgress(const v1::Job& job) {
-    const std::string& id = job.spec().name();
+    const Labels labels = {{"job_name", job.spec().name()}};
     const v1::Progress& progress = job.progress();
-    AddGauge(&completed_, {{"job_name", id}}, static_cast<double>(progress.step()));
-    AddGauge(&total_, {{"job_name", id}}, static_cast<double>(progress.total_steps()));
-    AddGauge(&checkpoint_, {{"job_name", id}}, static_cast<double>(progress.checkpoint_step()));
-    AddGauge(&attempts_, {{"job_name", id}},
-             job.attempts().empty() ? 0 : job.attempts().rbegin()->number());
-    if (job.has_last_eval()) AddGauge(&heldout_, {{"job_name", id}}, job.last_eval().loss());
+    Add("ringleader_job_completed_steps", "Steps that a running job completed.", labels,
+        static_cast<double>(progress.step()));
+    Add("ringleader_job_total_steps", "Steps that a running job is to complete.", labels,
+        static_cast<double>(progress.total_steps()));
+    Add("ringleader_job_checkpoint_step", "Step of a running job's newest durable checkpoint.",
+        labels, static_cast<double>(progress.checkpoint_step()));
+    Add("ringleader_job_attempts", "Attempts of a running job, this one included.", labels,
+        job.attempts().empty() ? 0 : job.attempts().rbegin()->number());
+    if (job.has_last_eval()) {
+      Add("ringleader_job_heldout_loss", "Loss of a running job's last evaluation.", labels,
+          job.last_eval().loss());
+    }
     if (progress.step() == 0) return;
-    AddGauge(&tokens_, {{"job_name", id}}, static_cast<double>(progress.tokens()));
-    AddGauge(&loss_, {{"job_name", id}}, progress.loss());
-    AddGauge(&speed_, {{"job_name", id}}, progress.tokens_per_second());
-    AddGauge(&imbalance_, {{"job_name", id}}, progress.worker_imbalance());
+    Add("ringleader_job_trained_tokens", "Tokens that a running job has trained on.", labels,
+        static_cast<double>(progress.tokens()));
+    Add("ringleader_job_loss", "Training loss of a running job's last step.", labels,
+        progress.loss());
+    Add("ringleader_job_tokens_per_second", "Tokens that a running job trains in a second.", labels,
+        progress.tokens_per_second());
+    Add("ringleader_job_worker_imbalance_ratio",
+        "Attention work of a running job's busiest rank over the mean.", labels,
+        progress.worker_imbalance());
   }
 
   void AddHosts(const v1::Job& job) {
@@ -42,27 +53,46 @@ class JobFamilies {
     for (const v1::Placement& placement : job.attempts().rbegin()->placements()) {
       const std::string node(absl::StripPrefix(placement.node(), "nodes/"));
       const auto hostname = hostnames_.find(node);
-      AddGauge(&hosts_,
-               {{"job_name", job.spec().name()},
-                {"node", node},
-                {"hostname", hostname == hostnames_.end() ? node : hostname->second}},
-               placement.trainers());
+      Add("ringleader_job_trainers", "Trainers of a running job on a node, with its host's name.",
+          {{"job_name", job.spec().name()},
+           {"node", node},
+           {"hostname", hostname == hostnames_.end() ? node : hostname->second}},
+          placement.trainers());
     }
   }
 
   void AddStep(const std::string& job, const v1::StepReport& step) {
-    AddGauge(&seconds_, {{"job_name", job}}, step.step_seconds());
-    AddGauge(&gradient_norm_, {{"job_name", job}}, step.gradient_norm());
-    AddGauge(&learning_rate_, {{"job_name", job}}, step.learning_rate());
-    AddGauge(&memory_, {{"job_name", job}}, static_cast<double>(step.peak_memory_bytes()));
-    AddGauge(&ring_imbalance_, {{"job_name", job}}, step.step_imbalance());
-    AddGauge(&met_imbalance_, {{"job_name", job}}, step.ring_imbalance());
-    AddGauge(&group_imbalance_, {{"job_name", job}}, step.group_imbalance());
+    const Labels labels = {{"job_name", job}};
+    Add("ringleader_job_step_seconds", "Time that a running job's last step took.", labels,
+        step.step_seconds());
+    Add("ringleader_job_gradient_norm", "Norm of the gradient of a running job's last step.",
+        labels, step.gradient_norm());
+    Add("ringleader_job_learning_rate", "Learning rate of a running job's last step.", labels,
+        step.learning_rate());
+    Add("ringleader_job_peak_memory_bytes",
+        "Peak device memory of a running job's last step, fullest rank.", labels,
+        static_cast<double>(step.peak_memory_bytes()));
+    Add("ringleader_job_ring_step_imbalance_ratio",
+        "Attention work of a running job's busiest ring step over the mean.", labels,
+        step.step_imbalance());
+    Add("ringleader_job_layer_imbalance_ratio",
+        "Attention time of the longest rank over the mean, by layer and ring step of a running "
+        "job's "
+        "last step, weighted by that time.",
+        labels, step.ring_imbalance());
+    Add("ringleader_job_group_imbalance_ratio",
+        "Time that the longest data-parallel group of a running job computed over the mean, last "
+        "step.",
+        labels, step.group_imbalance());
     if (step.head_bytes() > 0) {
-      AddGauge(&head_bytes_, {{"job_name", job}}, static_cast<double>(step.head_bytes()));
+      Add("ringleader_job_head_exchange_bytes",
+          "Bytes that a rank sent in a running job's last step to share out heads, at most.",
+          labels, static_cast<double>(step.head_bytes()));
     }
     ForEachPhase(step.phases(), [&](const std::string& phase, double phase_seconds) {
-      AddGauge(&phases_, {{"job_name", job}, {"phase", phase}}, phase_seconds);
+      Add("ringleader_job_phase_seconds",
+          "Time by phase of a running job's last step, slowest rank.",
+          {{"job_name", job}, {"phase", phase}}, phase_seconds);
     });
     const int series = kSeriesOfLayer * step.layers_size();
     if (layer_series_ + series > kMaxLayerSeries) return;
@@ -71,97 +101,50 @@ class JobFamilies {
   }
 
   void AppendTo(std::vector<prometheus::MetricFamily>* families) {
-    for (prometheus::MetricFamily* family :
-         {&completed_,     &total_,         &checkpoint_,    &attempts_,       &tokens_,  &loss_,
-          &heldout_,       &speed_,         &imbalance_,     &ring_imbalance_, &hosts_,   &seconds_,
-          &phases_,        &gradient_norm_, &learning_rate_, &memory_,         &density_, &recall_,
-          &probed_recall_, &anchor_missed_, &tiles_,         &head_bytes_}) {
-      if (!family->metric.empty()) families->push_back(std::move(*family));
-    }
+    for (auto& [name, family] : families_) families->push_back(std::move(family));
   }
 
  private:
+  using Labels = std::vector<prometheus::ClientMetric::Label>;
+
+  void Add(const char* name, const char* help, Labels labels, double number) {
+    prometheus::MetricFamily& family = families_[name];
+    if (family.name.empty()) family = GaugeFamily(name, help);
+    AddGauge(&family, std::move(labels), number);
+  }
+
   static constexpr int kSeriesOfLayer = 5;  // that AddLayer adds, at most
   void AddLayer(const std::string& job, const v1::LayerReport& layer) {
-    const std::vector<prometheus::ClientMetric::Label> labels = {
-        {"job_name", job}, {"layer", absl::StrCat(layer.layer())}};
-    AddGauge(&density_, labels, layer.density());
-    if (layer.recall() >= 0) AddGauge(&recall_, labels, layer.recall());
-    if (layer.has_probed_recall()) AddGauge(&probed_recall_, labels, layer.probed_recall());
+    const Labels labels = {{"job_name", job}, {"layer", absl::StrCat(layer.layer())}};
+    Add("ringleader_job_layer_density_ratio",
+        "Share of causal tiles that a layer visited, mean over heads.", labels, layer.density());
+    if (layer.recall() >= 0) {
+      Add("ringleader_job_layer_recall_ratio",
+          "Attention mass that a layer kept on the rows it was estimated from.", labels,
+          layer.recall());
+    }
+    if (layer.has_probed_recall()) {
+      Add("ringleader_job_layer_probed_recall_ratio",
+          "Attention mass that a layer kept on sampled rows, by the newest probe, mean over heads.",
+          labels, layer.probed_recall());
+    }
     if (layer.balanced() > 0) {
-      AddGauge(&anchor_missed_, labels,
-               static_cast<double>(layer.anchor_missed()) / static_cast<double>(layer.balanced()));
+      Add("ringleader_job_layer_anchor_missed_ratio",
+          "Share of a layer's micro-batches moved by attention.balance that missed the anchor.",
+          labels,
+          static_cast<double>(layer.anchor_missed()) / static_cast<double>(layer.balanced()));
     }
     double tiles = static_cast<double>(layer.column_tiles());
     for (const uint64_t of_ring_step : layer.tiles_per_ring_step()) {
       tiles += static_cast<double>(of_ring_step);
     }
-    AddGauge(&tiles_, labels, tiles);
+    Add("ringleader_job_layer_tiles", "Attention tiles that a layer visited, all ranks and heads.",
+        labels, tiles);
   }
 
   const std::map<std::string, std::string> hostnames_;
   int layer_series_ = 0;
-
-  prometheus::MetricFamily completed_ =
-      GaugeFamily("ringleader_job_completed_steps", "Steps that a running job completed.");
-  prometheus::MetricFamily total_ =
-      GaugeFamily("ringleader_job_total_steps", "Steps that a running job is to complete.");
-  prometheus::MetricFamily checkpoint_ = GaugeFamily(
-      "ringleader_job_checkpoint_step", "Step of a running job's newest durable checkpoint.");
-  prometheus::MetricFamily attempts_ =
-      GaugeFamily("ringleader_job_attempts", "Attempts of a running job, this one included.");
-  prometheus::MetricFamily tokens_ =
-      GaugeFamily("ringleader_job_trained_tokens", "Tokens that a running job has trained on.");
-  prometheus::MetricFamily loss_ =
-      GaugeFamily("ringleader_job_loss", "Training loss of a running job's last step.");
-  prometheus::MetricFamily heldout_ =
-      GaugeFamily("ringleader_job_heldout_loss", "Loss of a running job's last evaluation.");
-  prometheus::MetricFamily speed_ = GaugeFamily("ringleader_job_tokens_per_second",
-                                                "Tokens that a running job trains in a second.");
-  prometheus::MetricFamily imbalance_ =
-      GaugeFamily("ringleader_job_worker_imbalance_ratio",
-                  "Attention work of a running job's busiest rank over the mean.");
-  prometheus::MetricFamily ring_imbalance_ =
-      GaugeFamily("ringleader_job_ring_step_imbalance_ratio",
-                  "Attention work of a running job's busiest ring step over the mean.");
-  prometheus::MetricFamily met_imbalance_ =
-      GaugeFamily("ringleader_job_layer_imbalance_ratio",
-                  "Attention time of the longest rank over the mean, by layer and ring step of a "
-                  "running job's last step, weighted by that time.");
-  prometheus::MetricFamily group_imbalance_ =
-      GaugeFamily("ringleader_job_group_imbalance_ratio",
-                  "Time that the longest data-parallel group of a running job computed over the "
-                  "mean, last step.");
-  prometheus::MetricFamily hosts_ = GaugeFamily(
-      "ringleader_job_trainers", "Trainers of a running job on a node, with its host's name.");
-  prometheus::MetricFamily seconds_ =
-      GaugeFamily("ringleader_job_step_seconds", "Time that a running job's last step took.");
-  prometheus::MetricFamily phases_ = GaugeFamily(
-      "ringleader_job_phase_seconds", "Time by phase of a running job's last step, slowest rank.");
-  prometheus::MetricFamily gradient_norm_ = GaugeFamily(
-      "ringleader_job_gradient_norm", "Norm of the gradient of a running job's last step.");
-  prometheus::MetricFamily learning_rate_ =
-      GaugeFamily("ringleader_job_learning_rate", "Learning rate of a running job's last step.");
-  prometheus::MetricFamily memory_ =
-      GaugeFamily("ringleader_job_peak_memory_bytes",
-                  "Peak device memory of a running job's last step, fullest rank.");
-  prometheus::MetricFamily head_bytes_ = GaugeFamily(
-      "ringleader_job_head_exchange_bytes",
-      "Bytes that a rank sent in a running job's last step to share out heads, at most.");
-  prometheus::MetricFamily density_ =
-      GaugeFamily("ringleader_job_layer_density_ratio",
-                  "Share of causal tiles that a layer visited, mean over heads.");
-  prometheus::MetricFamily recall_ =
-      GaugeFamily("ringleader_job_layer_recall_ratio",
-                  "Attention mass that a layer kept on the rows it was estimated from.");
-  prometheus::MetricFamily probed_recall_ = GaugeFamily(
-      "ringleader_job_layer_probed_recall_ratio",
-      "Attention mass that a layer kept on sampled rows, by the newest probe, mean over heads.");
-  prometheus::MetricFamily anchor_missed_ = GaugeFamily(
-      "ringleader_job_layer_anchor_missed_ratio",
-      "Share of a layer's micro-batches moved by attention.balance that missed the anchor.");
-  prometheus::MetricFamily tiles_ = GaugeFamily(
-      "ringleader_job_layer_tiles", "Attention tiles that a layer visited, all ranks and heads.");
+  std::map<std::string, prometheus::MetricFamily> families_;  // by name
 };
 
 // Ids of the newest kMaxJobSeries jobs that run. A page holds fewer where their files are long.

@@ -218,7 +218,12 @@ v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports) {
     }
     // A worker that ran out of room sends reports without layers: no word about the load.
     if (report.layers().empty()) continue;
-    rank_tiles.push_back(std::accumulate(ring_steps.begin(), ring_steps.end(), column_tiles));
+    const uint64_t tiles = std::accumulate(ring_steps.begin(), ring_steps.end(), column_tiles);
+    if (rank_tiles.empty() || tiles > merged.most_tiles()) {
+      merged.set_most_tiles(tiles);
+      merged.set_most_tiles_rank(static_cast<uint32_t>(report.rank()));
+    }
+    rank_tiles.push_back(tiles);
     step_imbalance = std::max(step_imbalance, MaxOverMean(ring_steps));
   }
   for (const auto& [index, sums] : layers) {
@@ -234,11 +239,6 @@ v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports) {
   }
   SetImbalances(reports, &merged);
   merged.mutable_rank_tiles()->Add(rank_tiles.begin(), rank_tiles.end());
-  if (const auto most = std::max_element(rank_tiles.begin(), rank_tiles.end());
-      most != rank_tiles.end()) {
-    merged.set_most_tiles(*most);
-    merged.set_most_tiles_rank(static_cast<uint32_t>(most - rank_tiles.begin()));
-  }
   merged.set_worker_imbalance(MaxOverMean(rank_tiles));
   merged.set_step_imbalance(step_imbalance);
   return merged;

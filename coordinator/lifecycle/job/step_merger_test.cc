@@ -215,6 +215,26 @@ TEST(MergeStepsTest, ImbalanceIsThatOfRanksThatWaitForEachOther) {
   EXPECT_GT(MergeSteps(reports).layers(0).ring_imbalance(), 1.1);
 }
 
+// A worker that ran out of room sends them so.
+TEST(MergeStepsTest, AReportWithoutLayersIsNoWordAboutTheLoad) {
+  std::vector<v1::StepReport> reports = {Report(1, 0), Report(1, 1), Report(1, 2)};
+  reports[1].add_layers()->add_tiles_per_ring_step(10);
+  reports[2].add_layers()->add_tiles_per_ring_step(30);
+  const v1::StepReport merged = MergeSteps(reports);
+  EXPECT_THAT(merged.rank_tiles(), ElementsAre(10, 30));
+  EXPECT_EQ(merged.worker_imbalance(), 1.5);
+  EXPECT_EQ(merged.most_tiles(), 30u);
+  EXPECT_EQ(merged.most_tiles_rank(), 2u);
+}
+
+TEST(MergeStepsTest, AStepEndsWithItsLastRank) {
+  std::vector<v1::StepReport> reports = {Report(1, 0), Report(1, 1), Report(1, 2)};
+  for (const auto& [rank, seconds] : {std::pair{0, 100}, {1, 102}, {2, 101}}) {
+    reports[rank].mutable_time()->set_seconds(seconds);
+  }
+  EXPECT_EQ(MergeSteps(reports).time().seconds(), 102);
+}
+
 TEST(MergeStepsTest, NoLoadIsNoImbalance) {
   EXPECT_EQ(MergeSteps({Report(1, 0), Report(1, 1)}).worker_imbalance(), 1);
 }

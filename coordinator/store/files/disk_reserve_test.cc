@@ -10,8 +10,10 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "base/status_macros.h"
 #include "base/testing/temp_dir.h"
 #include "coordinator/store/sqlite/sqlite_store.h"
@@ -115,6 +117,47 @@ TEST_F(DiskReserveTest, AWriteThatFindsTheDiskFullFreesTheReserveForWhatIsVital)
   EXPECT_FALSE(fs::exists(small_ + "/db.reserve"));
   EXPECT_TRUE(Create("vital", Need::kVital).ok());
   EXPECT_EQ(Get("large").code(), absl::StatusCode::kNotFound);
+}
+
+// A write that shares a commit with one for which there is no room is told of the failure, too:
+// what was acknowledged is there, and what was not is not.
+TEST_F(DiskReserveTest, AFullDiskFailsAllThatShareTheCommit) {
+  bool failed_together = false;
+  for (int attempt = 0; !failed_together && attempt < 100; ++attempt) {
+    Open();
+    const std::string small = absl::StrCat("small-", attempt);
+    absl::Notification entered, go_on;
+    std::thread leader([&] {
+      EXPECT_TRUE(store_
+                      ->Write([&](WriteTransaction&) {
+                        entered.Notify();
+                        go_on.WaitForNotification();
+                        return absl::OkStatus();
+                      })
+                      .ok());
+    });
+    entered.WaitForNotification();
+    absl::Status of_small, of_large;
+    std::thread first([&] { of_small = Create(small, Need::kVital); });
+    std::thread second([&] {
+      of_large = store_->Write(
+          [&](WriteTransaction& t) {
+            v1::Job job;
+            job.set_name("jobs/large");
+            job.mutable_spec()->set_name("large");
+            job.set_state_reason(std::string(16 * kMebibyte, 'x'));
+            return t.CreateJob(&job);
+          },
+          Need::kVital);
+    });
+    for (int i = 0; i < 1000; ++i) std::this_thread::yield();
+    go_on.Notify();
+    for (std::thread* thread : {&leader, &first, &second}) thread->join();
+    EXPECT_EQ(of_large.code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_EQ(of_small.ok(), Get(small).ok()) << of_small;
+    failed_together = !of_small.ok();
+  }
+  EXPECT_TRUE(failed_together) << "they never met in a commit";
 }
 
 // As a quota does, a limit on the size of files leaves less than the file system has free: what was

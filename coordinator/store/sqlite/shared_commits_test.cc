@@ -179,12 +179,29 @@ TEST_F(ChangesTest, LogsAndNodesAreToldByName) {
   EXPECT_THAT(Heard([](WriteTransaction& t) { return t.AppendLogs("a", 1, {}); }), IsEmpty());
 }
 
+TEST_F(ChangesTest, AWriteIsOneWhateverComesAfterIt) {
+  const std::function<absl::Status(WriteTransaction&)> changes_nothing[] = {
+      [](WriteTransaction& t) { return t.DeleteCommand(77); },
+      [](WriteTransaction& t) { return t.DeleteCommands("a", 1); },
+      [](WriteTransaction& t) { return t.TrimAudit(absl::InfinitePast()); },
+      [](WriteTransaction& t) { return t.EndRestore(); },
+  };
+  for (const auto& nothing : changes_nothing) {
+    const std::vector<Change> changes = Heard([&](WriteTransaction& t) -> absl::Status {
+      RETURN_IF_ERROR(t.PutAttempt("a", v1::Attempt()));
+      return nothing(t);
+    });
+    EXPECT_EQ(changes.size(), 1u) << &nothing - changes_nothing;
+  }
+}
+
 TEST_F(ChangesTest, WhatChangesNothingIsNotAWrite) {
   EXPECT_THAT(Heard([](WriteTransaction& t) { return t.DeleteCommand(77); }), IsEmpty());
   EXPECT_THAT(Heard([](WriteTransaction& t) { return t.DeleteCommands("a", 1); }), IsEmpty());
   EXPECT_THAT(Heard([](WriteTransaction& t) { return t.PutReply({}, "reply"); }), IsEmpty());
   EXPECT_THAT(Heard([](WriteTransaction& t) { return t.TrimAudit(absl::InfinitePast()); }),
               IsEmpty());
+  EXPECT_THAT(Heard([](WriteTransaction& t) { return t.EndRestore(); }), IsEmpty());
   EXPECT_EQ(store_->revision(), 1u);
   // These are, though no job hears of them.
   for (const auto& write : std::vector<std::function<absl::Status(WriteTransaction&)>>{

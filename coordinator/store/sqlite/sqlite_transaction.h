@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/status_macros.h"
 #include "coordinator/store/sqlite/sqlite_connection.h"
 #include "coordinator/store/sqlite/sqlite_store.h"
 #include "coordinator/store/store.h"
@@ -107,6 +108,17 @@ class SqliteTransaction : public WriteTransaction {
   // Parses a sealed row; DATA_LOSS names the file and `what`.
   absl::Status Parse(std::string_view sealed, const std::string& what,
                      google::protobuf::MessageLite* message);
+  // Parses the first column of all rows.
+  template <typename Message>
+  absl::StatusOr<std::vector<Message>> ParseAll(Cursor& rows, const std::string& what) {
+    std::vector<Message> messages;
+    while (rows.Next()) RETURN_IF_ERROR(Parse(rows.Bytes(0), what, &messages.emplace_back()));
+    return messages;
+  }
+  // Fills a page with `reports` of a job from rows of a sequence and a record.
+  template <typename Page, typename Report>
+  absl::StatusOr<Page> ReadPage(Cursor& rows, const std::string& what, uint64_t after_sequence,
+                                int limit, std::vector<Report> Page::*reports);
 
   void Touched(std::vector<std::string>& ids, std::string_view id);
 

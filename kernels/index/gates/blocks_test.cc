@@ -115,6 +115,39 @@ void CheckLists(const DeviceBuffer<uint32_t>& chosen, const std::vector<char>& s
   EXPECT_EQ(got, want_rows);
 }
 
+// In how many of `rows` x `blocks` choices the device's bits differ from the reference's; `kept`
+// counts the device's.
+int64_t Differences(const DeviceBuffer<uint32_t>& chosen, const std::vector<char>& selected,
+                    int64_t rows, int blocks, int64_t* kept) {
+  const std::vector<uint32_t> bits = chosen.Read();
+  int64_t different = 0;
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int b = 0; b < blocks; ++b) {
+      const bool got = bits[row * BlockWords(blocks) + b / 32] >> (b % 32) & 1;
+      different += got != (selected[row * blocks + b] != 0);
+      *kept += got;
+    }
+  }
+  return different;
+}
+
+// The choice moved by factors, for which exponentials are taken: they may differ in their last bit,
+// and a row by one block.
+void CheckMoved(reference::Engine& engine, reference::BlockTopKArgs args, BlockGateArgs gpu_args,
+                const DeviceBuffer<uint32_t>& chosen, int64_t rows, int blocks) {
+  for (const auto& [factor, tolerance] :
+       {std::pair{0.5f, 0.5f}, {0.5f, 0.02f}, {0.8f, 0.1f}, {1.4f, 0.1f}}) {
+    const DeviceBuffer<float> gpu_factor(std::vector<float>{factor});
+    args.move = {.factor = &factor, .tolerance = tolerance};
+    gpu_args.move = {.factor = gpu_factor.data(), .tolerance = tolerance};
+    const std::vector<char> moved = reference::SelectBlocks(engine, args);
+    ASSERT_EQ(SelectBlocksByMean(gpu_args, nullptr), absl::OkStatus());
+    int64_t kept = 0;
+    const int64_t different = Differences(chosen, moved, rows, blocks, &kept);
+    EXPECT_LE(different, kept / 1000) << factor << " " << tolerance;
+  }
+}
+
 TEST_F(BlocksTest, MeanGateAndListsEqualTheReference) {
   reference::Engine engine(2);
   for (const Shape& s : {Shape{LayoutKind::kContiguous, 1, 1000, 4, 2, 64, 64, 128, 3},
@@ -185,60 +218,28 @@ TEST_F(BlocksTest, MeanGateAndListsEqualTheReference) {
                               .means = means.data(),
                               .chosen = chosen.data()};
     ASSERT_EQ(SelectBlocksByMean(gpu_args, nullptr), absl::OkStatus());
-    const std::vector<uint32_t> bits = chosen.Read();
-    for (int64_t row = 0; row < s.heads * query_tiles; ++row) {
-      for (int b = 0; b < blocks; ++b) {
-        const bool got = bits[row * BlockWords(blocks) + b / 32] >> (b % 32) & 1;
-        ASSERT_EQ(got, selected[row * blocks + b] != 0) << "row " << row << " block " << b;
-      }
-    }
+    int64_t kept = 0;
+    ASSERT_EQ(Differences(chosen, selected, s.heads * query_tiles, blocks, &kept), 0);
     for (int owner = 0; owner < s.ranks; ++owner) {
       ShardLayout key = query;
       key.rank = owner;
       CheckLists(chosen, selected, s, query, key, starts);
     }
-    // Moved, for which exponentials are taken: they may differ in their last bit, and a row by one
-    // block.
-    for (const auto& [factor, tolerance] :
-         {std::pair{0.5f, 0.5f}, {0.5f, 0.02f}, {0.8f, 0.1f}, {1.4f, 0.1f}}) {
-      const DeviceBuffer<float> gpu_factor(std::vector<float>{factor});
-      args.move = {.factor = &factor, .tolerance = tolerance};
-      gpu_args.move = {.factor = gpu_factor.data(), .tolerance = tolerance};
-      const std::vector<char> moved = reference::SelectBlocks(engine, args);
-      ASSERT_EQ(SelectBlocksByMean(gpu_args, nullptr), absl::OkStatus());
-      const std::vector<uint32_t> moved_bits = chosen.Read();
-      int64_t different = 0, kept = 0;
-      for (int64_t row = 0; row < s.heads * query_tiles; ++row) {
-        for (int b = 0; b < blocks; ++b) {
-          const bool got = moved_bits[row * BlockWords(blocks) + b / 32] >> (b % 32) & 1;
-          different += got != (moved[row * blocks + b] != 0);
-          kept += got;
-        }
-      }
-      EXPECT_LE(different, kept / 1000) << factor << " " << tolerance;
-    }
+    CheckMoved(engine, args, gpu_args, chosen, s.heads * query_tiles, blocks);
   }
 }
 
-TEST_F(BlocksTest, BlockMassMatchesDoubleAndIsKeptByDensity) {
-  for (const Shape& s : {Shape{LayoutKind::kContiguous, 1, 1000, 4, 2, 64, 64, 64, 0},
-                         Shape{LayoutKind::kStriped, 2, 2048, 8, 2, 128, 128, 128, 0},
-                         Shape{LayoutKind::kZigzag, 2, 1024, 3, 3, 128, 64, 64, 0},
-                         Shape{LayoutKind::kContiguous, 1, 1000, 4, 2, 64, 64, 64, 0, true},
-                         Shape{LayoutKind::kStriped, 2, 2048, 8, 2, 128, 128, 128, 0, true}}) {
-    SCOPED_TRACE(::testing::Message()
-                 << s.tokens << " tokens, layout " << static_cast<int>(s.kind));
-    const int64_t q_row = int64_t{s.heads} * s.head_dim, k_row = int64_t{s.kv_heads} * s.head_dim;
-    const auto q = Normal(s.tokens * q_row, 2.0f), k = Normal(s.tokens * k_row, 1.0f);
-    ShardLayout query = {
-        .kind = s.kind, .ranks = s.ranks, .rank = s.ranks - 1, .stripe = 128, .tokens = s.tokens};
+// The log-sum-exp of each of `query`'s rows [heads, n], and the mass that its tiles give to each
+// block [heads, query tiles, blocks], in double.
+struct ExactMass {
+  ExactMass(const Shape& s, const std::vector<Bf16>& q, const std::vector<Bf16>& k,
+            const ShardLayout& query, const Starts& starts, float scale)
+      : lse(s.heads * query.local_tokens()) {
     const int64_t n = query.local_tokens(), query_tiles = (n + s.tile - 1) / s.tile;
-    const int blocks = static_cast<int>((s.tokens + s.tile - 1) / s.tile);
-    const float scale = 1 / std::sqrt(static_cast<float>(s.head_dim));
-    const Starts starts(s, query);
-    std::vector<float> lse(s.heads * n);
-    std::vector<double> mass(s.heads * query_tiles * blocks);
+    const int64_t blocks = (s.tokens + s.tile - 1) / s.tile;
+    const int64_t q_row = int64_t{s.heads} * s.head_dim, k_row = int64_t{s.kv_heads} * s.head_dim;
     const std::vector<float> qf = Floats(q), kf = Floats(k);
+    mass.resize(s.heads * query_tiles * blocks);
     for (int h = 0; h < s.heads; ++h) {
       for (int64_t i = 0; i < n; ++i) {
         const int64_t position = query.Position(i);
@@ -259,6 +260,60 @@ TEST_F(BlocksTest, BlockMassMatchesDoubleAndIsKeptByDensity) {
         }
       }
     }
+  }
+
+  std::vector<float> lse;
+  std::vector<double> mass;
+};
+
+// What 30 % of the blocks by `mass` [heads, query tiles, blocks] are, against the device's choice.
+void CheckKept(const Shape& s, const std::vector<int32_t>& mass, const ShardLayout& query,
+               const Starts& starts, const std::vector<uint32_t>& bits,
+               const std::vector<int64_t>& kept, const std::vector<int64_t>& total) {
+  const int64_t query_tiles = (query.local_tokens() + s.tile - 1) / s.tile;
+  const int blocks = static_cast<int>((s.tokens + s.tile - 1) / s.tile);
+  for (int h = 0; h < s.heads; ++h) {
+    int64_t want_kept = 0, want_total = 0;
+    for (int64_t a = 0; a < query_tiles; ++a) {
+      const int32_t* row = &mass[(h * query_tiles + a) * blocks];
+      const int own = static_cast<int>(query.Position(a * s.tile) / s.tile);
+      const int first = s.documents ? starts.host[a * s.tile] / s.tile : 0, seen = own - first;
+      std::vector<int> order(seen);
+      for (int b = 0; b < seen; ++b) order[b] = first + b;
+      if (TiesGoLate(h)) std::reverse(order.begin(), order.end());
+      std::stable_sort(order.begin(), order.end(), [&](int x, int y) { return row[x] > row[y]; });
+      order.resize(std::min<size_t>(seen, std::ceil(0.3f * static_cast<float>(seen))));
+      order.push_back(own);
+      for (int b = 0; b < blocks; ++b) {
+        const bool want = std::find(order.begin(), order.end(), b) != order.end();
+        const int64_t word = (h * query_tiles + a) * BlockWords(blocks) + b / 32;
+        ASSERT_EQ(bits[word] >> (b % 32) & 1, want) << h << " " << a << " " << b;
+        want_total += row[b];
+        if (want) want_kept += row[b];
+      }
+    }
+    EXPECT_EQ(kept[h], want_kept);
+    EXPECT_EQ(total[h], want_total);
+  }
+}
+
+TEST_F(BlocksTest, BlockMassMatchesDoubleAndIsKeptByDensity) {
+  for (const Shape& s : {Shape{LayoutKind::kContiguous, 1, 1000, 4, 2, 64, 64, 64, 0},
+                         Shape{LayoutKind::kStriped, 2, 2048, 8, 2, 128, 128, 128, 0},
+                         Shape{LayoutKind::kZigzag, 2, 1024, 3, 3, 128, 64, 64, 0},
+                         Shape{LayoutKind::kContiguous, 1, 1000, 4, 2, 64, 64, 64, 0, true},
+                         Shape{LayoutKind::kStriped, 2, 2048, 8, 2, 128, 128, 128, 0, true}}) {
+    SCOPED_TRACE(::testing::Message()
+                 << s.tokens << " tokens, layout " << static_cast<int>(s.kind));
+    const int64_t q_row = int64_t{s.heads} * s.head_dim, k_row = int64_t{s.kv_heads} * s.head_dim;
+    const auto q = Normal(s.tokens * q_row, 2.0f), k = Normal(s.tokens * k_row, 1.0f);
+    ShardLayout query = {
+        .kind = s.kind, .ranks = s.ranks, .rank = s.ranks - 1, .stripe = 128, .tokens = s.tokens};
+    const int64_t n = query.local_tokens(), query_tiles = (n + s.tile - 1) / s.tile;
+    const int blocks = static_cast<int>((s.tokens + s.tile - 1) / s.tile);
+    const float scale = 1 / std::sqrt(static_cast<float>(s.head_dim));
+    const Starts starts(s, query);
+    const ExactMass exact(s, q, k, query, starts, scale);
     DeviceBuffer<Bf16> gpu_q(Shard(q, q_row, query)), all_keys(k);
     const TokenMajor<const Bf16> queries = {gpu_q.data(), n,     s.heads,
                                             s.head_dim,   q_row, s.head_dim};
@@ -275,8 +330,8 @@ TEST_F(BlocksTest, BlockMassMatchesDoubleAndIsKeptByDensity) {
                step, workspace.data(), nullptr),
         absl::OkStatus());
     const std::vector<float> found_lse = found.Read();
-    for (int64_t i = 0; i < s.heads * n; ++i) ASSERT_NEAR(found_lse[i], lse[i], 2e-4) << i;
-    DeviceBuffer<float> gpu_lse(lse);
+    for (int64_t i = 0; i < s.heads * n; ++i) ASSERT_NEAR(found_lse[i], exact.lse[i], 2e-4) << i;
+    DeviceBuffer<float> gpu_lse(exact.lse);
     DeviceBuffer<int32_t> gpu_mass(s.heads * query_tiles * blocks);
     gpu_mass.Zero();
     for (int owner = 0; owner < s.ranks; ++owner) {
@@ -298,7 +353,7 @@ TEST_F(BlocksTest, BlockMassMatchesDoubleAndIsKeptByDensity) {
     }
     const std::vector<int32_t> got = gpu_mass.Read();
     for (size_t i = 0; i < got.size(); ++i) {
-      const double want = mass[i] * (1 << 22);
+      const double want = exact.mass[i] * (1 << 22);
       ASSERT_NEAR(got[i], want, 8 + 2e-4 * want) << i;
     }
 
@@ -316,30 +371,7 @@ TEST_F(BlocksTest, BlockMassMatchesDoubleAndIsKeptByDensity) {
                                   .total = total.data()},
                                  nullptr),
               absl::OkStatus());
-    const auto bits = chosen.Read();
-    for (int h = 0; h < s.heads; ++h) {
-      int64_t want_kept = 0, want_total = 0;
-      for (int64_t a = 0; a < query_tiles; ++a) {
-        const int32_t* row = &got[(h * query_tiles + a) * blocks];
-        const int own = static_cast<int>(query.Position(a * s.tile) / s.tile);
-        const int first = s.documents ? starts.host[a * s.tile] / s.tile : 0, seen = own - first;
-        std::vector<int> order(seen);
-        for (int b = 0; b < seen; ++b) order[b] = first + b;
-        if (TiesGoLate(h)) std::reverse(order.begin(), order.end());
-        std::stable_sort(order.begin(), order.end(), [&](int x, int y) { return row[x] > row[y]; });
-        order.resize(std::min<size_t>(seen, std::ceil(0.3f * static_cast<float>(seen))));
-        order.push_back(own);
-        for (int b = 0; b < blocks; ++b) {
-          const bool want = std::find(order.begin(), order.end(), b) != order.end();
-          const int64_t word = (h * query_tiles + a) * BlockWords(blocks) + b / 32;
-          ASSERT_EQ(bits[word] >> (b % 32) & 1, want) << h << " " << a << " " << b;
-          want_total += row[b];
-          if (want) want_kept += row[b];
-        }
-      }
-      EXPECT_EQ(kept.Read()[h], want_kept);
-      EXPECT_EQ(total.Read()[h], want_total);
-    }
+    CheckKept(s, got, query, starts, chosen.Read(), kept.Read(), total.Read());
   }
 }
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/reference/gates/score_dims.h"
+#include "kernels/reference/math/fused.h"
 #include "kernels/reference/math/panels.h"
 #include "kernels/reference/tiles/tile_lists.h"
 #include "ringleader/kernels/index.h"

@@ -7,13 +7,11 @@
 #include <numeric>
 #include <vector>
 
+#include "kernels/reference/math/fused.h"
 #include "ringleader/kernels/e4m3.h"
 
 namespace ringleader::kernels::reference {
 namespace {
-
-constexpr int kLeastExponent = -6, kMantissaBits = 3;
-constexpr float kLargestE4m3 = 448.0f;
 
 bool IsFinite(float x) {
   return std::fabs(x) <= std::numeric_limits<float>::max();
@@ -49,27 +47,6 @@ void NarrowRow(const float* row, int head_dim, const int32_t* dims, float invers
 }
 
 }  // namespace
-
-uint8_t ToE4m3(float x) {
-  if (std::isnan(x)) return 0x7f;
-  const float magnitude = std::min(std::fabs(x), kLargestE4m3);
-  int exponent = 0;
-  std::frexp(magnitude, &exponent);
-  exponent = magnitude > 0.0f ? std::max(exponent - 1, kLeastExponent) : kLeastExponent;
-  // In units of the exponent's last bit; rounding up to 16 of them is the next exponent's first.
-  const auto units =
-      static_cast<int>(std::nearbyint(std::ldexp(magnitude, kMantissaBits - exponent)));
-  const int code = ((exponent - kLeastExponent) << kMantissaBits) + units;
-  return static_cast<uint8_t>(code | (std::signbit(x) ? 0x80 : 0));
-}
-
-float FromE4m3(uint8_t code) {
-  const int magnitude = code & 0x7f, exponent = magnitude >> kMantissaBits, mantissa = code & 7;
-  if (magnitude == 0x7f) return std::numeric_limits<float>::quiet_NaN();
-  const float value = std::ldexp(static_cast<float>(exponent == 0 ? mantissa : 8 + mantissa),
-                                 std::max(exponent, 1) - 1 + kLeastExponent - kMantissaBits);
-  return (code & 0x80) != 0 ? -value : value;
-}
 
 void SumDimEnergy(Engine& engine, const TokenMajor<const float>& q,
                   const TokenMajor<const float>& k, const DimEnergyStep& step) {

@@ -1,5 +1,5 @@
-// What groups of keys are scored by (DimEnergyStep, PickDimsStep and NarrowRowsStep say what it
-// is), and its codes.
+// The dimensions by which groups of keys are scored, and queries and keys narrowed to them, by the
+// steps of their names in ringleader/kernels/block_choice.h.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,6 @@
 #include "ringleader/kernels/block_choice.h"
 
 namespace ringleader::kernels::reference {
-
-// The e4m3 value that is nearest to x, ties to even; 448, the largest, for what is larger.
-uint8_t ToE4m3(float x);
-float FromE4m3(uint8_t code);
 
 // Take the steps. q: [n, heads, d] and k: [n, kv_heads, d], this rank's.
 void SumDimEnergy(Engine& engine, const TokenMajor<const float>& q,

@@ -2,19 +2,19 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
+#include <limits>
 
 #include "kernels/reference/math/row_math.h"
 #include "kernels/reference/math/tile_math.h"
 #include "ringleader/kernels/e4m3.h"
 
 namespace ringleader::kernels::reference {
-namespace {
-
-// The nearest e4m3 value, ties to even. |x| <= 448 or x is NaN.
 uint8_t ToE4m3(float x) {
   constexpr uint32_t kSign = 0x80000000, kInfinity = 0x7f800000;
   constexpr uint8_t kNan = 0x7f;
-  const uint32_t bits = std::bit_cast<uint32_t>(x), magnitude = bits & ~kSign;
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  const uint32_t magnitude = std::min(bits & ~kSign, std::bit_cast<uint32_t>(448.0f));
   const auto sign = static_cast<uint8_t>((bits & kSign) >> 24);
   // From 2^-6 on: drops 20 of 23 mantissa bits, and moves the exponent's bias from 127 to 7.
   const uint32_t odd = (magnitude >> 20) & 1;
@@ -25,10 +25,17 @@ uint8_t ToE4m3(float x) {
                              std::bit_cast<uint32_t>(kAligned);
   constexpr uint32_t kLeastNormal = (127 - 6) << 23;
   const auto code = static_cast<uint8_t>(magnitude < kLeastNormal ? subnormal : normal);
-  return magnitude > kInfinity ? kNan : code | sign;
+  return (bits & ~kSign) > kInfinity ? kNan : code | sign;
 }
 
-}  // namespace
+float FromE4m3(uint8_t code) {
+  const int magnitude = code & 0x7f, exponent = magnitude >> 3, mantissa = code & 7;
+  if (magnitude == 0x7f) return std::numeric_limits<float>::quiet_NaN();
+  // In units of the last bit, 2^-9 for subnormals and the first normals.
+  const float value = std::ldexp(static_cast<float>(exponent == 0 ? mantissa : 8 + mantissa),
+                                 std::max(exponent, 1) - 10);
+  return (code & 0x80) != 0 ? -value : value;
+}
 
 const RowMath& BestRowMath() {
 #if defined(__x86_64__)

@@ -87,6 +87,11 @@ struct EmbeddingBackwardArgs {
 };
 void EmbeddingBackward(const EmbeddingBackwardArgs& args);
 
+// Returns the code of the e4m3 value that is nearest to x, ties to even; that of 448, the largest,
+// for what is larger.
+uint8_t ToE4m3(float x);
+float FromE4m3(uint8_t code);
+
 // x in e4m3, with the scale of each row: the codes of kernels/fused/cast.h.
 struct CastRowsArgs {
   const float* x = nullptr;  // [rows, dim], rows `stride` elements apart

@@ -2,6 +2,7 @@
 // one.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -142,6 +143,31 @@ TEST(CastTest, RowsMayLieApart) {
   for (int row = 0; row < 2; ++row) {
     for (int i = 0; i < 2; ++i) EXPECT_EQ(Decode(codes[row * 2 + i]) * scales[row], x[row * 3 + i]);
   }
+}
+
+TEST(E4m3Test, CodesAreTheNearestValues) {
+  std::vector<float> values;
+  for (int code = 0; code < 0x7f; ++code) values.push_back(FromE4m3(static_cast<uint8_t>(code)));
+  ASSERT_TRUE(std::ranges::is_sorted(values));
+  EXPECT_EQ(values[0], 0.0f);
+  EXPECT_EQ(values[1], 0x1p-9f);
+  EXPECT_EQ(values[8], 0x1p-6f);
+  EXPECT_EQ(values[0x38], 1.0f);
+  EXPECT_EQ(values[0x7e], 448.0f);
+  for (int code = 0; code < 0x7e; ++code) {
+    const float low = values[code], middle = 0.5f * (low + values[code + 1]);
+    EXPECT_EQ(ToE4m3(low), code);
+    EXPECT_EQ(ToE4m3(-low), code | 0x80);
+    EXPECT_EQ(ToE4m3(std::nextafter(middle, 0.0f)), code);
+    EXPECT_EQ(ToE4m3(middle), code + code % 2);
+    EXPECT_EQ(ToE4m3(std::nextafter(middle, 1000.0f)), code + 1);
+    EXPECT_EQ(FromE4m3(static_cast<uint8_t>(code | 0x80)), -low);
+  }
+  EXPECT_EQ(ToE4m3(448.0f), 0x7e);
+  EXPECT_EQ(ToE4m3(1e9f), 0x7e);
+  EXPECT_EQ(ToE4m3(-INFINITY), 0xfe);
+  EXPECT_EQ(ToE4m3(NAN), 0x7f);
+  EXPECT_TRUE(std::isnan(FromE4m3(0x7f)) && std::isnan(FromE4m3(0xff)));
 }
 
 }  // namespace

@@ -114,6 +114,18 @@ TEST_F(FencingTest, WhatIsSaidTwiceIsDoneOnce) {
   EXPECT_GT(PidOf(8, 0, "other"), 0);
 }
 
+// A coordinator that was put back from a backup has forgotten all that came after it.
+TEST_F(FencingTest, AStartThatIsRepeatedWhenItsAttemptIsOverStartsNothing) {
+  const v1::Command start = StartOf(7, 1);
+  EXPECT_TRUE(Do(start).accepted());
+  PidOf(7, 0);
+  EXPECT_TRUE(Do(StopOf(7, v1::StopTrainers::ABORT, 0)).accepted());
+  NextExit();
+  EXPECT_TRUE(Do(start).accepted());
+  ExpectNothing();
+  EXPECT_TRUE(supervisor_.idle());
+}
+
 TEST_F(FencingTest, AWorkerThatLeavesStartsNothing) {
   supervisor_.RefuseStarts("the worker is shutting down");
   const v1::CommandAck ack = Do(StartOf(7, 1));

@@ -1,11 +1,13 @@
 // Attention on a GPU beyond rings of small shapes: what it reports, larger shapes, several GPUs,
 // autograd and errors.
+#include <c10/cuda/CUDAGuard.h>
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
 
 #include "worker/attention/cuda/cuda_ring_attention.h"
+#include "worker/attention/testing/changing_budgets.h"
 #include "worker/attention/testing/differentiable_attention.h"
 #include "worker/attention/testing/gpu_attention.h"
 #include "worker/attention/testing/gpu_rings.h"
@@ -148,6 +150,31 @@ TEST_F(CudaAttentionTest, FourGpusEqualOne) {
   }
   ExpectFourRanksEqualOne(Gpus::kOneEach);
 }
+
+struct GpuEngine {
+  static void SetUp() {
+    if (GpuCount() == 0) GTEST_SKIP() << "no GPU on this machine";
+    ASSERT_EQ(kernels::ops::LoadTorchCuda(), absl::OkStatus());
+  }
+  template <typename Body>
+  static void RunRanks(int ranks, const Body& body) {
+    comm::testing::RunDeviceRanks(ranks, [&](comm::DeviceCommunicator& communicator) {
+      const c10::cuda::CUDAStreamGuard stream(c10::cuda::getStreamFromPool());
+      body(communicator.rank(), [&](const patterns::AttentionOptions& options) {
+        return CreateCudaRingAttention(options, &communicator);
+      });
+    });
+  }
+  static Tensor ToDevice(const Tensor& x) { return x.to(torch::kCUDA).to(torch::kBFloat16); }
+};
+
+}  // namespace
+
+namespace testing {
+INSTANTIATE_TYPED_TEST_SUITE_P(Gpu, ChangingBudgetsTest, GpuEngine);
+}  // namespace testing
+
+namespace {
 
 TEST_F(CudaAttentionTest, GradientsFlowThroughAutograd) {
   const Sequence sequence(777, 4, 2, 128);

@@ -133,7 +133,11 @@ void ShortDocumentAttention::SetDense(bool dense) {
 }
 
 absl::Status ShortDocumentAttention::SetDocuments(int64_t tokens, std::span<const int64_t> firsts,
-                                                  int64_t padding) {
+                                                  int64_t padding,
+                                                  std::span<const int64_t> prefix_ends) {
+  if (!prefix_ends.empty()) {
+    return absl::InvalidArgumentError("attention.dense_below: short documents have no prefixes");
+  }
   RETURN_IF_ERROR(sparse_->SetDocuments(tokens, firsts, padding));
   const Documents documents = Cut(tokens, firsts, padding, options_);
   computes_ = !documents.has_short ? Computes::kSparse

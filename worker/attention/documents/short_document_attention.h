@@ -31,8 +31,9 @@ class ShortDocumentAttention : public ContextAttention {
   void StartForward(int layer, const torch::Tensor& k, const torch::Tensor& v) override;
   void SetDense(bool dense) override;
   using ContextAttention::SetDocuments;
-  absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts,
-                            int64_t padding) override;
+  // Causal alone: INVALID_ARGUMENT of documents with prefixes.
+  absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts, int64_t padding,
+                            std::span<const int64_t> prefix_ends) override;
   // FAILED_PRECONDITION: documents that lie by themselves are dense.
   absl::Status SetLayout(const ring::DocumentLayout& layout) override;
   void SetStep(uint64_t step) override;

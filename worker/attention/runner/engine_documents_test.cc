@@ -83,6 +83,27 @@ TEST_F(AttentionEngineTest, OneDocumentIsNoMask) {
   EXPECT_EQ(one.index.diagonals, none.index.diagonals);
 }
 
+// A mask of which nobody said what it shows is no causal one.
+TEST_F(AttentionEngineTest, AMaskWithoutDocumentsIsRefused) {
+  comm::testing::RunRanks(1, [&](comm::Communicator& communicator) {
+    CpuAttentionDevice device(&communicator, /*threads=*/1);
+    const auto engine =
+        RingRunner::Create({.mask = patterns::Mask::kPrefixLm, .tile = kTile}, &device);
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    Tensor out(kTokens, kHeads, kHeadDim);
+    std::vector<float> lse(kHeads * kTokens, -std::numeric_limits<float>::infinity());
+    CpuCall call(
+        &device, /*layer=*/1,
+        {std::as_const(q_).view(), std::as_const(k_).view(), v_.view(), out.view(), lse.data()});
+    EXPECT_NE(std::string((*engine)->Forward(call).status().message())
+                  .find("attention.mask: prefix_lm: nobody said"),
+              std::string::npos);
+    EXPECT_NE(std::string((*engine)->SetDocuments(kTokens, std::vector<int64_t>{0, 7}).message())
+                  .find("0 prefixes of 2 documents"),
+              std::string::npos);
+  });
+}
+
 TEST_F(AttentionEngineTest, DocumentsThatDoNotFitAreRefused) {
   comm::testing::RunRanks(1, [&](comm::Communicator& communicator) {
     CpuAttentionDevice device(&communicator, /*threads=*/1);

@@ -7,14 +7,15 @@
 #include <vector>
 
 #include "worker/attention/cpu/cpu_ring_attention.h"
+#include "worker/attention/testing/changing_budgets.h"
 #include "worker/attention/testing/differentiable_attention.h"
 #include "worker/attention/testing/ring_settings.h"
+#include "worker/attention/testing/shard_rows.h"
 #include "worker/comm/testing/local_communicator.h"
 
 namespace ringleader::attention {
 namespace {
 
-using kernels::ShardLayout;
 using torch::Tensor;
 
 constexpr int kHeads = 4, kKvHeads = 2, kHeadDim = 64;
@@ -38,14 +39,6 @@ struct Result {
   RingBytes ring_bytes = {};  // that they say they did in rings
 };
 
-Tensor PositionsOf(const ShardLayout& layout) {
-  Tensor positions = torch::empty({layout.local_tokens()}, torch::kLong);
-  for (int64_t i = 0; i < layout.local_tokens(); ++i) {
-    positions.data_ptr<int64_t>()[i] = layout.Position(i);
-  }
-  return positions;
-}
-
 // Runs the sequence over `ranks` threads and puts the shards together again.
 Result RunOnRanks(const Sequence& sequence, patterns::AttentionOptions options, int ranks,
                   const std::vector<int64_t>& documents = {}) {
@@ -57,12 +50,7 @@ Result RunOnRanks(const Sequence& sequence, patterns::AttentionOptions options, 
     auto attention = CreateCpuRingAttention(options, &communicator);
     TORCH_CHECK(attention.ok(), std::string(attention.status().message()));
     TORCH_CHECK((*attention)->SetDocuments(sequence.q.size(0), documents).ok());
-    const Tensor positions =
-        PositionsOf({.kind = options.layout,
-                     .ranks = ranks,
-                     .rank = communicator.rank(),
-                     .stripe = options.stripe == 0 ? options.tile : options.stripe,
-                     .tokens = sequence.q.size(0)});
+    const Tensor positions = testing::PositionsOf(options, communicator.rank(), sequence.q.size(0));
     const Tensor q = sequence.q.index_select(0, positions).requires_grad_();
     const Tensor k = sequence.k.index_select(0, positions).requires_grad_();
     const Tensor v = sequence.v.index_select(0, positions).requires_grad_();
@@ -218,11 +206,7 @@ TEST_P(ManyRanksTest, ABackwardThatWasStartedIsTheSame) {
   comm::testing::RunRanks(ranks, [&](comm::Communicator& communicator) {
     auto attention = CreateCpuRingAttention(options, &communicator);
     TORCH_CHECK(attention.ok(), std::string(attention.status().message()));
-    const Tensor positions = PositionsOf({.kind = options.layout,
-                                          .ranks = ranks,
-                                          .rank = communicator.rank(),
-                                          .stripe = options.tile,
-                                          .tokens = sequence.q.size(0)});
+    const Tensor positions = testing::PositionsOf(options, communicator.rank(), sequence.q.size(0));
     const Tensor q = sequence.q.index_select(0, positions);
     const Tensor k = sequence.k.index_select(0, positions);
     const Tensor v = sequence.v.index_select(0, positions);
@@ -311,5 +295,22 @@ TEST_P(ManyRanksTest, RingsCarryWhatIsAttendedTo) {
 INSTANTIATE_TEST_SUITE_P(Settings, ManyRanksTest, ::testing::ValuesIn(testing::AllRingSettings()),
                          [](const auto& info) { return testing::NameOf(info.param); });
 
+struct CpuEngine {
+  static void SetUp() {}
+  template <typename Body>
+  static void RunRanks(int ranks, const Body& body) {
+    comm::testing::RunRanks(ranks, [&](comm::Communicator& communicator) {
+      body(communicator.rank(), [&](const patterns::AttentionOptions& options) {
+        return CreateCpuRingAttention(options, &communicator);
+      });
+    });
+  }
+  static Tensor ToDevice(const Tensor& x) { return x; }
+};
+
 }  // namespace
+
+namespace testing {
+INSTANTIATE_TYPED_TEST_SUITE_P(Cpu, ChangingBudgetsTest, CpuEngine);
+}  // namespace testing
 }  // namespace ringleader::attention

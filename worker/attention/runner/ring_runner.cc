@@ -240,12 +240,6 @@ absl::StatusOr<std::shared_ptr<const LayerIndex>> RingRunner::Forward(AttentionC
   RETURN_IF_ERROR(patterns::CheckLength(options_, device_.ranks(), mine.local_tokens()));
   RETURN_IF_ERROR(patterns::CheckDocuments(documents_ == nullptr ? nullptr : documents_->host.get(),
                                            mine.tokens));
-  if (options_.mask != patterns::Mask::kCausal && documents_ == nullptr) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "attention.mask: %s: nobody said what the sequence's queries see; call SetDocuments for "
-        "each sequence",
-        std::string(patterns::MaskName(options_.mask))));
-  }
   LayerStats& stats = device_.StatsOf(call.layer());
   stats.tiles_per_ring_step.resize(forward_.steps.size());
   stats.causal_tiles += ring::CausalTiles(mine, options_.tile) * shape.heads;

@@ -14,13 +14,13 @@
 #include "worker/attention/cuda/cuda_attention_call.h"
 #include "worker/attention/runner/ring_runner.h"
 #include "worker/attention/testing/differentiable_attention.h"
+#include "worker/attention/testing/shard_rows.h"
 #include "worker/comm/nccl/nccl_communicator.h"
 #include "worker/comm/testing/hosts.h"
 #include "worker/comm/testing/local_device_communicator.h"
 
 namespace ringleader::attention::testing {
 
-using kernels::ShardLayout;
 using kernels::ops::Check;
 using torch::Tensor;
 
@@ -58,17 +58,6 @@ Result EmptyResult(const Sequence& s, int ranks) {
           .rows = {}};
 }
 
-Tensor PositionsOf(const patterns::AttentionOptions& options, int ranks, int rank, int64_t tokens) {
-  patterns::AttentionOptions resolved = options;
-  if (resolved.stripe == 0) resolved.stripe = resolved.tile;
-  const ShardLayout layout = patterns::LayoutOf(resolved, ranks, rank, tokens / ranks);
-  Tensor positions = torch::empty({layout.local_tokens()}, torch::kLong);
-  for (int64_t i = 0; i < layout.local_tokens(); ++i) {
-    positions.data_ptr<int64_t>()[i] = layout.Position(i);
-  }
-  return positions;
-}
-
 }  // namespace
 
 Sequence::Sequence(int64_t tokens, int heads, int kv_heads, int head_dim) {
@@ -100,7 +89,7 @@ Result RunOnGpu(const Sequence& sequence, const patterns::AttentionOptions& opti
                                                .deterministic = options.deterministic});
     auto engine = RingRunner::Create(options, &device);
     TORCH_CHECK(engine.ok(), std::string(engine.status().message()));
-    const Tensor positions = PositionsOf(options, ranks, rank, sequence.q.size(0));
+    const Tensor positions = PositionsOf(options, rank, sequence.q.size(0));
     const auto shard = [&](const Tensor& x) {
       return x.index_select(0, positions).to(torch::kCUDA);
     };

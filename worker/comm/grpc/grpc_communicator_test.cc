@@ -152,6 +152,7 @@ TEST(GrpcCommunicatorTest, RefusesAnotherFencingTokenProtocolVersionOrRank) {
       grpc::CreateChannel(listener->address(), grpc::InsecureChannelCredentials()));
   const auto answer_to = [&](const v1::Frame& hello) {
     grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
     v1::StreamEnd end;
     auto writer = stub->Stream(&context, &end);
     writer->Write(hello);

@@ -113,6 +113,8 @@ TEST(TelemetryFieldsTest, OfALayer) {
   EXPECT_EQ(layer.probed_recall(), 0.625);
   EXPECT_EQ(report.layers(0).probed_recall_by_head_size(), 0);
   EXPECT_FALSE(report.layers(0).has_probed_recall()) << "not probed yet";
+  record.probed_recall[0] = 0.0;
+  EXPECT_TRUE(ToProto(record, 0).layers(0).has_probed_recall()) << "probed, and nothing found";
 }
 
 TEST(TelemetryFieldsTest, RingStepsOfLayersOfAnyLengthAddUp) {

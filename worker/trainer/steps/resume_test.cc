@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_format.h"
 #include "base/files.h"
 #include "base/testing/temp_dir.h"
 #include "gmock/gmock.h"
@@ -57,6 +58,12 @@ class ResumeTest : public ::testing::Test {
     for (const StepRecord& step : hosts_[0].steps) losses.push_back(step.loss);
     return losses;
   }
+  // What the checkpoint of a step says of the training so far.
+  static nlohmann::json StateAt(const TrainingJob& job, int step) {
+    std::ifstream file(
+        absl::StrFormat("%s/step-%010d/manifest.json", job.checkpoint_directory, step));
+    return nlohmann::json::parse(file).at("body").at("state");
+  }
 };
 
 TEST_F(ResumeTest, GoesOnWhereItStoppedAndEvaluatesNoMoreThanThat) {
@@ -75,8 +82,7 @@ TEST_F(ResumeTest, ACheckpointCountsOverAllAttempts) {
   TrainingJob job = Job();
   EXPECT_EQ(Run(job, 3).value(), Outcome::kStopped);
   ASSERT_TRUE(Run(job).ok());
-  std::ifstream file(job.checkpoint_directory + "/step-0000000006/manifest.json");
-  const nlohmann::json state = nlohmann::json::parse(file).at("body").at("state");
+  const nlohmann::json state = StateAt(job, 6);
   EXPECT_EQ(state.at("step"), 6);
   EXPECT_EQ(state.at("updates"), 6);
   EXPECT_EQ(state.at("skipped_steps"), 0);
@@ -194,6 +200,8 @@ TEST_F(ResumeTest, StepsThatWereSkippedCountOnlyInARow) {
   }
   ASSERT_EQ(skipped.size(), 2u);
   EXPECT_GT(skipped[1], skipped[0] + 1);
+  // Adam's corrections count the updates that were made.
+  EXPECT_EQ(StateAt(job, 8).at("updates"), 6);
 }
 
 TEST_F(ResumeTest, WhereNoCheckpointIsWholeNothingIsBegunAnew) {

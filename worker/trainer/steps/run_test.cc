@@ -296,6 +296,21 @@ TEST_F(RunTest, TellsWhereItIs) {
   EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
 }
 
+// A trace has its name once it is whole: before the report of its last step, and not of an earlier
+// one.
+TEST_F(RunTest, ATraceHoldsAsManyStepsAsWereAskedFor) {
+  TrainingJob job = Job();
+  job.eval_sequences = 0;
+  const std::string trace = job.checkpoint_directory + "/profiles/step-0000000003-rank-00000.json";
+  std::vector<bool> is_there;
+  NewHosts(job)[0].on_step = [&](RecordingHost& host, const StepRecord& record) {
+    if (record.step == 2) host.profile_steps = 2;
+    is_there.push_back(std::filesystem::exists(trace));
+  };
+  Run(job);
+  EXPECT_THAT(is_there, ElementsAre(false, false, false, true, true, true));
+}
+
 TEST_F(RunTest, TheExportKeepsTheTokenizerThatWasThereAtTheStart) {
   TrainingJob job = Job(2);
   job.steps = 1;

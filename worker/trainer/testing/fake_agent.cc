@@ -114,10 +114,13 @@ bool FakeAgent::WaitFor(const std::function<bool(const std::vector<RankLog>&)>& 
 }
 
 std::vector<RankLog> FakeAgent::Finish() {
-  WaitFor([](const std::vector<RankLog>& logs) {
+  const bool ended = WaitFor([](const std::vector<RankLog>& logs) {
     return std::all_of(logs.begin(), logs.end(), [](const RankLog& log) { return log.gone; });
   });
-  for (const auto& [rank, pid] : pids_) waitpid(pid, nullptr, 0);
+  for (const auto& [rank, pid] : pids_) {
+    if (!ended) kill(pid, SIGKILL);
+    waitpid(pid, nullptr, 0);
+  }
   pids_.clear();
   absl::MutexLock lock(&mutex_);
   return logs_;

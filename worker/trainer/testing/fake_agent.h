@@ -71,7 +71,8 @@ class FakeAgent : private v1::TrainerLink::Service {
   // all ranks are gone.
   bool WaitFor(const std::function<bool(const std::vector<RankLog>&)>& condition,
                absl::Duration timeout = absl::Seconds(120));
-  // Waits for every rank's stream to end and its process, if spawned, to be gone. Returns the logs.
+  // Waits for every rank's stream to end and its process, if spawned, to be gone; kills those that
+  // do not end in WaitFor's time. Returns the logs.
   std::vector<RankLog> Finish();
 
  private:

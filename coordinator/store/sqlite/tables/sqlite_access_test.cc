@@ -136,6 +136,18 @@ TEST_F(SqliteAccessTest, AuditRecordsAreFoundByWhatTheySay) {
   EXPECT_EQ(Audit({}).records[0].time().seconds(), absl::ToUnixSeconds(second));
 }
 
+TEST_F(SqliteAccessTest, AnAuditRecordHasTheTimeOfWhatItTellsOf) {
+  v1::AuditRecord record;
+  record.mutable_time()->set_seconds(absl::ToUnixSeconds(clock_.Now()) - 100);
+  EXPECT_TRUE(store_->Write([&](WriteTransaction& t) { return t.AppendAudit(record); }).ok());
+  Note("alice", "M", "r", "OK");  // without one: now
+  const std::vector<v1::AuditRecord> newest_first = Audit({}).records;
+  ASSERT_EQ(newest_first.size(), 2u);
+  EXPECT_EQ(newest_first[0].time().seconds(), absl::ToUnixSeconds(clock_.Now()));
+  EXPECT_EQ(newest_first[1].time().seconds(), record.time().seconds());
+  EXPECT_THAT(Sequences({.before = clock_.Now() - absl::Seconds(50)}), ElementsAre(1));
+}
+
 TEST_F(SqliteAccessTest, AuditPagesEndByCountAndByBytes) {
   for (int i = 0; i < 5; ++i) Note("a", "m", "r", "OK", 1000);
   const AuditPage first = Audit({.limit = 2});

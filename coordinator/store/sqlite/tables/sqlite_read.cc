@@ -195,26 +195,33 @@ absl::StatusOr<std::vector<std::pair<v1::Job::State, int64_t>>> SqliteTransactio
   });
 }
 
+template <typename Page, typename Report>
+absl::StatusOr<Page> SqliteTransaction::ReadPage(Cursor& rows, const std::string& what,
+                                                 uint64_t after_sequence, int limit,
+                                                 std::vector<Report> Page::*reports) {
+  Page page;
+  page.last_sequence = after_sequence;
+  PageRoom room(limit);
+  while (rows.Next()) {
+    if (!room.Take(rows.Bytes(1).size())) {
+      page.more = true;
+      break;
+    }
+    page.last_sequence = static_cast<uint64_t>(rows.Int(0));
+    RETURN_IF_ERROR(Parse(rows.Bytes(1), what, &(page.*reports).emplace_back()));
+  }
+  return page;
+}
+
 absl::StatusOr<StepPage> SqliteTransaction::ListSteps(std::string_view job, uint64_t after_step,
                                                       uint64_t after_sequence, int limit) {
-  return connection_.Try([&]() -> absl::StatusOr<StepPage> {
-    StepPage page;
-    page.last_sequence = after_sequence;
+  return connection_.Try([&] {
     Cursor rows = connection_.Query(
         "SELECT sequence, data FROM steps WHERE job = ? AND sequence > ? AND step > ? ORDER BY "
         "sequence",
         job, static_cast<int64_t>(after_sequence), static_cast<int64_t>(after_step));
-    PageRoom room(limit);
-    while (rows.Next()) {
-      if (!room.Take(rows.Bytes(1).size())) {
-        page.more = true;
-        break;
-      }
-      page.last_sequence = static_cast<uint64_t>(rows.Int(0));
-      RETURN_IF_ERROR(Parse(rows.Bytes(1), absl::StrCat("jobs/", std::string(job), ", steps"),
-                            &page.steps.emplace_back()));
-    }
-    return page;
+    return ReadPage(rows, absl::StrCat("jobs/", std::string(job), ", steps"), after_sequence, limit,
+                    &StepPage::steps);
   });
 }
 
@@ -232,37 +239,22 @@ absl::StatusOr<v1::StepReport> SqliteTransaction::GetStep(std::string_view job, 
 
 absl::StatusOr<EvalPage> SqliteTransaction::ListEvals(std::string_view job, uint64_t after_sequence,
                                                       int limit) {
-  return connection_.Try([&]() -> absl::StatusOr<EvalPage> {
-    EvalPage page;
-    page.last_sequence = after_sequence;
+  return connection_.Try([&] {
     Cursor rows = connection_.Query(
         "SELECT sequence, data FROM evals WHERE job = ? AND sequence > ? ORDER BY sequence", job,
         static_cast<int64_t>(after_sequence));
-    PageRoom room(limit);
-    while (rows.Next()) {
-      if (!room.Take(rows.Bytes(1).size())) {
-        page.more = true;
-        break;
-      }
-      page.last_sequence = static_cast<uint64_t>(rows.Int(0));
-      RETURN_IF_ERROR(Parse(rows.Bytes(1), absl::StrCat("jobs/", std::string(job), ", evaluations"),
-                            &page.evals.emplace_back()));
-    }
-    return page;
+    return ReadPage(rows, absl::StrCat("jobs/", std::string(job), ", evaluations"), after_sequence,
+                    limit, &EvalPage::evals);
   });
 }
 
 absl::StatusOr<std::vector<v1::CheckpointNotice>> SqliteTransaction::ListCheckpoints(
     std::string_view job) {
-  return connection_.Try([&]() -> absl::StatusOr<std::vector<v1::CheckpointNotice>> {
-    std::vector<v1::CheckpointNotice> checkpoints;
+  return connection_.Try([&] {
     Cursor rows =
         connection_.Query("SELECT data FROM checkpoints WHERE job = ? ORDER BY step", job);
-    while (rows.Next()) {
-      RETURN_IF_ERROR(Parse(rows.Bytes(0), absl::StrCat("jobs/", std::string(job), ", checkpoints"),
-                            &checkpoints.emplace_back()));
-    }
-    return checkpoints;
+    return ParseAll<v1::CheckpointNotice>(rows,
+                                          absl::StrCat("jobs/", std::string(job), ", checkpoints"));
   });
 }
 
@@ -328,14 +320,9 @@ absl::StatusOr<uint64_t> SqliteTransaction::BeforeLastLines(const LogQuery& quer
 }
 
 absl::StatusOr<std::vector<v1::Command>> SqliteTransaction::ListCommands(std::string_view node) {
-  return connection_.Try([&]() -> absl::StatusOr<std::vector<v1::Command>> {
-    std::vector<v1::Command> commands;
+  return connection_.Try([&] {
     Cursor rows = connection_.Query("SELECT data FROM commands WHERE node = ? ORDER BY id", node);
-    while (rows.Next()) {
-      RETURN_IF_ERROR(Parse(rows.Bytes(0), absl::StrCat("nodes/", std::string(node), ", commands"),
-                            &commands.emplace_back()));
-    }
-    return commands;
+    return ParseAll<v1::Command>(rows, absl::StrCat("nodes/", std::string(node), ", commands"));
   });
 }
 

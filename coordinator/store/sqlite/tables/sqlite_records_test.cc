@@ -14,6 +14,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::SizeIs;
 using RecordsTest = testing::OpenedStoreTest;
 
 TEST_F(RecordsTest, OfAJobThatDoesNotExistNothingIsKept) {
@@ -122,6 +123,27 @@ TEST_F(RecordsTest, APageSaysWhetherThereIsANext) {
   EXPECT_EQ(second.jobs[0].uid(), "uid-a");
   EXPECT_EQ(second.last_sequence, 0u);
   EXPECT_EQ(second.total, 3);
+}
+
+// The first entry of a page always fits, however large.
+TEST_F(RecordsTest, APageIsFullByItsBytesToo) {
+  for (const char* id : {"a", "b", "c"}) {
+    Write([&](WriteTransaction& t) {
+      v1::Job job = NewJob(id);
+      job.set_state_reason(std::string(kPageBytes * 2 / 3, 'x'));
+      return t.CreateJob(&job);
+    });
+  }
+  std::vector<std::string> ids;
+  JobQuery query;
+  do {
+    const auto page = Read([&](ReadTransaction& t) { return t.ListJobs(query); });
+    ASSERT_THAT(page->jobs, SizeIs(1));
+    EXPECT_EQ(page->total, 3);
+    ids.push_back(page->jobs[0].spec().name());
+    query.before_sequence = page->last_sequence;
+  } while (query.before_sequence != 0);
+  EXPECT_THAT(ids, ElementsAre("c", "b", "a"));
 }
 
 TEST_F(RecordsTest, UnfinishedJobsAreThoseInNoTerminalState) {

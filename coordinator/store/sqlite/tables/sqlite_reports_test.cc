@@ -80,6 +80,7 @@ TEST_F(ReportsTest, LogsByRankAttemptAndTail) {
   EXPECT_THAT(Logs({.job = "a", .after_offset = 1}), ElementsAre("2:y", "3:z"));
   EXPECT_THAT(Logs({.job = "a", .rank = 0, .last_lines = 1}), ElementsAre("3:z"));
   EXPECT_THAT(Logs({.job = "a", .last_lines = 2}), ElementsAre("2:y", "3:z"));
+  EXPECT_THAT(Logs({.job = "a", .after_offset = 1, .last_lines = 3}), ElementsAre("2:y", "3:z"));
   const auto page = Read([](ReadTransaction& t) { return t.ReadLogs({.job = "a", .limit = 1}); });
   EXPECT_TRUE(page->more);
   EXPECT_EQ(page->next_offset, 2u);  // whole batches
@@ -142,6 +143,51 @@ TEST_F(ReportsTest, OldStepsAreThinnedOut) {
   }
   for (size_t i = steps.size() - 128; i < steps.size(); ++i) {
     EXPECT_EQ(steps[i], 3000 - (steps.size() - 1 - i));
+  }
+}
+
+TEST_F(ReportsTest, FiguresOfRanksAndRingStepsAreKeptUpToTheirBound) {
+  Create("a");
+  v1::StepReport report;
+  report.set_step(1);
+  report.mutable_rank_tiles()->Resize(kFiguresKept, 7);
+  for (int layer = 0; layer < 3; ++layer) {
+    report.add_layers()->mutable_tiles_per_ring_step()->Resize(kFiguresKept, 5);
+  }
+  Write([&](WriteTransaction& t) { return t.PutStep("a", report); });
+  report.set_step(2);
+  report.add_rank_tiles(7);
+  report.mutable_layers(2)->add_tiles_per_ring_step(5);
+  Write([&](WriteTransaction& t) { return t.PutStep("a", report); });
+  const auto within = Read([](ReadTransaction&t) { return t.GetStep("a", 1); }),
+             beyond = Read([](ReadTransaction&t) { return t.GetStep("a", 2); });
+  EXPECT_EQ(within->rank_tiles_size(), kFiguresKept);
+  EXPECT_EQ(beyond->rank_tiles_size(), 0);
+  for (int layer = 0; layer < 3; ++layer) {
+    EXPECT_EQ(within->layers(layer).tiles_per_ring_step_size(), kFiguresKept);
+    EXPECT_THAT(beyond->layers(layer).tiles_per_ring_step(),
+                ElementsAre(5 * (kFiguresKept + (layer == 2 ? 1 : 0))));
+  }
+}
+
+// Of the older steps every 16th has its layers, and no other has figures by rank either.
+TEST_F(ReportsTest, OldStepsLoseTheirFiguresOfRanksWithTheirLayers) {
+  Create("a");
+  Write([](WriteTransaction& t) -> absl::Status {
+    v1::StepReport report;
+    report.add_rank_tiles(7);
+    report.add_layers()->set_density(0.5);
+    for (uint64_t step = 1; step <= 1088; ++step) {
+      report.set_step(step);
+      RETURN_IF_ERROR(t.PutStep("a", report));
+    }
+    return absl::OkStatus();
+  });
+  for (const auto& [step, kept] : {std::pair{1, 1}, {9, 0}, {17, 1}, {25, 0}, {1088, 1}}) {
+    const auto report = Read([&](ReadTransaction& t) { return t.GetStep("a", step); });
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_EQ(report->layers_size(), kept) << step;
+    EXPECT_EQ(report->rank_tiles_size(), kept) << step;
   }
 }
 

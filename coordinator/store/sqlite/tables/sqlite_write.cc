@@ -198,10 +198,8 @@ absl::Status SqliteTransaction::TrimLayers(std::string_view job, int64_t after_s
     Cursor rows = connection_.Query(
         "SELECT data FROM steps WHERE job = ? AND step > ? AND step <= ? AND (step - 1) % ? <> 0",
         job, after_step, last_step, kLayerStride);
-    while (rows.Next()) {
-      RETURN_IF_ERROR(Parse(rows.Bytes(0), absl::StrFormat("jobs/%s, steps", std::string(job)),
-                            &steps.emplace_back()));
-    }
+    ASSIGN_OR_RETURN(
+        steps, ParseAll<v1::StepReport>(rows, absl::StrFormat("jobs/%s, steps", std::string(job))));
   }
   for (v1::StepReport& step : steps) {
     step.clear_layers();
