@@ -87,7 +87,9 @@ TEST(HeadsPlanTest, WorkIsTheSameAndEven) {
   EXPECT_EQ(shared->ring().inner() * shared->ring().outer(), 1u);
   EXPECT_DOUBLE_EQ(p.worker_imbalance(), 1);
   EXPECT_NEAR(p.density() / of_ring.density(), 1, 0.01);
-  EXPECT_NEAR(p.attention_seconds() / of_ring.attention_seconds(), 1, 0.05);
+  // A ring of four merges each query's output four times.
+  EXPECT_LT(p.attention_seconds(), of_ring.attention_seconds());
+  EXPECT_GT(p.attention_seconds(), 0.9 * of_ring.attention_seconds());
   EXPECT_NEAR(p.linear_seconds(), of_ring.linear_seconds(), 1e-9);
   EXPECT_NEAR(p.index_seconds(), of_ring.index_seconds(), 1e-9);
   EXPECT_NEAR(p.model_flops() / of_ring.model_flops(), 1, 0.01);
