@@ -231,8 +231,7 @@ TEST_F(CliTest, PlansGoByWhatWasMeasuredAndSayHowFarOffTheyAre) {
   EXPECT_THAT(measured.err,
               HasSubstr("slow as measured: attention of the job's shape was not, usual "
                         "speed; links inside a node at 0.001 GB/s"));
-  EXPECT_EQ(seconds(plan({"--measured", Path("measured"), "--intra-node-gbytes", "1e6"})),
-            seconds(plan({"--intra-node-gbytes", "1e6"})))
+  EXPECT_LT(seconds(plan({"--measured", Path("measured"), "--intra-node-gbytes", "1e6"})), usual)
       << "what is given is not as measured";
   Write("measured",
         R"({"links": [{"machine": {"device": "other"}, "bytes_per_second": 1e12}, )" + slow + "]}");

@@ -43,6 +43,7 @@ void AddBenchCommand(CLI::App& app, Context* context) {
   attention->add_option("--program", *program,
                         "path of ringleader-bench; the one beside ringctl unless set");
   attention->set_help_flag();
+  attention->fallthrough(false);
   attention->prefix_command();  // what follows is the program's
   attention->callback(
       [=] { context->action = [=] { return Become(*program, attention->remaining()); }; });
