@@ -64,7 +64,7 @@ for ((i = 0; ; ++i)); do
 done
 
 "$bin/ringctl" submit "$run/job.yaml" --set training.steps=100000 --set data.sequence_length=4096 --set checkpoint.every_steps=2 \
-  --set training.eval_sequences=1 --set training.eval_every_steps=1 >"$run/logs/submit.log" 2>&1 || fail "submit"
+  --set parallelism.heads=2 --set training.eval_sequences=1 --set training.eval_every_steps=1 >"$run/logs/submit.log" 2>&1 || fail "submit"
 # Calls and streams, for the panels that show them.
 start watch "$bin/ringctl" watch headers-16k
 start list bash -c "while sleep 0.5; do '$bin/ringctl' list; done"
