@@ -52,7 +52,9 @@ class GroupDealer {
       open.emplace(Time(least, load_[least]), least);
     }
   }
-  int64_t Time(size_t group, int64_t load) const { return load * 1000 / rules_.PermilleOf(group); }
+  int64_t Time(size_t group, int64_t load) const {
+    return rules_.group_permille.empty() ? load : load * 1000 / rules_.PermilleOf(group);
+  }
 
   // Makes the move or swap that brings the slowest group and its partner lowest, if any does.
   bool Improve() {
