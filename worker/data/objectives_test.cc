@@ -128,6 +128,25 @@ TEST_F(PrefixTest, DataWithoutPrefixesIsRefusedByName) {
   EXPECT_EQ(TokenFolder::Open(Train()).status().code(), absl::StatusCode::kDataLoss);
 }
 
+// Marks of tasks give prefixes, too; what is given later in a document is none of it.
+TEST_F(PrefixTest, TokensThatAreGivenLaterAreNoPrefix) {
+  AddText("ids/f", std::string("\1\0\2\0\3\0\4\0\5\0", 10));
+  AddText("ids/f.marks", "\xff\xff\x01\xff\x01");
+  PackOptions options = Options();
+  options.paths = {(folder_ / "text/ids").string()};
+  options.output += "-marked";
+  options.input = PackOptions::Input::kUint16;
+  options.vocabulary = 10;
+  options.separator = 0;
+  options.tasks = {"t"};
+  ASSERT_TRUE(Pack(options).ok());
+  const auto folder = TokenFolder::Open(options.output + "/train");
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  std::vector<uint64_t> ends;
+  for (uint64_t begin = 0; begin < 6; ++begin) ends.push_back(folder->PrefixEnd(begin, 6));
+  EXPECT_THAT(ends, ElementsAre(2, 2, 2, 3, 4, 5));
+}
+
 TEST(PrefixFormatTest, TheGoldenShardIsRead) {
   const auto folder = TokenFolder::Open("tests/golden/prefix-tokens");
   ASSERT_TRUE(folder.ok()) << folder.status();
