@@ -234,7 +234,7 @@ class FakeTrainer {
     int step_ms = 20;
     (void)absl::SimpleAtoi(Label("fake-step-ms"), &step_ms);
     uint64_t hold = UINT64_MAX;
-    (void)absl::SimpleAtoi(Label("fake-hold"), &hold);
+    if (!absl::SimpleAtoi(Label("fake-hold"), &hold)) hold = UINT64_MAX;
     while (step_ < spec().training().steps()) {
       while (arguments_.rank == 0 && step_ >= hold && !stop_ && !fs::exists(File("go"))) {
         absl::SleepFor(absl::Milliseconds(10));

@@ -138,8 +138,7 @@ TEST_F(DiskReserveTest, AFullDiskFailsAllThatShareTheCommit) {
     });
     entered.WaitForNotification();
     absl::Status of_small, of_large;
-    std::thread first([&] { of_small = Create(small, Need::kVital); });
-    std::thread second([&] {
+    std::thread first([&] {
       of_large = store_->Write(
           [&](WriteTransaction& t) {
             v1::Job job;
@@ -150,6 +149,8 @@ TEST_F(DiskReserveTest, AFullDiskFailsAllThatShareTheCommit) {
           },
           Need::kVital);
     });
+    for (int i = 0; i < 1000; ++i) std::this_thread::yield();
+    std::thread second([&] { of_small = Create(small, Need::kVital); });
     for (int i = 0; i < 1000; ++i) std::this_thread::yield();
     go_on.Notify();
     for (std::thread* thread : {&leader, &first, &second}) thread->join();
