@@ -28,7 +28,7 @@ namespace ringleader::testing {
 namespace {
 
 constexpr int kRawInputs = 2000;
-constexpr int kMessages = 9000;
+constexpr int kMessages = 18000;
 constexpr int kInFlight = 32;
 
 using Random = std::mt19937;
