@@ -43,9 +43,20 @@ std::string NamesOf(Predicate holds) {
 }
 
 absl::Status CheckSelection(const AttentionOptions& options, const PatternDefinition& definition) {
-  if (options.selection == Selection::kFull || definition.causal_choice != CausalChoice::kNever) {
-    return absl::OkStatus();
+  if (options.selection == Selection::kFull) return absl::OkStatus();
+  if (options.dense_below > 0) {
+    return Invalid(
+        "attention.selection: causal does not go with attention.dense_below, which goes by how "
+        "many tokens of its "
+        "document come after a query, too; give attention.dense_below: 0, or selection: full");
   }
+  if (options.balance.anchor != kernels::Anchor::kNone) {
+    return Invalid(
+        "attention.selection: causal does not go with attention.balance.anchor, which moves a "
+        "query's choice by what "
+        "comes after it, too; give attention.balance.anchor: none, or selection: full");
+  }
+  if (definition.causal_choice != CausalChoice::kNever) return absl::OkStatus();
   return Invalid(absl::StrFormat(
       "attention.selection: causal does not go with attention.pattern: %s, which chooses what a "
       "query attends to by later queries, too; give full, or one of the patterns %s",
@@ -122,13 +133,11 @@ absl::Status CheckHeadRanks(const AttentionOptions& options) {
     return Invalid(absl::StrFormat("parallelism.heads is %d; give 1 or more", options.head_ranks));
   }
   std::string other;
-  if (options.by_documents)
+  if (options.by_documents) {
     other = "parallelism.layout: documents; give parallelism.layout: striped";
+  }
   if (options.adapt_heads) {
     other = "attention.head_budgets: by_recall, which compares all heads; give equal";
-  }
-  if (options.dense_below > 0) {
-    other = "attention.dense_below, which splits a rank's tokens by documents; give 0";
   }
   if (options.dense_below > 0) {
     other = "attention.dense_below, which attends twice and chooses by token; give 0";
