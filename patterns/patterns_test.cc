@@ -184,7 +184,8 @@ TEST(CheckTest, CausalSelectionGoesWithNothingThatLooksAhead) {
                            .selection = Selection::kCausal,
                            .block_size = 64,
                            .topk_blocks = 2,
-                           .tile = 64};
+                           .tile = 64,
+                           .stripe = 64};
   EXPECT_EQ(CheckOptions(options, 1), absl::OkStatus());
   options.dense_below = 100;
   EXPECT_THAT(std::string(CheckOptions(options, 1).message()),
