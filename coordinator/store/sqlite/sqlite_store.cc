@@ -51,7 +51,8 @@ class SqliteStore : public Store {
   ~SqliteStore() override {
     // On a full disk the log stays as after a crash: its space would be gone at the next start.
     if (reserve_.held()) return;
-    sqlite3_db_config(writer_->database().getHandle(), SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, nullptr);
+    sqlite3_db_config(writer_->database().getHandle(), SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1,
+                      nullptr);
   }
 
   absl::Status Read(absl::FunctionRef<absl::Status(ReadTransaction&)> body) override {
