@@ -285,7 +285,7 @@ TEST(PlannerSourceTest, WeightsFollowTheTilesThatLengthsVisited) {
   std::vector<v1::StepReport> reports(80);
   for (size_t i = 0; i < reports.size(); ++i) {
     reports[i].set_step(i + 1);
-    SetTime(absl::Now(), reports[i].mutable_time());
+    SetTime(absl::Now() + absl::Hours(1), reports[i].mutable_time());  // for as long as this takes
     v1::LengthReport* const bin = reports[i].add_lengths();
     bin->set_tokens(1 << 20);
     bin->set_causal_tiles(1'000'000'000);
@@ -333,8 +333,9 @@ TEST(PlannerSourceTest, AChangeThatWasMissedIsLeftOut) {
   announced.set_shape_from_step(100);
   v1::EarlierShape* const before = announced.add_earlier_shapes();
   *before->mutable_ring() = first->plan.ring();
-  before->set_layout(v1::ParallelismSpec::STRIPED);
-  before->set_stripe(256);
+  ASSERT_EQ(first->plan.layout(), v1::ParallelismSpec::STRIPED);
+  before->set_layout(first->plan.layout());
+  before->set_stripe(first->plan.stripe());
   announced.set_layout(v1::ParallelismSpec::ZIGZAG);
   announced.set_stripe(0);
   request.kept = announced;
@@ -342,7 +343,7 @@ TEST(PlannerSourceTest, AChangeThatWasMissedIsLeftOut) {
   request.kept_was_missed = true;
   const v1::StepPlan resumed = Plan(*plans, request)->plan;
   EXPECT_EQ(resumed.layout(), v1::ParallelismSpec::STRIPED);
-  EXPECT_EQ(resumed.stripe(), 256u);
+  EXPECT_EQ(resumed.stripe(), first->plan.stripe());
   EXPECT_EQ(resumed.earlier_shapes_size(), 0);
   EXPECT_EQ(resumed.shape_from_step(), 0u);
   EXPECT_EQ(resumed.version(), 8u);

@@ -215,7 +215,8 @@ TEST_F(PlanningTest, WhatWasAnnouncedTooLateIsNotKept) {
     exited.mutable_trainer_exited()->set_retryable(true);
     Say(session, ++sequence, exited);
   }
-  Pass(absl::Minutes(10));
+  clock_.Advance(absl::Minutes(10));
+  controller_->RunOnce();
   ASSERT_THAT(plans_.waiting, SizeIs(1));
   EXPECT_EQ(plans_.waiting[0].request.kept->version(), 2u);
   EXPECT_TRUE(plans_.waiting[0].request.kept_was_missed);
@@ -444,13 +445,17 @@ TEST_F(PlanningTest, APreviewHoldsUpNobody) {
   auto session = RunJob();
   plans_.held = true;
   absl::StatusOr<JobController::Preview> preview;
-  std::thread caller([&] { preview = controller_->PreviewJob(Spec("k"), {}, ""); });
+  v1::ModelShape shape;
+  shape.set_layers(7);
+  std::thread caller([&] { preview = controller_->PreviewJob(Spec("k"), shape, ""); });
   const absl::Time give_up = absl::Now() + absl::Seconds(60);
   while (plans_.asked < 2 && absl::Now() < give_up) std::this_thread::yield();
   ASSERT_EQ(plans_.asked, 2);
   Say(session, 4, Step(1, 0));
   Say(session, 5, Step(1, 1));
   EXPECT_EQ(Job().progress().step(), 1);
+  EXPECT_EQ(plans_.waiting.at(0).request.shape.value_or(v1::ModelShape()).layers(), 7)
+      << "config.json is not read again";
   Answer();
   caller.join();
   ASSERT_TRUE(preview.ok()) << preview.status();

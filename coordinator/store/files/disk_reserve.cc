@@ -73,7 +73,6 @@ bool DiskReserve::held() const {
 }
 
 void DiskReserve::GiveUp() {
-  if (bytes_ == 0) return;
   absl::MutexLock lock(&mutex_);
   GiveUpLocked();
 }

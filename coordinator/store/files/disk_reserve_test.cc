@@ -240,6 +240,22 @@ TEST(DiskReserveFileTest, AFileWithoutItsBlocksIsNoReserve) {
   EXPECT_GE(int64_t{file.st_blocks} * 512, kMebibyte);
 }
 
+TEST(DiskReserveFileTest, WhatItIsGivenUpForGetsBlocksThenAndNotBefore) {
+  const TempDir dir;
+  const std::string heir = dir.File("heir");
+  std::ofstream(heir) << "text";
+  DiskReserve reserve(dir.File("reserve"), kMebibyte, {heir});
+  const auto blocks = [&] {
+    struct stat file = {};
+    EXPECT_EQ(stat(heir.c_str(), &file), 0);
+    EXPECT_EQ(file.st_size, 4);
+    return int64_t{file.st_blocks} * 512;
+  };
+  EXPECT_LT(blocks(), kMebibyte / 4);
+  reserve.GiveUp();
+  EXPECT_GE(blocks(), kMebibyte / 4);
+}
+
 TEST(DiskReserveFileTest, AReserveThatDoesNotFitLeavesNothingBehind) {
   const TempDir dir;
   const std::string path = dir.File("reserve");
