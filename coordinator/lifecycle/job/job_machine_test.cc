@@ -374,7 +374,7 @@ TEST_F(JobMachineTest, ReportsThatComeBeforeTheNextAttemptTrainsFillTheRecord) {
   v1::StepReport report;
   report.set_step(2);
   machine_.OnLateStep(1, report);
-  EXPECT_THAT(machine_.Take().steps, testing::SizeIs(1));
+  EXPECT_EQ(machine_.Take().steps.size(), 1u);
 }
 
 TEST_F(JobMachineTest, WhenItIsTriedAgainIsSaidUntilItIs) {
