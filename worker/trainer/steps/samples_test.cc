@@ -277,6 +277,7 @@ TEST_F(SamplesJobTest, GroupsComeToTheirAnchor) {
     ASSERT_EQ(Run(job), absl::OkStatus());
     EXPECT_EQ(Losses(), unbalanced);
     EXPECT_EQ(hosts_[0].steps[0].layers[0].balanced, 0u);
+    EXPECT_TRUE(hosts_[2 * heavy].steps[0].lengths.contains(512));
 
     job.checkpoint_directory += "-moved";
     job.attention.balance.tolerance = 0.5f;
@@ -284,6 +285,8 @@ TEST_F(SamplesJobTest, GroupsComeToTheirAnchor) {
     EXPECT_LT(tiles_of(heavy), heavy_before);
     EXPECT_GE(tiles_of(1 - heavy), light_before);
     EXPECT_GT(hosts_[2 * heavy].steps[0].layers[0].balanced, 0u);
+    // Samples are not weighed anew by budgets that follow from their weights.
+    for (const RecordingHost& host : hosts_) EXPECT_TRUE(host.steps[0].lengths.empty());
     const std::vector<double> moved = Losses();
     EXPECT_NE(moved, unbalanced);
 

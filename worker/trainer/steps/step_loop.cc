@@ -138,6 +138,7 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
   record.group = group_;
   double data_seconds = 0;
   balance::Dealing dealing;
+  std::vector<float> moves;  // of this group's micro-batches
   {
     const Stopwatch whole(&record.step_seconds);
     RETURN_IF_ERROR(TakeShape(step));
@@ -156,7 +157,7 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
     }
     engine.BeginStep(step);
     const std::vector<balance::MicroBatch>& mine = dealing.groups[group_];
-    const std::vector<float> moves = MovesOf(dealing, samples, step);
+    moves = MovesOf(dealing, samples, step);
     for (const balance::MicroBatch& batch : mine) {
       parts_.host->SetPlace(step, "data");
       data::LocalSequence local;
@@ -189,7 +190,9 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
   stats.phases.checkpoint = record.phases.checkpoint;
   record.phases = stats.phases;
   record.phases.data = data_seconds;
-  if (job_.batching.samples) CountMicroBatches(dealing.groups[group_], stats, &record);
+  if (job_.batching.samples) {
+    CountMicroBatches(dealing.groups[group_], moves, stats, &record);
+  }
   record.layers = std::move(stats.layers);
   KeepProbe(&record);
   record.peak_memory_bytes = stats.peak_memory_bytes;
@@ -223,7 +226,8 @@ void StepLoop::CountDocuments(const data::LocalSequence& sequence, StepRecord* r
 }
 
 void StepLoop::CountMicroBatches(const std::vector<balance::MicroBatch>& mine,
-                                 const EngineStats& stats, StepRecord* record) const {
+                                 const std::vector<float>& moves, const EngineStats& stats,
+                                 StepRecord* record) const {
   record->group_micro_batches = mine.size();
   for (const balance::MicroBatch& batch : mine) {
     record->group_tokens += static_cast<uint64_t>(batch.padded);
@@ -231,6 +235,8 @@ void StepLoop::CountMicroBatches(const std::vector<balance::MicroBatch>& mine,
   if (patterns::DefinitionOf(job_.attention.pattern).is_known_before_data()) return;
   const balance::SampleWeights& weights = plan_.WeightsAt(record->step);
   for (size_t i = 0; i < mine.size(); ++i) {
+    // What a moved budget visits says nothing of the length.
+    if (moves[i] != 1.0f) continue;
     StepRecord::LengthRecord& of_length =
         record->lengths[weights.BinOf(static_cast<uint64_t>(mine[i].padded))];
     ++of_length.micro_batches;

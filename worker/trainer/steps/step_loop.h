@@ -71,8 +71,10 @@ class StepLoop {
                              uint64_t step) const;
   // Counts the documents of a micro-batch.
   static void CountDocuments(const data::LocalSequence& sequence, StepRecord* record);
-  // Sets what the record says of this group's micro-batches and their lengths.
-  void CountMicroBatches(const std::vector<balance::MicroBatch>& mine, const EngineStats& stats,
+  // Sets what the record says of this group's micro-batches, and of the lengths of those that
+  // visited what their own choice allows (`moves`: 1).
+  void CountMicroBatches(const std::vector<balance::MicroBatch>& mine,
+                         const std::vector<float>& moves, const EngineStats& stats,
                          StepRecord* record) const;
   // Sets the record's probed_recall, from its layers' where they have been probed.
   void KeepProbe(StepRecord* record);
