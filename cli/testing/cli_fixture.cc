@@ -10,6 +10,13 @@
 
 namespace ringleader::cli {
 
+size_t LongestLine(const std::string& text) {
+  size_t longest = 0;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) longest = std::max(longest, line.size());
+  return longest;
+}
+
 CliTest::CliTest()
     : folder_(std::filesystem::path(::testing::TempDir()) / ("cli_" + std::to_string(getpid()))),
       clock_(absl::FromUnixSeconds(1'000'000)) {

@@ -41,6 +41,7 @@ for ((i = 0; ; ++i)); do
   sleep 0.2
 done
 
+ringctl bench attention --tokens 128 --ranks 2 --repetitions 1 --folder "$run/bench" >"$run/bench.log" 2>&1 || fail "the bench"
 mkdir "$run/job"
 cp "$root/deploy/quickstart/"{config.json,job.yaml} "$run/job/"
 ringctl data pack --input "$root/coordinator" --output "$run/job/tokens" --suffix .h --suffix .cc >"$run/pack.log"
