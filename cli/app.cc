@@ -1,15 +1,18 @@
 #include "cli/app.h"
 
 #include <CLI/CLI.hpp>
+#include <memory>
 #include <optional>
 #include <ostream>
+#include <sstream>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "base/process/version.h"
 #include "cli/commands/commands.h"
 #include "cli/examples.h"
-#include "cli/help.h"
+#include "cli/printer.h"
 #include "cli/validators.h"
 #include "jobspec/fields/text.h"
 
@@ -24,6 +27,35 @@ Exit codes: 0 done; 1 the followed job failed; 2 it was cancelled; 64 a mistake
 in the command line or job file; 66 no such file, job or node; 69 no coordinator
 answers; 70 internal; 75 not possible in this state, or a name is taken; 77 not
 allowed, or a TLS mismatch.)";
+
+// What --help prints, in 80 columns.
+class HelpFormatter : public CLI::Formatter {
+ public:
+  HelpFormatter() { column_width(kNameColumns); }
+
+  // CLI11 shows of a flag that switches something off with what it switches it.
+  std::string make_option_name(const CLI::Option* option, bool is_positional) const override {
+    return absl::StrReplaceAll(CLI::Formatter::make_option_name(option, is_positional),
+                               {{"{false}", ""}});
+  }
+  std::string make_option_desc(const CLI::Option* option) const override {
+    return Wrapped(option->get_description());
+  }
+  std::string make_subcommand(const CLI::App* command) const override {
+    std::ostringstream out;
+    CLI::detail::format_help(out, command->get_name(), Wrapped(command->get_description()),
+                             kNameColumns);
+    return out.str();
+  }
+
+ private:
+  static constexpr int kNameColumns = 30;
+
+  // CLI11 indents what follows a line's end.
+  static std::string Wrapped(const std::string& text) {
+    return WrapToWidth(text, 80 - kNameColumns, "\n");
+  }
+};
 
 void AddGlobalFlags(CLI::App& app, Context* context) {
   app.add_option("--address", context->address, "the coordinator, host:port");
@@ -117,7 +149,7 @@ std::string ExplainMistake(const CLI::App& app, const CLI::ParseError& error) {
   const std::optional<std::string> unexpected = Unexpected(parsed);
   std::string help = "see";
   for (const CLI::App* command : parsed) absl::StrAppend(&help, " ", command->get_name());
-  const std::string what = !unexpected                     ? error.what()
+  const std::string what = !unexpected                    ? error.what()
                            : unexpected->starts_with('-') ? UnknownFlag(parsed, *unexpected)
                                                           : UnknownCommand(app, *unexpected);
   return absl::StrCat(what, "; ", help, " --help");
@@ -136,7 +168,7 @@ int RunRingctl(const std::vector<std::string>& arguments, Context context) {
                "ringctl");
   app.set_version_flag("--version", std::string(kVersion));
   app.fallthrough();
-  app.formatter(HelpFormatter());
+  app.formatter(std::make_shared<HelpFormatter>());
   app.footer(kFooter);
   AddGlobalFlags(app, &context);
   AddSubmitCommand(app, &context);

@@ -347,7 +347,8 @@ TEST_F(CliTest, MistypedCommandsAndFlagsAreNamed) {
                                   "submit --help"));
   EXPECT_THAT(Run({"data", "pack", "--tokens", "u32"}).err,
               HasSubstr("unknown flag --tokens; see ringctl data pack --help"));
-  EXPECT_THAT(Run({"submit", "--ste=a"}).err, HasSubstr("unknown flag --ste=a; did you mean --set?"));
+  EXPECT_THAT(Run({"submit", "--ste=a"}).err,
+              HasSubstr("unknown flag --ste=a; did you mean --set?"));
   EXPECT_THAT(Run({"submit"}).err, HasSubstr("file is required"));
 }
 
@@ -381,7 +382,7 @@ TEST_F(CliTest, RangesAndChoicesCanBeRead) {
 
 TEST_F(CliTest, EveryHelpHasExamples) {
   const std::string help = Run({"--help"}).out;
-  EXPECT_LE(LongestLine(help), 80u);
+  EXPECT_LE(LongestLine(help), 80);
   std::istringstream lines(help.substr(help.find("Subcommands:")));
   int verbs = 0;
   std::string line;
@@ -391,7 +392,7 @@ TEST_F(CliTest, EveryHelpHasExamples) {
     const std::string verb = line.substr(2, line.find(' ', 2) - 2);
     const std::string of_verb = Run({verb, "--help"}).out;
     EXPECT_THAT(of_verb, ::testing::ContainsRegex("Examples:\n +[a-z< (]*ringctl " + verb)) << verb;
-    EXPECT_LE(LongestLine(of_verb), 80u) << of_verb;
+    EXPECT_LE(LongestLine(of_verb), 80) << of_verb;
     ++verbs;
   }
   EXPECT_GE(verbs, 20);
@@ -401,8 +402,9 @@ TEST_F(CliTest, EveryHelpHasExamples) {
   }
   const std::string pack = Run({"data", "pack", "--help"}).out;
   EXPECT_THAT(pack, HasSubstr("\n  ringctl data pack"));
-  EXPECT_LE(LongestLine(pack), 80u) << pack;
-  EXPECT_THAT(Run({"submit", "--help"}).out, HasSubstr("\n  --no-check-files            the job's"));
+  EXPECT_LE(LongestLine(pack), 80) << pack;
+  EXPECT_THAT(Run({"submit", "--help"}).out,
+              HasSubstr("\n  --no-check-files            the job's"));
 }
 
 TEST_F(CliTest, CompletionKnowsEveryVerb) {

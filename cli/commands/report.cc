@@ -250,15 +250,14 @@ void WriteTable(std::ostream& out, const Totals& totals, int columns) {
   if (totals.samples > 0) AddSampleRows(totals, &rows);
   if (totals.balanced > 0) {
     rows.push_back(
-        {"balance",
-         absl::StrFormat("%.0f choices of layers moved, %s missed the anchor", totals.balanced,
-                         FormatPercent(totals.anchor_missed / totals.balanced))});
+        {"balance", absl::StrFormat("%.0f choices moved, %s missed the anchor", totals.balanced,
+                                    FormatPercent(totals.anchor_missed / totals.balanced))});
   }
   if (totals.whole_ring_bytes > 0) {
-    rows.push_back({"sent around rings",
-                    absl::StrFormat("%s from all ranks, %s of what all keys would be",
-                                    FormatBytes(totals.ring_bytes),
-                                    FormatPercent(totals.ring_bytes / totals.whole_ring_bytes))});
+    rows.push_back(
+        {"sent around rings",
+         absl::StrFormat("%s by all ranks, %s of all keys", FormatBytes(totals.ring_bytes),
+                         FormatPercent(totals.ring_bytes / totals.whole_ring_bytes))});
   }
   if (totals.head_bytes > 0) {
     rows.push_back({"sent to share heads", FormatBytes(totals.head_bytes) + " from a rank"});

@@ -10,10 +10,13 @@
 
 namespace ringleader::cli {
 
-size_t LongestLine(const std::string& text) {
-  size_t longest = 0;
+int64_t LongestLine(const std::string& text) {
+  int64_t longest = 0;
   std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);) longest = std::max(longest, line.size());
+  for (std::string line; std::getline(lines, line);) {
+    const auto begins = [](char byte) { return (byte & 0xc0) != 0x80; };  // in UTF-8
+    longest = std::max<int64_t>(longest, std::ranges::count_if(line, begins));
+  }
   return longest;
 }
 

@@ -21,8 +21,8 @@ struct Result {
   std::string err;
 };
 
-// The bytes of its longest line.
-size_t LongestLine(const std::string& text);
+// Characters of its longest line.
+int64_t LongestLine(const std::string& text);
 
 // A folder with a job file and what it names, and an environment that points to the coordinator.
 class CliTest : public ::testing::Test {

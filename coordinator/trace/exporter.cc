@@ -212,8 +212,8 @@ bool Exporter::Send(std::vector<otlp::Span> batch) {
       counters_->exported.Increment(static_cast<double>(count - refused));
       counters_->refused.Increment(static_cast<double>(refused));
       Note(refused == 0 ? ""
-                        : absl::StrCat("it refused ", refused, " of ", count, " spans: ",
-                                       response.partial_success().error_message()));
+                        : absl::StrCat("it refused ", refused, " of ", count,
+                                       " spans: ", response.partial_success().error_message()));
       return true;
     }
     const std::string why = ByFlagsOfTraces(ExplainConnection(status.error_message()));

@@ -30,9 +30,8 @@ absl::StatusOr<std::unique_ptr<JobTracer>> JobTracer::Start(const TraceOptions& 
     sent = DeliveryLog(log, clock->Now());
   }
   RETURN_IF_ERROR(sent.status());
-  std::unique_ptr<JobTracer> tracer(new JobTracer(TraceBook(options.step_interval),
-                                                  *std::move(sent), std::move(exporter), store,
-                                                  clock));
+  std::unique_ptr<JobTracer> tracer(new JobTracer(
+      TraceBook(options.step_interval), *std::move(sent), std::move(exporter), store, clock));
   RETURN_IF_ERROR(tracer->Adopt());
   tracer->subscription_ = store->Subscribe([tracer = tracer.get()](const store::Change& change) {
     if (change.jobs.empty()) return;
@@ -56,8 +55,8 @@ JobTracer::~JobTracer() {
 
 absl::Status JobTracer::Adopt() {
   std::vector<otlp::Span> spans;
-  RETURN_IF_ERROR(store_.Read(
-      [&](store::ReadTransaction& t) { return book_.Adopt(t, log_.mark(), &spans); }));
+  RETURN_IF_ERROR(
+      store_.Read([&](store::ReadTransaction& t) { return book_.Adopt(t, log_.mark(), &spans); }));
   std::erase_if(spans, [this](const otlp::Span& span) { return log_.IsDone(span); });
   Send(std::move(spans));
   return absl::OkStatus();

@@ -21,11 +21,11 @@ namespace {
 using testing::BeReady;
 using testing::Collector;
 using ::testing::ElementsAre;
-using ::testing::UnorderedElementsAre;
 using testing::End;
 using testing::Place;
 using testing::Step;
 using testing::Train;
+using ::testing::UnorderedElementsAre;
 using testing::WaitingJob;
 using v1::Attempt;
 

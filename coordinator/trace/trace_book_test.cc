@@ -30,8 +30,8 @@ class TraceBookTest : public store::testing::OpenedStoreTest {
   void Restart() {
     book_.emplace(absl::Seconds(60));
     adopted_.clear();
-    const absl::Status adopted = store_->Read(
-        [&](store::ReadTransaction& t) { return book_->Adopt(t, since_, &adopted_); });
+    const absl::Status adopted =
+        store_->Read([&](store::ReadTransaction& t) { return book_->Adopt(t, since_, &adopted_); });
     EXPECT_TRUE(adopted.ok()) << adopted;
   }
   std::vector<std::string> AdoptedNames() const {
@@ -130,8 +130,7 @@ TEST_F(TraceBookTest, ARestartedCoordinatorGoesOnWhereTheOtherWas) {
   EXPECT_THAT(Collect(), ElementsAre("1: step 1", "1: checkpoint 1", "1: queue", "1: place",
                                      "1: start", "1: load"));
   Restart();
-  EXPECT_THAT(AdoptedNames(),
-              ElementsAre("step", "checkpoint", "queue", "place", "start", "load"));
+  EXPECT_THAT(AdoptedNames(), ElementsAre("step", "checkpoint", "queue", "place", "start", "load"));
   EXPECT_THAT(Collect(), IsEmpty());
   Train(Step(50, 100), &attempt);
   End(Attempt::SUCCEEDED, "", 110, &attempt);
