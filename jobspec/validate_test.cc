@@ -177,8 +177,8 @@ TEST(ValidateTest, MasksGoWithWhatTheyCan) {
   EXPECT_EQ(complaint({"attention.mask=full", "data.hidden_token=256", "data.document_mask=false"}),
             "");
   EXPECT_THAT(complaint({"data.hidden_share=0.5"}),
-              HasSubstr("data.hidden_share: only fits attention.mask other than causal with "
-                        "attention.mask other than prefix_lm"));
+              HasSubstr("data.hidden_share: only fits attention.mask other than causal and "
+                        "prefix_lm"));
   EXPECT_THAT(complaint({"attention.mask=prefix_lm", "data.hidden_token=3"}),
               HasSubstr("data.hidden_token: only fits"));
   EXPECT_THAT(complaint({"attention.mask=prefix_lm", "attention.mask_block=64"}),
