@@ -107,13 +107,8 @@ absl::Status CheckByDocuments(const AttentionOptions& options) {
         "parallelism.layout: striped",
         std::string(MaskName(options.mask))));
   }
-  if (options.pattern == Pattern::kDense && options.layout == LayoutKind::kStriped) {
-    return absl::OkStatus();
-  }
-  return Invalid(absl::StrFormat(
-      "parallelism.layout: documents goes with attention.pattern: dense alone, not with %s: places "
-      "that no rank holds lie between tokens of spread documents; give parallelism.layout: striped",
-      std::string(DefinitionOf(options.pattern).name)));
+  if (options.layout == LayoutKind::kStriped) return absl::OkStatus();
+  return Invalid("parallelism.layout: documents spreads documents in stripes alone");
 }
 
 absl::Status CheckHeadRanks(const AttentionOptions& options) {

@@ -161,8 +161,6 @@ nlohmann::ordered_json SamplesToJson(const Totals& totals) {
 void AddSampleRows(const Totals& totals, std::vector<std::vector<std::string>>* rows) {
   rows->push_back({"samples", absl::StrFormat("%.0f in %.0f micro-batches", totals.samples,
                                               totals.micro_batches)});
-  rows->push_back({"padding", absl::StrFormat("%.0f tokens, %s", totals.padding_tokens,
-                                              FormatPercent(PaddingShare(totals)))});
   rows->push_back({"groups as predicted",
                    absl::StrFormat("slowest %.3f of the mean", totals.dealt_imbalance.value())});
   const bool dropped = totals.job.spec().data().overlong() == v1::DataSpec::DROP;
@@ -215,6 +213,9 @@ nlohmann::ordered_json ToJson(const Totals& totals) {
     json["balance"] = {{"moved", totals.balanced}, {"anchor_missed", totals.anchor_missed}};
   }
   if (totals.samples > 0) json["samples"] = SamplesToJson(totals);
+  if (totals.padding_tokens > 0) {
+    json["padding"] = {{"tokens", totals.padding_tokens}, {"share", PaddingShare(totals)}};
+  }
   return json;
 }
 
@@ -238,6 +239,10 @@ void WriteTable(std::ostream& out, const Totals& totals) {
   rows.push_back(
       {"tokens/s", FormatCount(totals.seconds > 0 ? totals.tokens / totals.seconds : 0)});
   if (totals.samples > 0) AddSampleRows(totals, &rows);
+  if (totals.padding_tokens > 0) {
+    rows.push_back({"padding", absl::StrFormat("%.0f tokens, %s", totals.padding_tokens,
+                                               FormatPercent(PaddingShare(totals)))});
+  }
   for (const auto& [layer, mean] : totals.layer_density) {
     std::string text = FormatPercent(mean.value());
     if (const auto recall = totals.layer_recall.find(layer); recall != totals.layer_recall.end()) {
