@@ -51,6 +51,7 @@ struct SelectArgs {
   HeadBudgets column_budgets = {};         // counts at most max_columns
   HeadBudgets diagonal_budgets = {};
   bool diagonals_by_tiles = false;  // DiagonalCost's
+  int64_t content_tokens = 0;       // before the padding, whose tiles cost nothing; 0: all
   ShardLayout layout;               // of this rank; below 2^31 tokens
   int32_t heads = 0;
   int32_t tile = 128;

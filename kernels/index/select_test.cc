@@ -20,7 +20,8 @@ using ::testing::HasSubstr;
 // Steps 4 and 5 on simulated ranks, compared with kernels/reference.
 void CheckSelection(const Estimate& estimate, int heads, ShardLayout layout, int tile,
                     int max_columns, int sink, int local_blocks, const std::vector<float>& mass,
-                    const std::vector<int32_t>& max_count, bool by_tiles = false) {
+                    const std::vector<int32_t>& max_count, bool by_tiles = false,
+                    int64_t padding = 0) {
   const int64_t tokens = layout.tokens;
   const int ranks = layout.ranks;
   const int blocks = static_cast<int>((tokens + tile - 1) / tile);
@@ -61,6 +62,7 @@ void CheckSelection(const Estimate& estimate, int heads, ShardLayout layout, int
   }
   layout.rank = ranks / 2;
   SelectionBuffers selected({.diagonals_by_tiles = by_tiles,
+                             .content_tokens = tokens - padding,
                              .layout = layout,
                              .heads = heads,
                              .tile = tile,
@@ -104,7 +106,8 @@ void CheckSelection(const Estimate& estimate, int heads, ShardLayout layout, int
     std::vector<uint64_t> want_bits(words);
     const int32_t chosen =
         reference::SelectDiagonals(block_mass, blocks, local_blocks, mass[h], max_count[h],
-                                   want_bits.data(), by_tiles, &of_diagonals);
+                                   want_bits.data(), by_tiles, &of_diagonals,
+                                   (tokens - padding + tile - 1) / tile);
     EXPECT_EQ(got_masses[h].columns_at_budget, of_columns.at_budget);
     EXPECT_EQ(got_masses[h].diagonals_at_budget, of_diagonals.at_budget);
     EXPECT_EQ(selected.diagonal_counts.Read()[h], chosen);
@@ -177,6 +180,9 @@ TEST_F(IndexTest, SelectionEqualsTheReference) {
         CheckSelection(estimate, heads, Striped(tokens, ranks), 128, 512, 64, 1, mass, caps);
         CheckSelection(estimate, heads, Striped(tokens, ranks), 128, 512, 64, 1, mass,
                        {16000, 70, 1000, 512, 300, 1, 20000, 4000}, /*by_tiles=*/true);
+        CheckSelection(estimate, heads, Striped(tokens, ranks), 128, 512, 64, 1, mass,
+                       {16000, 70, 1000, 512, 300, 1, 20000, 4000}, /*by_tiles=*/true,
+                       /*padding=*/tokens / 5);
       }
     }
   }

@@ -165,7 +165,8 @@ absl::Status CpuCall::Select(const patterns::VerticalSlash& work, const LayerInd
     reference::Taken of_diagonals, of_columns;
     choice.slashes = reference::SelectDiagonals(
         diagonals, blocks, work.local_blocks, shares[work.heads + head], counts[work.heads + head],
-        index.diagonals.data() + head * index.diagonal_words, work.slashes_by_tiles, &of_diagonals);
+        index.diagonals.data() + head * index.diagonal_words, work.slashes_by_tiles, &of_diagonals,
+        (work.content + work.tile - 1) / work.tile);
     std::vector<reference::ColumnCandidate> candidates;
     for (int rank = 0; rank < work.layout.ranks; ++rank) {
       for (int64_t c = head * columns; c < (head + 1) * columns; ++c) {
