@@ -27,8 +27,8 @@ DocumentDealing DealDocuments(std::span<const int64_t> tokens, int ranks, int64_
                               const SampleWeights& weights);
 
 // The same where spread documents are apart (ring::DocumentLayout::CreateApart): any lengths, and
-// ranks may hold unequally many tokens. As few are spread, the longest first, as keep both predicted
-// times and tokens within 2 % of their means, or else come nearest to that.
+// ranks may hold unequally many tokens. As few are spread, the longest first, as keep both
+// predicted times and tokens within 2 % of their means, or else come nearest to that.
 DocumentDealing DealDocumentsApart(std::span<const int64_t> tokens, int ranks, int64_t stripe,
                                    const SampleWeights& weights);
 

@@ -84,8 +84,6 @@ struct AttentionOptions {
   int stripe = 0;  // tokens, a multiple of `tile`; 0: one tile
   // Documents lie as ring/document_layout.h says; `layout` is kStriped, for those that are spread.
   bool by_documents = false;
-  // Whether they are apart there: places in one ring keep no distances, by which patterns go.
-  bool apart_by_documents() const { return by_documents && pattern != Pattern::kDense; }
   ring::RingShape ring = {};
   int head_ranks = 1;  // ranks that share out the heads of each of the ring's (ring/head_shares.h)
   bool bf16_gradients = false;  // dK and dV travel in bfloat16, not float32; GPUs only

@@ -99,6 +99,10 @@ absl::Status CheckBalance(const AttentionOptions& options, const PatternDefiniti
 
 }  // namespace
 
+bool AreApart(const AttentionOptions& options) {
+  return options.by_documents && options.pattern != Pattern::kDense;
+}
+
 absl::Status CheckByDocuments(const AttentionOptions& options) {
   if (!options.by_documents) return absl::OkStatus();
   if (options.mask != Mask::kCausal) {

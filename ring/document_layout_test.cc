@@ -150,8 +150,8 @@ TEST(DocumentLayoutTest, ApartASpreadDocumentIsDealtAsASequence) {
   std::mt19937 random(9);
   for (int trial = 0; trial < 300; ++trial) {
     const Problem problem = RandomProblem(random);
-    const auto layout = DocumentLayout::CreateApart(
-        problem.tokens - 1, problem.firsts, problem.holders, problem.ranks, problem.stripe);
+    const auto layout = DocumentLayout::CreateApart(problem.tokens - 1, problem.firsts,
+                                                    problem.holders, problem.ranks, problem.stripe);
     if (problem.firsts.back() == problem.tokens - 1) continue;  // a document without tokens
     ASSERT_TRUE(layout.ok()) << layout.status();
     EXPECT_TRUE(layout->is_apart());

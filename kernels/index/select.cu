@@ -275,8 +275,7 @@ __device__ void SelectDiagonals(const SelectArgs& args, int head, int blocks,
                                 SelectShared& shared) {
   const int32_t* mass = args.diagonal_mass + static_cast<int64_t>(head) * blocks;
   const int forced = min(blocks, args.local_blocks + 1), ranks = args.layout.ranks;
-  const int64_t content_blocks =
-      args.content_tokens == 0 ? blocks : (args.content_tokens + args.tile - 1) / args.tile;
+  const int64_t content_blocks = args.content_blocks();
   const auto cost_of = [&](int b) {
     return DiagonalCost(args.diagonals_by_tiles, content_blocks, b);
   };

@@ -75,6 +75,10 @@ struct SelectArgs {
   int64_t* load = nullptr;      // [ranks]
   IndexMass* masses = nullptr;  // [heads]
 
+  RINGLEADER_HOST_DEVICE int64_t content_blocks() const {
+    return ((content_tokens == 0 ? layout.tokens : content_tokens) + tile - 1) / tile;
+  }
+
   RINGLEADER_HOST_DEVICE int64_t next_rank() const {
     return candidate_stride > 0 ? candidate_stride : int64_t{heads} * max_columns;
   }

@@ -104,10 +104,9 @@ void CheckSelection(const Estimate& estimate, int heads, ShardLayout layout, int
     EXPECT_EQ(got_masses[h].total, total);
 
     std::vector<uint64_t> want_bits(words);
-    const int32_t chosen =
-        reference::SelectDiagonals(block_mass, blocks, local_blocks, mass[h], max_count[h],
-                                   want_bits.data(), by_tiles, &of_diagonals,
-                                   (tokens - padding + tile - 1) / tile);
+    const int32_t chosen = reference::SelectDiagonals(
+        block_mass, blocks, local_blocks, mass[h], max_count[h], want_bits.data(), by_tiles,
+        &of_diagonals, (tokens - padding + tile - 1) / tile);
     EXPECT_EQ(got_masses[h].columns_at_budget, of_columns.at_budget);
     EXPECT_EQ(got_masses[h].diagonals_at_budget, of_diagonals.at_budget);
     EXPECT_EQ(selected.diagonal_counts.Read()[h], chosen);

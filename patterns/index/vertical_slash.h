@@ -45,6 +45,7 @@ struct VerticalSlash {
   // in unused slots. Candidates writes this rank's.
   DeviceArray<int32_t> candidates = {};
 
+  int64_t content_blocks() const { return (content + tile - 1) / tile; }
   int64_t candidate_slots() const { return int64_t{heads} * max_columns; }
   int32_t* CandidateMass(int rank) const {
     return candidates.data() + rank * 2 * candidate_slots();

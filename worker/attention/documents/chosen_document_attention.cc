@@ -195,7 +195,8 @@ absl::Status ChosenDocumentAttention::SetLayout(const ring::DocumentLayout& layo
     RETURN_IF_ERROR(dense_->SetDocuments(dense, firsts));
   }
   const int64_t blocks = (layout.tokens() + tile_ - 1) / tile_;
-  parts.causal_tiles = static_cast<uint64_t>(std::max<int64_t>(1, blocks * (blocks + 1) / 2 / ranks_));
+  parts.causal_tiles =
+      static_cast<uint64_t>(std::max<int64_t>(1, blocks * (blocks + 1) / 2 / ranks_));
   parts_ = std::move(parts);
   return absl::OkStatus();
 }

@@ -85,7 +85,10 @@ Result OfOneDocument(Sequence sequence, AttentionOptions options, int64_t step) 
     const AttentionGradients gradients = forward.record->Backward(
         sequence.q, sequence.k, sequence.v, forward.out, forward.lse, sequence.d_out);
     const auto rows = [&](const Tensor& x) { return x.narrow(0, 0, tokens); };
-    result = {rows(forward.out), rows(gradients.dq), rows(gradients.dk), rows(gradients.dv),
+    result = {rows(forward.out),
+              rows(gradients.dq),
+              rows(gradients.dk),
+              rows(gradients.dv),
               {attention->TakeStats()}};
   });
   return result;
@@ -103,8 +106,8 @@ Result RunOnRanks(const Sequence& sequence, AttentionOptions options, int64_t st
   for (auto& holder : holders) {
     if (holder.has_value()) holder = *holder % ranks;
   }
-  const auto layout = ring::DocumentLayout::CreateApart(sequence.tokens(), sequence.firsts, holders,
-                                                        ranks, kTile);
+  const auto layout =
+      ring::DocumentLayout::CreateApart(sequence.tokens(), sequence.firsts, holders, ranks, kTile);
   TORCH_CHECK(layout.ok(), std::string(layout.status().message()));
   comm::testing::RunRanks(ranks, [&](comm::Communicator& communicator) {
     const int rank = communicator.rank();
@@ -124,8 +127,8 @@ Result RunOnRanks(const Sequence& sequence, AttentionOptions options, int64_t st
     const auto mine = [&](const Tensor& x, bool is_gradient = false) {
       std::vector<int64_t> sizes = x.sizes().vec();
       sizes[0] = filler;
-      return torch::cat({x.index_select(0, positions),
-                         is_gradient ? torch::zeros(sizes) : torch::randn(sizes)});
+      return torch::cat(
+          {x.index_select(0, positions), is_gradient ? torch::zeros(sizes) : torch::randn(sizes)});
     };
     const Tensor q = mine(sequence.q), k = mine(sequence.k), v = mine(sequence.v);
     const AttentionOutput first = attention.Forward(0, q, k, v);

@@ -1,6 +1,7 @@
 // Dense attention where documents lie as ring/document_layout.h has it: those that are spread go
-// through a ring of all ranks, and each rank attends to its whole ones by itself, while keys travel.
-// Nothing travels where no document is spread. (Other patterns: chosen_document_attention.h.)
+// through a ring of all ranks, and each rank attends to its whole ones by itself, while keys
+// travel. Nothing travels where no document is spread. (Other patterns:
+// chosen_document_attention.h.)
 #pragma once
 
 #include <memory>

@@ -17,9 +17,8 @@ void AddLayer(const LayerStats& more, LayerStats* layer) {
     layer->*member = Mean(layer->*member, layer->calls, more.*member, more.calls);
   }
   if (more.recall >= 0) {
-    layer->recall = layer->recall < 0
-                        ? more.recall
-                        : Mean(layer->recall, layer->calls, more.recall, more.calls);
+    layer->recall = layer->recall < 0 ? more.recall
+                                      : Mean(layer->recall, layer->calls, more.recall, more.calls);
   }
   layer->probed_recall.resize(std::max(layer->probed_recall.size(), more.probed_recall.size()));
   for (size_t head = 0; head < more.probed_recall.size(); ++head) {
@@ -65,7 +64,8 @@ void ForwardCounts::MoveTo(AttentionStats* stats) {
     LayerStats& layer = stats->layers[number];
     layer.calls = forwards.calls;
     layer.causal_tiles = forwards.causal_tiles;
-    layer.density = static_cast<double>(layer.TotalTiles()) / static_cast<double>(layer.causal_tiles);
+    layer.density =
+        static_cast<double>(layer.TotalTiles()) / static_cast<double>(layer.causal_tiles);
   }
 }
 

@@ -40,7 +40,7 @@ absl::StatusOr<std::unique_ptr<attention::ContextAttention>> AttentionOf(
     const patterns::AttentionOptions by_itself = attention::AloneOptions(options);
     ASSIGN_OR_RETURN(std::unique_ptr<attention::ContextAttention> alone,
                      device.MakeAttentionAlone(by_itself));
-    if (options.apart_by_documents()) {
+    if (patterns::AreApart(options)) {
       ASSIGN_OR_RETURN(std::unique_ptr<attention::ContextAttention> dense,
                        device.MakeAttentionAlone(attention::DenseOptions(by_itself)));
       return std::make_unique<attention::ChosenDocumentAttention>(

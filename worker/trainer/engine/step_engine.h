@@ -15,6 +15,7 @@
 #include "model_shape/model_config.h"
 #include "model_shape/parameter_layout.h"
 #include "patterns/attention_options.h"
+#include "patterns/check_options.h"
 #include "ring/document_layout.h"
 #include "worker/attention/stats/attention_stats.h"
 #include "worker/comm/communicator.h"
@@ -133,7 +134,7 @@ class StepEngine {
   // Of the longest micro-batch, as memory is planned for it.
   int64_t LocalTokens() const {
     const int64_t even = static_cast<int64_t>(job_.sequence_length) / job_.context;
-    return job_.attention.apart_by_documents() ? ring::MostLocalTokensApart(even) : even;
+    return patterns::AreApart(job_.attention) ? ring::MostLocalTokensApart(even) : even;
   }
 
   const TrainingJob& job_;

@@ -97,7 +97,7 @@ absl::StatusOr<ring::DocumentLayout> StepLoop::Lay(const data::Loader& loader,
                                                    std::span<const data::Sample> samples,
                                                    int64_t padded,
                                                    const balance::SampleWeights& weights) const {
-  const bool is_apart = shape_.Of(job_.attention).apart_by_documents();
+  const bool is_apart = patterns::AreApart(shape_.Of(job_.attention));
   int64_t tokens = padded;
   if (is_apart) {  // ranks are filled up one by one
     tokens = 0;
@@ -110,8 +110,7 @@ absl::StatusOr<ring::DocumentLayout> StepLoop::Lay(const data::Loader& loader,
   }
   const int stripe = shape_.stripe != 0 ? shape_.stripe : job_.attention.tile;
   const auto deal = is_apart ? balance::DealDocumentsApart : balance::DealDocuments;
-  const auto create =
-      is_apart ? ring::DocumentLayout::CreateApart : ring::DocumentLayout::Create;
+  const auto create = is_apart ? ring::DocumentLayout::CreateApart : ring::DocumentLayout::Create;
   return create(tokens, firsts, deal(lengths, job_.context, stripe, weights).holders, job_.context,
                 stripe);
 }
@@ -119,7 +118,7 @@ absl::StatusOr<ring::DocumentLayout> StepLoop::Lay(const data::Loader& loader,
 absl::StatusOr<uint64_t> StepLoop::CountPadding(const balance::Dealing& dealing,
                                                 std::span<const data::Sample> samples,
                                                 const balance::SampleWeights& weights) const {
-  if (!shape_.Of(job_.attention).apart_by_documents()) {
+  if (!patterns::AreApart(shape_.Of(job_.attention))) {
     return static_cast<uint64_t>(dealing.PaddingTokens());
   }
   int64_t padding = 0;
@@ -143,6 +142,12 @@ absl::Status StepLoop::CheckShape(const PlanShape& shape) const {
     return absl::InvalidArgumentError(
         "documents cannot lie by themselves where tokens attend to those before their own "
         "(data.document_mask: false)");
+  }
+  if (job_.attention.pattern != patterns::Pattern::kDense &&
+      shape.by_documents != job_.attention.by_documents) {
+    return absl::InvalidArgumentError(
+        "a job whose pattern chooses cannot change to documents that lie by themselves or back: "
+        "they would see something else");
   }
   return ring::CheckDivides("data.sequence_length", static_cast<int64_t>(job_.sequence_length),
                             patterns::DivisionOf(options, job_.ring_ranks()));
@@ -195,8 +200,7 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
       record.dealt_imbalance = dealing.Imbalance();
       record.overlong = parts_.train->counts();
     }
-    ASSIGN_OR_RETURN(record.padding_tokens,
-                     CountPadding(dealing, samples, plan_.WeightsAt(step)));
+    ASSIGN_OR_RETURN(record.padding_tokens, CountPadding(dealing, samples, plan_.WeightsAt(step)));
     engine.BeginStep(step);
     const std::vector<balance::MicroBatch>& mine = dealing.groups[group_];
     const std::vector<float> moves = MovesOf(dealing, samples, step);
