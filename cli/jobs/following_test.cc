@@ -267,7 +267,7 @@ TEST_F(CliTest, WatchAndGetTellWhyAPlanChanges) {
 
 TEST_F(CliTest, HistoryHasEveryStep) {
   ScriptRun("tiny", v1::Job::SUCCEEDED);
-  // As if the second had been trained again after a failure.
+  // The second looks as if it had been trained again after a failure.
   v1::WatchJobResponse again = coordinator_.watch[3];
   again.mutable_steps(0)->set_loss(3.5);
   again.mutable_steps(0)->set_skipped(true);

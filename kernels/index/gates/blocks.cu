@@ -141,7 +141,7 @@ __device__ double BlockMax(double value, double* slots) {
   return value;
 }
 
-// In an order that depends on the number of threads alone.
+// Adds in an order that depends on the number of threads alone.
 __device__ double BlockSum(double value, double* slots) {
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) {

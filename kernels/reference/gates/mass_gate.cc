@@ -70,7 +70,7 @@ class ExactLogits {
     return static_cast<int>(std::min<int64_t>(of_.tile, q_.tokens - tile * of_.tile));
   }
   int64_t tiles() const { return tiles_; }
-  // Of a row of logits; whole panels.
+  // Logits from one row to the next: whole panels.
   int64_t stride() const { return stride_; }
 
  private:
