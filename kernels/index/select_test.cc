@@ -87,10 +87,9 @@ std::vector<uint64_t> CheckDiagonals(const Estimate& estimate, const SelectionBu
   const int32_t* block_mass = &estimate.diagonal_mass[h * blocks];
   std::vector<uint64_t> bits(words);
   reference::Taken taken;
-  const int32_t chosen =
-      reference::SelectDiagonals(block_mass, static_cast<int>(blocks), selected.shape.local_blocks,
-                                 mass, cap, bits.data(), selected.shape.diagonals_by_tiles, &taken,
-                                 selected.shape.content_blocks());
+  const int32_t chosen = reference::SelectDiagonals(
+      block_mass, static_cast<int>(blocks), selected.shape.local_blocks, mass, cap, bits.data(),
+      selected.shape.diagonals_by_tiles, &taken, selected.shape.content_blocks());
   EXPECT_EQ(selected.diagonal_counts.Read()[h], chosen);
   const auto got_bits = selected.diagonals.Read();
   EXPECT_TRUE(std::equal(bits.begin(), bits.end(), got_bits.begin() + h * words));
