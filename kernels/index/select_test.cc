@@ -163,6 +163,25 @@ ShardLayout Striped(int64_t tokens, int ranks) {
   return {.kind = LayoutKind::kStriped, .ranks = ranks, .stripe = 128, .tokens = tokens};
 }
 
+// Candidates of a rank need not lie at a multiple of 16 bytes: 655 columns are a density of 0.05 at
+// 131,072 tokens.
+TEST_F(IndexTest, AnyNumberOfColumnsMayBeSelected) {
+  Estimate estimate;
+  const int64_t tokens = 4096;
+  for (int64_t i = 0; i < 2 * tokens; ++i) {
+    estimate.column_mass.push_back(static_cast<int32_t>(random_() % 5000));
+  }
+  for (int64_t i = 0; i < 2 * tokens / 128; ++i) {
+    estimate.diagonal_mass.push_back(static_cast<int32_t>(random_() % 200000));
+  }
+  for (const int columns : {1, 101, 655}) {
+    for (const int ranks : {1, 4}) {
+      CheckSelection(estimate, 2, Striped(tokens, ranks), 128, columns, 1, 1, {0.9f, 1.0f},
+                     {columns, columns});
+    }
+  }
+}
+
 TEST_F(IndexTest, SelectionEqualsTheReference) {
   const std::vector<float> mass = {0.9f, 0.5f, 1.0f, 0.01f, 0.95f, 0.9f, 1.0f, 0.9999f};
   const std::vector<int32_t> caps = {512, 7, 100, 512, 300, 1, 512, 512};
