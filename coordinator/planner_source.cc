@@ -257,7 +257,7 @@ class PlannerSource : public lifecycle::PlanSource {
                                        .misses = running.live->misses(),
                                        .steps_left = running.live->StepsLeft(merged),
                                        .change_seconds = running.live->change_seconds()};
-    if (jobspec::CheckByDocuments(spec).ok()) {
+    if (jobspec::TrainsAlikeByDocuments(spec)) {
       request.hints.document_tokens =
           planner::DocumentsFrom(running.recent, spec.data().sequence_length());
     }

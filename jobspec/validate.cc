@@ -328,6 +328,10 @@ absl::Status CheckByDocuments(const v1::JobSpec& spec) {
   return patterns::CheckByDocuments(options);
 }
 
+bool TrainsAlikeByDocuments(const v1::JobSpec& spec) {
+  return spec.attention().pattern() == v1::AttentionSpec::DENSE && CheckByDocuments(spec).ok();
+}
+
 absl::Status CheckSequencesDivide(const v1::JobSpec& spec, const ring::Division& division) {
   const auto tokens = static_cast<int64_t>(spec.data().sequence_length());
   RETURN_IF_ERROR(ring::CheckDivides("data.sequence_length", tokens, division));

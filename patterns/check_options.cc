@@ -110,6 +110,10 @@ absl::Status CheckBalance(const AttentionOptions& options, const PatternDefiniti
 
 }  // namespace
 
+bool AreApart(const AttentionOptions& options) {
+  return options.by_documents && options.pattern != Pattern::kDense;
+}
+
 absl::Status CheckByDocuments(const AttentionOptions& options) {
   if (!options.by_documents) return absl::OkStatus();
   if (options.mask != Mask::kCausal) {
@@ -118,13 +122,8 @@ absl::Status CheckByDocuments(const AttentionOptions& options) {
         "parallelism.layout: striped",
         std::string(MaskName(options.mask))));
   }
-  if (options.pattern == Pattern::kDense && options.layout == LayoutKind::kStriped) {
-    return absl::OkStatus();
-  }
-  return Invalid(absl::StrFormat(
-      "parallelism.layout: documents goes with attention.pattern: dense alone, not with %s: places "
-      "that no rank holds lie between tokens of spread documents; give parallelism.layout: striped",
-      std::string(DefinitionOf(options.pattern).name)));
+  if (options.layout == LayoutKind::kStriped) return absl::OkStatus();
+  return Invalid("parallelism.layout: documents spreads documents in stripes alone");
 }
 
 absl::Status CheckHeadRanks(const AttentionOptions& options) {

@@ -140,6 +140,7 @@ VerticalSlash Plan(const AttentionOptions& options, const IndexInputs& inputs) {
           .heads = inputs.heads,
           .tile = options.tile,
           .blocks = blocks,
+          .content = content,
           .scale = inputs.scale,
           .queries = static_cast<int32_t>(inputs.documents == nullptr
                                               ? std::min<int64_t>(options.estimate_queries, tokens)

@@ -276,7 +276,10 @@ __device__ void SelectDiagonals(const SelectArgs& args, int head, int blocks,
                                 SelectShared& shared) {
   const int32_t* mass = args.diagonal_mass + static_cast<int64_t>(head) * blocks;
   const int forced = min(blocks, args.local_blocks + 1), ranks = args.layout.ranks;
-  const auto cost_of = [&](int b) { return DiagonalCost(args.diagonals_by_tiles, blocks, b); };
+  const int64_t content_blocks = args.content_blocks();
+  const auto cost_of = [&](int b) {
+    return DiagonalCost(args.diagonals_by_tiles, content_blocks, b);
+  };
   uint64_t total = 0, forced_sum = 0;  // the second: CountAndMass
   for (int b = threadIdx.x; b < blocks; b += kSelectThreads) {
     total += static_cast<uint64_t>(mass[b]);

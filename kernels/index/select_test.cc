@@ -87,9 +87,9 @@ std::vector<uint64_t> CheckDiagonals(const Estimate& estimate, const SelectionBu
   const int32_t* block_mass = &estimate.diagonal_mass[h * blocks];
   std::vector<uint64_t> bits(words);
   reference::Taken taken;
-  const int32_t chosen =
-      reference::SelectDiagonals(block_mass, static_cast<int>(blocks), selected.shape.local_blocks,
-                                 mass, cap, bits.data(), selected.shape.diagonals_by_tiles, &taken);
+  const int32_t chosen = reference::SelectDiagonals(
+      block_mass, static_cast<int>(blocks), selected.shape.local_blocks, mass, cap, bits.data(),
+      selected.shape.diagonals_by_tiles, &taken, selected.shape.content_blocks());
   EXPECT_EQ(selected.diagonal_counts.Read()[h], chosen);
   const auto got_bits = selected.diagonals.Read();
   EXPECT_TRUE(std::equal(bits.begin(), bits.end(), got_bits.begin() + h * words));
@@ -133,9 +133,11 @@ void AddLoad(const std::vector<uint64_t>& bits, const ShardLayout& layout, int t
 // Steps 4 and 5 on simulated ranks, compared with kernels/reference.
 void CheckSelection(const Estimate& estimate, int heads, ShardLayout layout, int tile,
                     int max_columns, int sink, int local_blocks, const std::vector<float>& mass,
-                    const std::vector<int32_t>& max_count, bool by_tiles = false) {
+                    const std::vector<int32_t>& max_count, bool by_tiles = false,
+                    int64_t padding = 0) {
   layout.rank = layout.ranks / 2;
   SelectionBuffers selected({.diagonals_by_tiles = by_tiles,
+                             .content_tokens = layout.tokens - padding,
                              .layout = layout,
                              .heads = heads,
                              .tile = tile,
@@ -213,6 +215,9 @@ TEST_F(IndexTest, SelectionEqualsTheReference) {
         CheckSelection(estimate, heads, Striped(tokens, ranks), 128, 512, 64, 1, mass, caps);
         CheckSelection(estimate, heads, Striped(tokens, ranks), 128, 512, 64, 1, mass,
                        {16000, 70, 1000, 512, 300, 1, 20000, 4000}, /*by_tiles=*/true);
+        CheckSelection(estimate, heads, Striped(tokens, ranks), 128, 512, 64, 1, mass,
+                       {16000, 70, 1000, 512, 300, 1, 20000, 4000}, /*by_tiles=*/true,
+                       /*padding=*/tokens / 5);
       }
     }
   }

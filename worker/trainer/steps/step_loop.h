@@ -59,6 +59,14 @@ class StepLoop {
                                            std::span<const data::Sample> samples,
                                            const balance::MicroBatch& batch,
                                            const balance::SampleWeights& weights) const;
+  // Lays out the documents of a micro-batch of `padded` tokens.
+  absl::StatusOr<ring::DocumentLayout> Lay(const data::Loader& loader,
+                                           std::span<const data::Sample> samples, int64_t padded,
+                                           const balance::SampleWeights& weights) const;
+  // Counts the tokens that fill up the step's micro-batches, of all groups.
+  absl::StatusOr<uint64_t> CountPadding(const balance::Dealing& dealing,
+                                        std::span<const data::Sample> samples,
+                                        const balance::SampleWeights& weights) const;
   // Returns the layout of this rank's part of a sequence of `tokens` tokens.
   kernels::ShardLayout LayoutOf(uint64_t tokens) const;
   // Whether sequences can lie and travel so.
