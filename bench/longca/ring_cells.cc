@@ -28,50 +28,6 @@ using patterns::Pattern;
 
 constexpr uint64_t kSeed = 20251123;
 
-// A mask as a job asks for it.
-struct Asked {
-  patterns::Mask mask = patterns::Mask::kCausal;
-  int64_t window = 0, block = 0;
-  std::vector<int64_t> firsts = {0}, prefix_ends = {};
-};
-
-// nullopt: no job can ask for it.
-std::optional<Asked> AskFor(const Problem& problem, MaskKind kind) {
-  const kernels::Mask mask = problem.MaskOf(kind);
-  const std::vector<int64_t> documents(problem.documents.begin(), problem.documents.end());
-  switch (kind) {
-    case MaskKind::kFull:
-      return Asked{.mask = patterns::Mask::kFull};
-    case MaskKind::kCausal:
-      return Asked{};
-    case MaskKind::kFullWindow:
-      return Asked{.mask = patterns::Mask::kFull, .window = mask.window};
-    case MaskKind::kCausalWindow:
-      return Asked{.window = mask.window};
-    case MaskKind::kFullDocuments:
-      return Asked{.mask = patterns::Mask::kFull, .firsts = documents};
-    case MaskKind::kCausalDocuments:
-      return Asked{.firsts = documents};
-    case MaskKind::kPrefixCausal:
-      return Asked{.mask = patterns::Mask::kPrefixLm, .prefix_ends = {mask.prefix}};
-    case MaskKind::kPrefixDocuments: {
-      Asked asked{.mask = patterns::Mask::kPrefixLm, .firsts = documents};
-      for (size_t i = 0; i < documents.size(); ++i) {
-        const int64_t end = i + 1 < documents.size() ? documents[i + 1] : problem.tokens;
-        asked.prefix_ends.push_back(std::min(documents[i] + mask.prefix, end));
-      }
-      return asked;
-    }
-    case MaskKind::kBlockCausalDocuments:
-      return Asked{.mask = patterns::Mask::kBlockCausal, .block = mask.block, .firsts = documents};
-    case MaskKind::kSharedQuestion:
-    case MaskKind::kCausalBlockwise:
-    case MaskKind::kGlobalSliding:
-      return std::nullopt;
-  }
-  return std::nullopt;
-}
-
 patterns::AttentionOptions OptionsOf(const Asked& asked, const Scheme& scheme) {
   return {.pattern = asked.window > 0 ? Pattern::kSlidingWindow : Pattern::kDense,
           .mask = asked.mask,

@@ -1,0 +1,35 @@
+// What the ranks of a cell hand back.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "bench/longca/problem.h"
+
+namespace ringleader::bench {
+
+// What one rank did.
+struct RankRun {
+  absl::Status status;
+  std::vector<double> forward_ms, backward_ms;  // of repetitions
+  double plan_ms = 0;
+  double tiles = 0;                               // in a forward
+  int64_t forward_bytes = 0, backward_bytes = 0;  // sent in a repetition
+};
+
+// Of the whole sequence. Ranks write different rows.
+struct Results {
+  kernels::reference::testing::Tensor out, dq, dk, dv;
+
+  explicit Results(int64_t tokens)
+      : out(tokens, kHeads, kHeadDim), dq(out), dk(tokens, kKvHeads, kHeadDim), dv(dk) {}
+};
+
+inline double MillisecondsSince(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
+      .count();
+}
+
+}  // namespace ringleader::bench
