@@ -126,9 +126,9 @@ std::string HeadFieldOf(const AttentionOptions& options) {
 absl::Status CheckHeadRanks(const AttentionOptions& options) {
   if (options.head_ranks == 1 && options.head_groups == 1) return absl::OkStatus();
   if (options.head_ranks < 1 || options.head_groups < 1) {
-    return Invalid(absl::StrFormat(
-        "parallelism.heads is %d and parallelism.head_groups %d; give 1 or more",
-        options.head_ranks, options.head_groups));
+    return Invalid(
+        absl::StrFormat("parallelism.heads is %d and parallelism.head_groups %d; give 1 or more",
+                        options.head_ranks, options.head_groups));
   }
   std::string other;
   if (options.by_documents)
@@ -143,8 +143,8 @@ absl::Status CheckHeadRanks(const AttentionOptions& options) {
     other = "attention.balance.anchor, which compares what all heads keep; give none";
   }
   if (other.empty()) return absl::OkStatus();
-  return Invalid(absl::StrFormat("%s does not go with %s, or leave heads out",
-                                 HeadFieldOf(options), other));
+  return Invalid(
+      absl::StrFormat("%s does not go with %s, or leave heads out", HeadFieldOf(options), other));
 }
 
 absl::Status CheckHeads(const AttentionOptions& options, int64_t heads, int64_t kv_heads) {
@@ -200,9 +200,9 @@ absl::Status CheckOptions(const AttentionOptions& options, int ranks) {
   RETURN_IF_ERROR(CheckPattern(options));
   RETURN_IF_ERROR(CheckHeadRanks(options));
   if (options.head_groups > 1 && options.ring.kind != ring::RingKind::kAllGather) {
-    return Invalid(absl::StrFormat(
-        "parallelism.head_groups: %d goes with parallelism.ring: all_gather alone",
-        options.head_groups));
+    return Invalid(
+        absl::StrFormat("parallelism.head_groups: %d goes with parallelism.ring: all_gather alone",
+                        options.head_groups));
   }
   return CheckByDocuments(options);
 }

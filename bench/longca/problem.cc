@@ -1,8 +1,10 @@
 #include "bench/longca/problem.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <fstream>
+#include <numeric>
 #include <random>
 #include <string>
 
@@ -76,6 +78,12 @@ double LargestError(const MaskedAttention& expected, const Tensor& out, const Te
                     const Tensor& dk, const Tensor& dv) {
   return std::max({RelativeError(out.data, expected.out), RelativeError(dq.data, expected.dq),
                    RelativeError(dk.data, expected.dk), RelativeError(dv.data, expected.dv)});
+}
+
+void FlushCaches() {
+  static const std::vector<int64_t> kMore(size_t{64} << 17, 1);  // 64 MiB
+  static std::atomic<int64_t> read = 0;
+  read += std::accumulate(kMore.begin(), kMore.end(), int64_t{0});
 }
 
 double TakePeakMib() {

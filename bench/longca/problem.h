@@ -34,6 +34,9 @@ double LargestError(const kernels::reference::testing::MaskedAttention& expected
                     const kernels::reference::testing::Tensor& dk,
                     const kernels::reference::testing::Tensor& dv);
 
+// Reads more than caches hold, so that what is measured next begins without its data in them.
+void FlushCaches();
+
 // The most memory that this process has held since the last call, MiB; 0 where the system does not
 // tell.
 double TakePeakMib();

@@ -1,20 +1,24 @@
 #include "bench/longca/ring_cells.h"
 
+#include <torch/torch.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <limits>
+#include <memory>
 #include <new>
-#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "bench/longca/asked_mask.h"
 #include "bench/longca/counting_communicator.h"
+#include "bench/longca/helper_ranks.h"
 #include "bench/longca/problem.h"
+#include "bench/longca/rank_run.h"
 #include "patterns/attention_options.h"
 #include "ring/division.h"
-#include "worker/attention/cpu/cpu_attention_call.h"
-#include "worker/attention/runner/ring_runner.h"
+#include "ring/head_shares.h"
+#include "worker/attention/cpu/cpu_ring_attention.h"
 #include "worker/comm/testing/local_communicator.h"
 
 namespace ringleader::bench {
@@ -22,7 +26,6 @@ namespace {
 
 using kernels::MaskKind;
 using kernels::ShardLayout;
-using kernels::reference::testing::Shard;
 using kernels::reference::testing::Tensor;
 using patterns::Pattern;
 
@@ -36,108 +39,122 @@ patterns::AttentionOptions OptionsOf(const Asked& asked, const Scheme& scheme) {
           .tile = kTile,
           .layout = scheme.layout,
           .stripe = kTile,
-          .ring = scheme.ring};
+          .ring = scheme.ring,
+          .head_ranks = scheme.head_ranks,
+          .head_groups = scheme.head_groups};
 }
 
-// What one rank did.
-struct RankRun {
-  absl::Status status;
-  std::vector<double> forward_ms, backward_ms;  // of repetitions
-  double plan_ms = 0;
-  double tiles = 0;
-  int64_t forward_bytes = 0, backward_bytes = 0;  // sent in a repetition
-};
+// The results of a rank, and where in the sequence its tokens lie.
+struct Tokens {
+  torch::Tensor positions;
 
-struct Results {
-  Tensor out, dq, dk, dv;  // of the whole sequence
-
-  explicit Results(int64_t tokens)
-      : out(tokens, kHeads, kHeadDim), dq(out), dk(tokens, kKvHeads, kHeadDim), dv(dk) {}
-};
-
-void Put(const Tensor& part, const ShardLayout& layout, Tensor* whole) {
-  const int64_t row = int64_t{part.heads} * part.head_dim;
-  for (int64_t i = 0; i < part.tokens; ++i) {
-    std::copy_n(&part.data[i * row], row, &whole->data[layout.Position(i) * row]);
+  torch::Tensor Of(const Tensor& whole) const {
+    return AsTorch(const_cast<Tensor&>(whole)).index_select(0, positions);
   }
+  void Put(const torch::Tensor& part, Tensor* whole) const {
+    AsTorch(*whole).index_copy_(0, positions, part);
+  }
+
+ private:
+  static torch::Tensor AsTorch(Tensor& tensor) {
+    return torch::from_blob(tensor.data.data(), {tensor.tokens, tensor.heads, tensor.head_dim});
+  }
+};
+
+Tokens TokensOf(const Scheme& scheme, int64_t tokens, int rank) {
+  const ShardLayout layout{.kind = scheme.layout,
+                           .ranks = scheme.ring.ranks(),
+                           .rank = rank / scheme.head_ranks,
+                           .stripe = kTile,
+                           .tokens = tokens};
+  const int64_t held = tokens / scheme.ranks(), first = rank % scheme.head_ranks * held;
+  Tokens mine{torch::empty({held}, torch::kLong)};
+  for (int64_t i = 0; i < held; ++i) {
+    mine.positions.data_ptr<int64_t>()[i] = layout.Position(first + i);
+  }
+  return mine;
 }
 
-double MillisecondsOf(const std::chrono::steady_clock::time_point& since) {
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - since)
-      .count();
-}
+// One rank's communicators: around the ring, and with those it shares heads with.
+struct Groups {
+  std::unique_ptr<comm::Communicator> ring, heads;
+
+  static absl::StatusOr<Groups> Of(const Scheme& scheme, comm::Communicator& all) {
+    const int share = scheme.head_ranks, member = all.rank() % share;
+    std::vector<int> ring, heads;
+    for (int i = 0; i < scheme.ring.ranks(); ++i) ring.push_back(i * share + member);
+    for (int i = 0; i < share; ++i) heads.push_back(all.rank() - member + i);
+    Groups groups;
+    ASSIGN_OR_RETURN(groups.ring, all.Split(ring));
+    if (share > 1) ASSIGN_OR_RETURN(groups.heads, all.Split(heads));
+    return groups;
+  }
+};
 
 absl::Status RunRank(const Problem& problem, const Asked& asked, const Scheme& scheme,
                      int repetitions, comm::Communicator& communicator,
                      const std::atomic<int64_t>& sent, RankRun* run, Results* results) {
-  const ShardLayout layout{.kind = scheme.layout,
-                           .ranks = communicator.size(),
-                           .rank = communicator.rank(),
-                           .stripe = kTile,
-                           .tokens = problem.tokens};
-  const Tensor q = Shard(problem.q, layout), k = Shard(problem.k, layout),
-               v = Shard(problem.v, layout), d_out = Shard(problem.d_out, layout);
-  attention::CpuAttentionDevice device(&communicator, /*threads=*/1);
-  ASSIGN_OR_RETURN(const auto runner,
-                   attention::RingRunner::Create(OptionsOf(asked, scheme), &device));
+  ASSIGN_OR_RETURN(const Groups groups, Groups::Of(scheme, communicator));
+  ASSIGN_OR_RETURN(const auto ranks,
+                   attention::CreateCpuRingAttention(OptionsOf(asked, scheme), groups.ring.get(),
+                                                     groups.heads.get()));
+  const Tokens mine = TokensOf(scheme, problem.tokens, communicator.rank());
+  const torch::Tensor q = mine.Of(problem.q), k = mine.Of(problem.k), v = mine.Of(problem.v),
+                      d_out = mine.Of(problem.d_out);
   for (int repetition = -1; repetition < repetitions; ++repetition) {  // the first warms up
-    Tensor out(layout.local_tokens(), kHeads, kHeadDim),
-        dq = out, dk(layout.local_tokens(), kKvHeads, kHeadDim), dv = dk;
-    std::vector<float> lse(kHeads * layout.local_tokens(), -std::numeric_limits<float>::infinity());
     auto start = std::chrono::steady_clock::now();
-    RETURN_IF_ERROR(runner->SetDocuments(problem.tokens, asked.firsts, 0, asked.prefix_ends));
-    run->plan_ms = MillisecondsOf(start);
-    attention::CpuCall forward(&device, /*layer=*/0,
-                               {q.view(), k.view(), v.view(), out.view(), lse.data()});
+    RETURN_IF_ERROR(
+        ranks->SetDocuments(problem.tokens, asked.firsts, /*padding=*/0, asked.prefix_ends));
+    run->plan_ms = MillisecondsSince(start);
+    FlushCaches();
     RETURN_IF_ERROR(communicator.Barrier());
     int64_t before = sent;
     start = std::chrono::steady_clock::now();
-    ASSIGN_OR_RETURN(const auto index, runner->Forward(forward));
-    if (repetition >= 0) run->forward_ms.push_back(MillisecondsOf(start));
+    const attention::AttentionOutput forward = ranks->Forward(/*layer=*/0, q, k, v);
+    if (repetition >= 0) run->forward_ms.push_back(MillisecondsSince(start));
     run->forward_bytes = sent - before;
-    attention::CpuCall backward(&device, /*layer=*/0,
-                                {.q = q.view(),
-                                 .k = k.view(),
-                                 .v = v.view(),
-                                 .out = out.view(),
-                                 .lse = lse.data(),
-                                 .d_out = d_out.view(),
-                                 .dq = dq.view(),
-                                 .dk = dk.view(),
-                                 .dv = dv.view()});
+    FlushCaches();
     RETURN_IF_ERROR(communicator.Barrier());
     before = sent;
     start = std::chrono::steady_clock::now();
-    RETURN_IF_ERROR(runner->Backward(*index, backward));
-    if (repetition >= 0) run->backward_ms.push_back(MillisecondsOf(start));
+    const attention::AttentionGradients gradients =
+        forward.record->Backward(q, k, v, forward.out, forward.lse, d_out);
+    if (repetition >= 0) run->backward_ms.push_back(MillisecondsSince(start));
     run->backward_bytes = sent - before;
-    Put(out, layout, &results->out);  // ranks write different rows
-    Put(dq, layout, &results->dq);
-    Put(dk, layout, &results->dk);
-    Put(dv, layout, &results->dv);
-    const attention::AttentionStats stats = runner->TakeStats();
+    mine.Put(forward.out, &results->out);
+    mine.Put(gradients.dq, &results->dq);
+    mine.Put(gradients.dk, &results->dk);
+    mine.Put(gradients.dv, &results->dv);
+    const attention::AttentionStats stats = ranks->TakeStats();
     run->tiles = static_cast<double>(stats.TotalTiles());
     run->plan_ms += 1e3 * stats.seconds.index;
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<RankRun>> RunOnRanks(const Problem& problem, const Asked& asked,
+absl::StatusOr<std::vector<RankRun>> RunOnRanks(const Problem& problem, MaskKind kind,
                                                 const Scheme& scheme, int repetitions,
                                                 Results* results) {
-  const int ranks = scheme.ring.ranks();
-  std::vector<RankRun> runs(ranks);
-  std::vector<std::atomic<int64_t>> sent(ranks);
-  auto communicators = comm::testing::LocalCommunicators(ranks);
-  for (int rank = 0; rank < ranks; ++rank) {
+  at::set_num_threads(1);
+  std::vector<RankRun> runs(scheme.ranks());
+  std::vector<std::atomic<int64_t>> sent(scheme.ranks());
+  auto communicators = comm::testing::LocalCommunicators(scheme.ranks());
+  for (int rank = 0; rank < scheme.ranks(); ++rank) {
     communicators[rank] =
         std::make_unique<CountingCommunicator>(std::move(communicators[rank]), &sent[rank]);
   }
   comm::testing::RunRanks(std::move(communicators), [&](comm::Communicator& communicator) {
-    const int rank = communicator.rank();
-    runs[rank].status = RunRank(problem, asked, scheme, repetitions, communicator, sent[rank],
-                                &runs[rank], results);
-    if (!runs[rank].status.ok()) communicator.Abort(std::string(runs[rank].status.message()));
+    RankRun& run = runs[communicator.rank()];
+    const std::atomic<int64_t>& bytes = sent[communicator.rank()];
+    try {
+      run.status = scheme.has_helpers ? RunHelperRank(problem, kind, repetitions, communicator,
+                                                      bytes, &run, results)
+                                      : RunRank(problem, *AskFor(problem, kind), scheme,
+                                                repetitions, communicator, bytes, &run, results);
+    } catch (const c10::Error& error) {
+      run.status = absl::InternalError(error.what_without_backtrace());
+    }
+    if (!run.status.ok()) communicator.Abort(std::string(run.status.message()));
   });
   for (const RankRun& run : runs) RETURN_IF_ERROR(run.status);
   return runs;
@@ -145,20 +162,19 @@ absl::StatusOr<std::vector<RankRun>> RunOnRanks(const Problem& problem, const As
 
 // A length that fp64 checks in little time, and every layout takes.
 int64_t CheckedTokens(const Scheme& scheme) {
-  return int64_t{2} * scheme.ring.ranks() * kTile * (scheme.ring.ranks() > 2 ? 1 : 2);
+  return int64_t{2} * scheme.ranks() * kTile * (scheme.ranks() > 2 ? 1 : 2);
 }
 
 absl::Status Measure(MaskKind kind, const Scheme& scheme, int repetitions,
                      std::vector<Cell>* cells) {
   const Problem checked(CheckedTokens(scheme), kSeed), problem(cells->front().tokens, kSeed);
   Results few(checked.tokens), all(problem.tokens);
-  RETURN_IF_ERROR(
-      RunOnRanks(checked, *AskFor(checked, kind), scheme, /*repetitions=*/1, &few).status());
+  RETURN_IF_ERROR(RunOnRanks(checked, kind, scheme, /*repetitions=*/1, &few).status());
   const double error =
       LargestError(checked.Expected(checked.MaskOf(kind), {}), few.out, few.dq, few.dk, few.dv);
   TakePeakMib();
   ASSIGN_OR_RETURN(const std::vector<RankRun> runs,
-                   RunOnRanks(problem, *AskFor(problem, kind), scheme, repetitions, &all));
+                   RunOnRanks(problem, kind, scheme, repetitions, &all));
   const double peak_mib = TakePeakMib();
   ASSIGN_OR_RETURN(
       const auto rows,
@@ -193,8 +209,39 @@ absl::Status Measure(MaskKind kind, const Scheme& scheme, int repetitions,
 
 std::string Scheme::name() const {
   constexpr const char* kKinds[] = {"flat", "hierarchical", "all-gather"};
-  return absl::StrCat(kKinds[static_cast<int>(ring.kind)], " ",
-                      std::string(ring::LayoutName(layout)));
+  std::string name = ring.ranks() == 1 ? "ulysses"
+                                       : absl::StrCat(head_ranks > 1 ? "usp, " : "",
+                                                      kKinds[static_cast<int>(ring.kind)], " ",
+                                                      std::string(ring::LayoutName(layout)));
+  if (head_groups > 1) absl::StrAppend(&name, " in ", head_groups, " head groups");
+  if (has_helpers) absl::StrAppend(&name, " with helpers");
+  return name;
+}
+
+std::vector<Scheme> SchemesOn(int ranks) {
+  using kernels::LayoutKind;
+  using ring::RingKind;
+  std::vector<Scheme> schemes;
+  const auto add = [&](RingKind kind, int inner, LayoutKind layout, Scheme more = {}) {
+    more.ring = {kind, inner, kind == RingKind::kHierarchical ? ranks / inner : 1};
+    more.layout = layout;
+    schemes.push_back(more);
+  };
+  add(RingKind::kFlat, ranks, LayoutKind::kContiguous);
+  add(RingKind::kFlat, ranks, LayoutKind::kContiguous, {.has_helpers = true});
+  for (const auto layout : {LayoutKind::kZigzag, LayoutKind::kStriped}) {
+    add(RingKind::kFlat, ranks, layout);
+    if (ranks % 2 == 0 && ranks > 2) add(RingKind::kHierarchical, ranks / 2, layout);
+    add(RingKind::kAllGather, ranks, layout);
+  }
+  add(RingKind::kAllGather, ranks, LayoutKind::kStriped, {.head_groups = kKvHeads});
+  for (int heads = 2; heads <= ranks; ++heads) {
+    const ring::HeadShares shares = {.ranks = heads, .heads = kHeads, .kv_heads = kKvHeads};
+    if (ranks % heads != 0 || !ring::CheckHeadShares(shares).ok()) continue;
+    add(RingKind::kFlat, ranks / heads,
+        heads == ranks ? LayoutKind::kContiguous : LayoutKind::kStriped, {.head_ranks = heads});
+  }
+  return schemes;
 }
 
 std::vector<Cell> RingCells(MaskKind mask, const Scheme& scheme, int64_t tokens, int repetitions) {
@@ -205,10 +252,15 @@ std::vector<Cell> RingCells(MaskKind mask, const Scheme& scheme, int64_t tokens,
                      .scheme = scheme.name(),
                      .direction = direction,
                      .tokens = tokens,
-                     .ranks = scheme.ring.ranks()});
+                     .ranks = scheme.ranks()});
   }
   std::string note = "unsupported";
-  if (AskFor(Problem(kTile, kSeed), mask).has_value()) {
+  const bool is_able =
+      scheme.has_helpers
+          ? HelpersCan(Problem(CheckedTokens(scheme), kSeed), mask, scheme.ranks()) &&
+                HelpersCan(Problem(tokens, kSeed), mask, scheme.ranks())
+          : AskFor(Problem(kTile, kSeed), mask).has_value();
+  if (is_able) {
     try {
       note = std::string(Measure(mask, scheme, repetitions, &cells).message());
     } catch (const std::bad_alloc&) {

@@ -191,8 +191,7 @@ TEST(HeadsPlanTest, AResumedAttemptKeepsTheNumber) {
   const auto before = MakePlan(spec, model, slow, CostModel(spec, model, slow));
   ASSERT_TRUE(before.ok()) << before.status();
   const ClusterShape fast = Gpus(1, 8);
-  const auto after =
-      MakePlan(spec, model, fast, CostModel(spec, model, fast), {}, {}, &*before);
+  const auto after = MakePlan(spec, model, fast, CostModel(spec, model, fast), {}, {}, &*before);
   ASSERT_TRUE(after.ok()) << after.status();
   EXPECT_EQ(after->heads(), before->heads());
   EXPECT_EQ(after->version(), before->version());
@@ -207,10 +206,10 @@ TEST(HeadsPlanTest, WhatThePlanMayCostCountsEveryNumber) {
     double least = 0, most = 1;  // seconds that are refused, and that are enough
     for (int i = 0; i < 20; ++i) {
       const double middle = (least + most) / 2;
-      const absl::Status status = MakePlan(spec, model, Gpus(64, 8),
-                                           CostModel(spec, model, Gpus(64, 8)), {},
-                                           {.seconds = middle, .stop = [] { return true; }})
-                                      .status();
+      const absl::Status status =
+          MakePlan(spec, model, Gpus(64, 8), CostModel(spec, model, Gpus(64, 8)), {},
+                   {.seconds = middle, .stop = [] { return true; }})
+              .status();
       (absl::IsResourceExhausted(status) ? least : most) = middle;
     }
     return most;

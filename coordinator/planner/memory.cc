@@ -82,7 +82,8 @@ MemoryEstimate EstimateMemory(const v1::JobSpec& spec, const model::ModelConfig&
   const model::RecomputePlan plan = {.recompute = LeastKept(spec),
                                      .host_layers = moves ? model.layers - 1 : 0};
   const ring::HeadShares shares = SharesOf(spec, model);
-  const double copies = ring == v1::ParallelismSpec::ALL_GATHER ? GatheredShards(spec.parallelism()) : 2;
+  const double copies =
+      ring == v1::ParallelismSpec::ALL_GATHER ? GatheredShards(spec.parallelism()) : 2;
   const auto lower_bound = [&](model::ParameterSharding sharding) {
     const model::TrainingMemory memory = model::EstimateMemory(model, shape, plan, sharding);
     MemoryEstimate estimate;

@@ -98,10 +98,11 @@ void AddReasons(const ParallelismSpec& asked, const GroupShape& group,
   if (forced_layout) plan->add_reasons("layout as parallelism.layout asks");
   if (forced_ring) plan->add_reasons("ring as parallelism.ring asks");
   if (const uint32_t groups = jobspec::HeadGroups(asked); groups > 1) {
-    plan->add_reasons(absl::StrFormat(
-        "keys and values are gathered in %d groups of heads, as parallelism.head_groups asks: those "
-        "of the next group travel while a group is attended with",
-        groups));
+    plan->add_reasons(
+        absl::StrFormat("keys and values are gathered in %d groups of heads, as "
+                        "parallelism.head_groups asks: those "
+                        "of the next group travel while a group is attended with",
+                        groups));
   }
   if (asked.ring_window() > 0) {
     plan->add_reasons(
@@ -217,7 +218,7 @@ void SetMemory(const v1::JobSpec& spec, const model::ModelConfig& model,
 struct Way {
   v1::JobSpec spec;
   GroupShape group;
-  std::vector<Candidate> candidates;
+  std::vector<Candidate> candidates = {};
   bool keeps = false;  // what an earlier attempt's plan had
   std::unique_ptr<Pricer> pricer = nullptr;
   std::vector<v1::StepPlan> tried = {};

@@ -295,7 +295,8 @@ INSTANTIATE_TEST_SUITE_P(Settings, SharedHeadsTest, ::testing::ValuesIn(Settings
                            return std::string(patterns::DefinitionOf(s.pattern).name) + "_" +
                                   std::to_string(s.head_ranks) + "_" +
                                   testing::NameOf({s.layout, s.ring}) +
-                                  (s.head_groups == 1 ? "" : "_in_" + std::to_string(s.head_groups));
+                                  (s.head_groups == 1 ? ""
+                                                      : "_in_" + std::to_string(s.head_groups));
                          });
 
 // Without a ring a sequence need only divide by the ranks: the last tile may be any part of one.
@@ -380,8 +381,9 @@ TEST(SharedHeadsEdgesTest, WhatDoesNotFitIsRefusedByName) {
   EXPECT_NE(patterns::CheckOptions(options, 1).message().find("parallelism.ring: all_gather alone"),
             std::string::npos);
   options.adapt_heads = true;
-  EXPECT_NE(check(options, 8, 2).find("parallelism.head_groups: 2 does not go with "
-                                      "attention.head_budgets: by_recall"),
+  EXPECT_NE(check(options, 8, 2)
+                .find("parallelism.head_groups: 2 does not go with "
+                      "attention.head_budgets: by_recall"),
             std::string::npos);
   options = OptionsOf(Pattern::kKeyGroups);
   options.head_ranks = 4;

@@ -91,12 +91,11 @@ absl::StatusOr<RingAttention::Indices> RingAttention::AttendGroups(Engine& engin
 
 absl::Status RingAttention::GroupsBackward(Engine& engine, int layer, const Indices& indices,
                                            CallTensors* tensors) {
-  ASSIGN_OR_RETURN(
-      const std::vector<CallTensors> parts,
-      VisitGroups(*engine.device, layer, *tensors, engine.options.head_groups,
-                  [&](int group, AttentionCall& call, AttentionCall* next) {
-                    return engine.runner->Backward(*indices[group], call, next);
-                  }));
+  ASSIGN_OR_RETURN(const std::vector<CallTensors> parts,
+                   VisitGroups(*engine.device, layer, *tensors, engine.options.head_groups,
+                               [&](int group, AttentionCall& call, AttentionCall* next) {
+                                 return engine.runner->Backward(*indices[group], call, next);
+                               }));
   tensors->gradients = {.dq = Join(parts, &AttentionGradients::dq),
                         .dk = Join(parts, &AttentionGradients::dk),
                         .dv = Join(parts, &AttentionGradients::dv)};
