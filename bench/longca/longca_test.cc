@@ -84,10 +84,9 @@ TEST(RingCellsTest, EveryMaskThatJobsCanAskForIsRightUnderEveryScheme) {
   for (const Scheme& scheme : schemes) {
     using Masks = std::set<std::string>;
     EXPECT_EQ(unsupported[scheme.name()],
-              scheme.has_helpers
-                  ? Masks({"full", "full_window", "full_documents", "global_sliding",
-                           "prefix_causal", "block_causal_documents"})
-                  : Masks({"shared_question", "causal_blockwise", "global_sliding"}))
+              scheme.has_helpers ? Masks({"full", "full_window", "full_documents", "global_sliding",
+                                          "prefix_causal", "block_causal_documents"})
+                                 : Masks({"shared_question", "causal_blockwise", "global_sliding"}))
         << scheme.name();
   }
 }
@@ -101,10 +100,10 @@ TEST(RingCellsTest, SchemesAreThoseThatHeadsDivideInto) {
     }
     return names;
   };
-  EXPECT_THAT(names(2), ElementsAre("flat contiguous", "flat contiguous with helpers",
-                                    "flat zigzag", "all-gather zigzag", "flat striped",
-                                    "all-gather striped", "all-gather striped in 2 head groups",
-                                    "ulysses"));
+  EXPECT_THAT(names(2),
+              ElementsAre("flat contiguous", "flat contiguous with helpers", "flat zigzag",
+                          "all-gather zigzag", "flat striped", "all-gather striped",
+                          "all-gather striped in 2 head groups", "ulysses"));
   EXPECT_THAT(names(4),
               ElementsAre("flat contiguous", "flat contiguous with helpers", "flat zigzag",
                           "hierarchical zigzag", "all-gather zigzag", "flat striped",
@@ -133,16 +132,15 @@ TEST(RingCellsTest, BytesAreThoseOfTheKeysAndValues) {
   EXPECT_EQ(moved(ulysses), MibOf(shares.ForwardValues(256, kHeadDim)));
 }
 
-// Contiguous ranks have between one and all shards of keys to attend to. Helpers make odd numbers of
-// ranks even, and leave even numbers a shard apart.
+// Contiguous ranks have between one and all shards of keys to attend to. Helpers make odd numbers
+// of ranks even, and leave even numbers a shard apart.
 TEST(RingCellsTest, HelpersEvenOutContiguousRanks) {
   const auto imbalance = [](int ranks, bool has_helpers) {
-    const auto cells =
-        RingCells(MaskKind::kCausal,
-                  {.ring = {ring::RingKind::kFlat, ranks, 1},
-                   .layout = kernels::LayoutKind::kContiguous,
-                   .has_helpers = has_helpers},
-                  ranks * 512, 1);
+    const auto cells = RingCells(MaskKind::kCausal,
+                                 {.ring = {ring::RingKind::kFlat, ranks, 1},
+                                  .layout = kernels::LayoutKind::kContiguous,
+                                  .has_helpers = has_helpers},
+                                 ranks * 512, 1);
     EXPECT_EQ(cells[0].note, "");
     return cells[0].imbalance;
   };
@@ -154,8 +152,8 @@ TEST(RingCellsTest, HelpersEvenOutContiguousRanks) {
   EXPECT_DOUBLE_EQ(imbalance(5, true), 1);
 }
 
-// Of three ranks the first helps the last. Forward it sends most: its keys to the second and what it
-// found to the last. Backward the last does: its queries with what they come with, and the
+// Of three ranks the first helps the last. Forward it sends most: its keys to the second and what
+// it found to the last. Backward the last does: its queries with what they come with, and the
 // gradients of the second's keys.
 TEST(RingCellsTest, BytesOfHelpersAreKeysQueriesAndWhatWasFound) {
   const auto cells = RingCells(MaskKind::kCausal,

@@ -1,7 +1,7 @@
 // ringleader-bench: every mask x kernels, choices and schemes x directions x lengths on the CPU
 // ranks of this machine, each cell checked against fp64 by the mask's definition
-// (docs/attention.md), caches flushed before each run. `ringctl bench attention` starts it. Times of several ranks are of threads
-// that share the cores.
+// (docs/attention.md), caches flushed before each run. `ringctl bench attention` starts it. Times
+// of several ranks are of threads that share the cores.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <filesystem>

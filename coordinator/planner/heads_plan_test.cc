@@ -217,6 +217,41 @@ TEST(HeadsPlanTest, WhatThePlanMayCostCountsEveryNumber) {
   EXPECT_NEAR(cost(0) / (cost(1) + cost(2) + cost(4) + cost(8)), 1, 1e-3);
 }
 
+// Groups of heads send as many bytes, hide all but the first group's, and hold two groups at most.
+TEST(HeadsPlanTest, GatheringInGroupsHidesTheGather) {
+  const model::ModelConfig model = WithAllKvHeads();
+  const auto job = [](uint32_t groups) {
+    v1::JobSpec spec = LongJob(8, 524288);
+    spec.mutable_parallelism()->set_ring(ParallelismSpec::ALL_GATHER);
+    spec.mutable_parallelism()->set_head_groups(groups);
+    return spec;
+  };
+  ClusterShape cluster = Gpus(1, 8);
+  cluster.intra_node.bytes_per_second = 100e9;
+  const auto predicted = [&](uint32_t groups) {
+    const auto plan = MakePlan(job(groups), model, cluster, CostModel(job(groups), model, cluster));
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    if (groups > 1) {
+      EXPECT_THAT(plan->reasons(),
+                  Contains(HasSubstr(absl::StrFormat(
+                      "gathered in %d groups of heads, as parallelism.head_groups", groups))));
+    }
+    return plan->prediction();
+  };
+  const v1::Prediction at_once = predicted(1), in_groups = predicted(8);
+  EXPECT_NEAR(in_groups.attention_seconds(), at_once.attention_seconds(), 1e-9);
+  EXPECT_NEAR(in_groups.communication_seconds() / at_once.communication_seconds(), 1, 0.01);
+  EXPECT_LT(in_groups.exposed_communication_seconds(),
+            0.9 * at_once.exposed_communication_seconds());
+  const auto keys = [&](uint32_t groups) {
+    return EstimateMemory(job(groups), model, cluster, ParallelismSpec::ALL_GATHER).keys_and_values;
+  };
+  EXPECT_DOUBLE_EQ(keys(8), keys(1) / 4) << "two of eight groups";
+  const auto refused = MakePlan(job(3), model, cluster, CostModel(job(3), model, cluster));
+  EXPECT_THAT(std::string(refused.status().message()),
+              HasSubstr("parallelism.head_groups: 3 does not divide the 16 KV heads"));
+}
+
 TEST(HeadsPlanTest, WhatCannotWorkIsRefusedByName) {
   const auto error = [](const v1::JobSpec& spec, const ClusterShape& cluster) {
     return std::string(Plan(spec, cluster).status().message());
