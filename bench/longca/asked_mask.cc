@@ -6,9 +6,9 @@ namespace ringleader::bench {
 
 using kernels::MaskKind;
 
-std::optional<Asked> AskFor(const Problem& problem, MaskKind kind) {
-  const kernels::Mask mask = problem.MaskOf(kind);
-  const std::vector<int64_t> documents(problem.documents.begin(), problem.documents.end());
+std::optional<Asked> AskFor(const MaskedSequence& sequence, MaskKind kind) {
+  const kernels::Mask mask = sequence.MaskOf(kind);
+  const std::vector<int64_t> documents(sequence.documents.begin(), sequence.documents.end());
   switch (kind) {
     case MaskKind::kFull:
       return Asked{.mask = patterns::Mask::kFull};
@@ -27,7 +27,7 @@ std::optional<Asked> AskFor(const Problem& problem, MaskKind kind) {
     case MaskKind::kPrefixDocuments: {
       Asked asked{.mask = patterns::Mask::kPrefixLm, .firsts = documents};
       for (size_t i = 0; i < documents.size(); ++i) {
-        const int64_t end = i + 1 < documents.size() ? documents[i + 1] : problem.tokens;
+        const int64_t end = i + 1 < documents.size() ? documents[i + 1] : sequence.tokens;
         asked.prefix_ends.push_back(std::min(documents[i] + mask.prefix, end));
       }
       return asked;

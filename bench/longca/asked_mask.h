@@ -18,6 +18,6 @@ struct Asked {
 };
 
 // nullopt: no job can ask for it.
-std::optional<Asked> AskFor(const Problem& problem, kernels::MaskKind kind);
+std::optional<Asked> AskFor(const MaskedSequence& sequence, kernels::MaskKind kind);
 
 }  // namespace ringleader::bench

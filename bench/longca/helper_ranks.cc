@@ -313,12 +313,12 @@ void HelperRank::PutInto(Results* results) const {
 
 }  // namespace
 
-bool HelpersCan(const Problem& problem, MaskKind mask, int ranks) {
+bool HelpersCan(const MaskedSequence& sequence, MaskKind mask, int ranks) {
   const auto rows =
-      IntervalsOf(problem.MaskOf(mask), static_cast<int32_t>(problem.tokens), problem.documents);
+      IntervalsOf(sequence.MaskOf(mask), static_cast<int32_t>(sequence.tokens), sequence.documents);
   if (!rows.ok()) return false;
-  const int64_t n = problem.tokens / ranks;
-  for (int64_t i = 0; i < problem.tokens; ++i) {
+  const int64_t n = sequence.tokens / ranks;
+  for (int64_t i = 0; i < sequence.tokens; ++i) {
     const KeyIntervals& row = (*rows)[i];
     const int64_t seen = (i / n + 1) * n;  // up to its rank's last key
     if (row.end > std::max<int64_t>(row.begin, seen)) return false;

@@ -18,7 +18,7 @@
 namespace ringleader::bench {
 
 // Whether no query sees a key of a later of `ranks` ranks.
-bool HelpersCan(const Problem& problem, kernels::MaskKind mask, int ranks);
+bool HelpersCan(const MaskedSequence& sequence, kernels::MaskKind mask, int ranks);
 
 // One rank's forwards and backwards, the first of which warms up. All ranks call it. `sent`: bytes
 // that this rank has sent.

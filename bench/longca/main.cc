@@ -30,29 +30,6 @@ struct Options {
   int repetitions = 5;
 };
 
-// Counts cells that are wrong; prints each.
-int Add(std::vector<Cell> more, std::vector<Cell>* cells) {
-  int wrong = 0;
-  for (Cell& cell : more) {
-    std::printf("%-22s %-13s %-22s %-8s %7ld tokens, %d ranks: ", cell.mask.c_str(),
-                cell.choice.c_str(), cell.scheme.c_str(), cell.direction.c_str(),
-                static_cast<long>(cell.tokens), cell.ranks);
-    if (cell.note.empty()) {
-      std::printf("%.2f ms (mean of ranks %.2f), %.1f GFLOP/s, error %.1e%s\n", cell.slowest.median,
-                  cell.mean.median, cell.gflops(kHeads, kHeadDim), cell.error,
-                  cell.is_wrong() ? ": WRONG" : "");
-    } else {
-      std::printf("%s\n", cell.note.c_str());
-    }
-    std::fflush(stdout);
-    const bool has_failed =
-        !cell.note.empty() && cell.note != "unsupported" && cell.note != "out of memory";
-    wrong += cell.is_wrong() || has_failed ? 1 : 0;
-    cells->push_back(std::move(cell));
-  }
-  return wrong;
-}
-
 int Run(const Options& options) {
   std::vector<Choice> choices = {{}};
   for (const double percent : options.densities) {
@@ -66,16 +43,16 @@ int Run(const Options& options) {
       const auto mask = static_cast<kernels::MaskKind>(kind);
       for (const Choice& choice : choices) {
         if (tokens > kLongestDense && choice.density > kFew) continue;
-        wrong += Add(KernelCells(mask, choice, tokens, options.threads, options.repetitions),
-                     &kernel_cells);
+        wrong += AddCells(KernelCells(mask, choice, tokens, options.threads, options.repetitions),
+                          kHeads, kHeadDim, &kernel_cells);
       }
       if (tokens > kLongestDense) continue;
       for (const int ranks : options.ranks) {
         const int64_t multiple = int64_t{2} * ranks * kTile;
         for (const Scheme& scheme : SchemesOn(ranks)) {
-          wrong += Add(RingCells(mask, scheme, (tokens + multiple - 1) / multiple * multiple,
-                                 options.repetitions),
-                       &ring_cells);
+          wrong += AddCells(RingCells(mask, scheme, (tokens + multiple - 1) / multiple * multiple,
+                                      options.repetitions),
+                            kHeads, kHeadDim, &ring_cells);
         }
       }
     }

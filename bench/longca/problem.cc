@@ -43,15 +43,17 @@ std::mt19937& Seeded(uint64_t seed) {
 
 }  // namespace
 
+MaskedSequence::MaskedSequence(int64_t length, uint64_t seed)
+    : tokens(length), documents(DrawDocuments(length, seed)) {}
+
 Problem::Problem(int64_t length, uint64_t seed)
-    : tokens(length),
-      documents(DrawDocuments(length, seed)),
+    : MaskedSequence(length, seed),
       q(RandomTensor(length, kHeads, kHeadDim, Seeded(seed))),
       k(RandomTensor(length, kKvHeads, kHeadDim, Seeded(seed + 1))),
       v(RandomTensor(length, kKvHeads, kHeadDim, Seeded(seed + 2))),
       d_out(RandomTensor(length, kHeads, kHeadDim, Seeded(seed + 3))) {}
 
-Mask Problem::MaskOf(MaskKind kind) const {
+Mask MaskedSequence::MaskOf(MaskKind kind) const {
   const auto part = [&](int64_t of) {
     return static_cast<int32_t>(std::max<int64_t>(1, tokens / of));
   };

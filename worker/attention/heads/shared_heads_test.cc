@@ -373,6 +373,7 @@ TEST(SharedHeadsEdgesTest, WhatDoesNotFitIsRefusedByName) {
   options.by_documents = true;
   EXPECT_NE(check(options, 28, 4).find("parallelism.layout: documents"), std::string::npos);
   options = OptionsOf(Pattern::kVerticalSlash);
+  options.stripe = options.tile;
   options.head_groups = 2;
   EXPECT_EQ(check(options, 8, 2), "");
   EXPECT_NE(check(options, 8, 1).find("parallelism.head_groups: 2 does not divide the 1 KV heads"),
