@@ -13,7 +13,7 @@
 namespace ringleader::bench {
 
 struct Scheme {
-  ring::RingShape ring;
+  ring::RingShape ring = {};
   kernels::LayoutKind layout = kernels::LayoutKind::kStriped;
   int head_ranks = 1;        // of each of the ring's: Ulysses and, with a ring, USP
   int head_groups = 1;       // of an all-gather

@@ -222,12 +222,14 @@ TEST(HeadsPlanTest, GatheringInGroupsHidesTheGather) {
   const model::ModelConfig model = WithAllKvHeads();
   const auto job = [](uint32_t groups) {
     v1::JobSpec spec = LongJob(8, 524288);
+    spec.mutable_attention()->set_pattern(v1::AttentionSpec::DENSE);
+    spec.mutable_parallelism()->set_layout(ParallelismSpec::STRIPED);
     spec.mutable_parallelism()->set_ring(ParallelismSpec::ALL_GATHER);
     spec.mutable_parallelism()->set_head_groups(groups);
     return spec;
   };
   ClusterShape cluster = Gpus(1, 8);
-  cluster.intra_node.bytes_per_second = 100e9;
+  cluster.intra_node.bytes_per_second = 30e9;
   const auto predicted = [&](uint32_t groups) {
     const auto plan = MakePlan(job(groups), model, cluster, CostModel(job(groups), model, cluster));
     EXPECT_TRUE(plan.ok()) << plan.status();
