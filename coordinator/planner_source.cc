@@ -153,7 +153,7 @@ class PlannerSource : public lifecycle::PlanSource {
     Begin(job, plan, nodes, reports.empty() ? nullptr : &reports.back());
     Running& running = running_.at(job.spec().name());
     for (const v1::StepReport& report : reports) {
-      Learn(job, report, &running);
+      Learn(report, &running);
       running.live->Relearn(report);
     }
   }
@@ -192,7 +192,7 @@ class PlannerSource : public lifecycle::PlanSource {
     const auto found = running_.find(job.spec().name());
     if (found == running_.end()) return std::nullopt;
     Running& running = found->second;
-    Learn(job, merged, &running);
+    Learn(merged, &running);
     {
       absl::MutexLock lock(&running.mailbox->mutex);
       if (running.mailbox->found.has_value()) {
@@ -215,6 +215,7 @@ class PlannerSource : public lifecycle::PlanSource {
 
  private:
   struct Running {
+    v1::JobSpec spec = {};  // as its plan runs it
     model::ModelConfig model;
     planner::CostModel costs;
     planner::ClusterShape cluster = {};
@@ -227,7 +228,7 @@ class PlannerSource : public lifecycle::PlanSource {
   // `last`: the newest report of an attempt that began under an earlier coordinator.
   void Begin(const v1::Job& job, const v1::StepPlan& plan,
              const std::vector<v1::NodeInventory>& nodes, const v1::StepReport* last) {
-    const v1::JobSpec& spec = job.spec();
+    const v1::JobSpec spec = jobspec::PlannedJob(job.spec(), plan);
     const auto& placements = job.attempts(job.attempts_size() - 1).placements();
     const model::ModelConfig model = jobspec::ModelOf(job.model_shape());
     const planner::ClusterShape cluster =
@@ -238,6 +239,7 @@ class PlannerSource : public lifecycle::PlanSource {
                 spec.name(),
                 Running{.model = model, .costs = CostsOf(spec, model, cluster, nodes, *measured_)})
             .first->second;
+    running.spec = spec;
     running.cluster = cluster;
     running.live.emplace(spec, plan, last, MayChange(spec));
     running.mailbox = std::make_shared<Mailbox>();
@@ -246,7 +248,7 @@ class PlannerSource : public lifecycle::PlanSource {
 
   // In another thread; what comes of it is in the mailbox of a later report.
   void LookForShape(const v1::Job& job, const v1::StepReport& merged, const Running& running) {
-    const v1::JobSpec& spec = job.spec();
+    const v1::JobSpec& spec = running.spec;
     planner::ReshapeRequest request = {.spec = spec,
                                        .model = running.model,
                                        .cluster = running.cluster,
@@ -281,9 +283,9 @@ class PlannerSource : public lifecycle::PlanSource {
     (void)(MayTakeLong(spec) ? long_plans_ : plans_).TryRun(job.owner(), look);
   }
 
-  static void Learn(const v1::Job& job, const v1::StepReport& merged, Running* running) {
-    running->costs.ObserveStep(job.spec(), running->model, merged);
-    planner::ObserveLengths(job.spec(), running->model, merged, &running->densities);
+  static void Learn(const v1::StepReport& merged, Running* running) {
+    running->costs.ObserveStep(running->spec, running->model, merged);
+    planner::ObserveLengths(running->spec, running->model, merged, &running->densities);
     if (running->recent.size() == kRecentSteps) running->recent.erase(running->recent.begin());
     running->recent.push_back(merged);
   }

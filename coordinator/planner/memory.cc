@@ -45,6 +45,13 @@ ring::HeadShares SharesOf(const v1::JobSpec& spec, const model::ModelConfig& mod
           .kv_heads = model.kv_heads};
 }
 
+// Ranks' keys and values that one holds where they are gathered: where that is done in groups of
+// heads, two groups of all.
+double GatheredShards(const v1::ParallelismSpec& parallelism) {
+  const double ranks = jobspec::RingRanks(parallelism), groups = jobspec::HeadGroups(parallelism);
+  return groups > 1 ? 2 * ranks / groups : ranks;
+}
+
 }  // namespace
 
 patterns::IndexMemory ChoiceMemory(const v1::JobSpec& spec, const model::ModelConfig& model,
@@ -82,7 +89,7 @@ MemoryEstimate EstimateMemory(const v1::JobSpec& spec, const model::ModelConfig&
                                      .host_layers = moves ? model.layers - 1 : 0};
   const ring::HeadShares shares = SharesOf(spec, model);
   const double copies =
-      ring == v1::ParallelismSpec::ALL_GATHER ? jobspec::RingRanks(spec.parallelism()) : 2;
+      ring == v1::ParallelismSpec::ALL_GATHER ? GatheredShards(spec.parallelism()) : 2;
   const auto lower_bound = [&](model::ParameterSharding sharding) {
     const model::TrainingMemory memory = model::EstimateMemory(model, shape, plan, sharding);
     MemoryEstimate estimate;

@@ -40,6 +40,23 @@ TEST_F(JobMachineTest, StartsConnectsAndSucceeds) {
   EXPECT_TRUE(machine_.Finished());
 }
 
+// Trainers are told how many share out heads; the job's record says that the planner picks.
+TEST_F(JobMachineTest, TrainersGetTheHeadsThatThePlanPicked) {
+  for (const bool picks : {true, false}) {
+    v1::Job job = NewJob();
+    job.mutable_spec()->mutable_parallelism()->set_heads(picks ? 0 : 2);
+    JobMachine machine(job, &options_);
+    v1::StepPlan plan;
+    plan.set_heads(picks ? 4 : 0);
+    machine.Place({On("nodes/a", 0)}, plan, 7, now_);
+    const Effects effects = machine.Take();
+    ASSERT_EQ(effects.commands.size(), 1u);
+    const v1::StartTrainers& start = effects.commands[0].command.start();
+    EXPECT_EQ(start.spec().parallelism().heads(), picks ? 4u : 2u);
+    EXPECT_EQ(machine.job().spec().parallelism().heads(), picks ? 0u : 2u);
+  }
+}
+
 TEST_F(JobMachineTest, ARunningJobIsProfiledThroughRankZero) {
   EXPECT_EQ(machine_.Profile(2).code(), absl::StatusCode::kFailedPrecondition);
   Run();

@@ -285,7 +285,7 @@ absl::Status CpuCall::CountProbe(const patterns::VerticalSlash& work) {
   if (work.layout.ranks > 1) {
     RETURN_IF_ERROR(Sum(patterns::SumType::kInt32, visited.data(), work.heads));
   }
-  device_.StatsOf(layer_).AddProbe(visited, work.queries);
+  device_.StatsOf(layer_).AddProbe(visited, work.queries, tensors_.first_head);
   return absl::OkStatus();
 }
 

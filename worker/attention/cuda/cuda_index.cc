@@ -224,7 +224,7 @@ absl::Status CudaCall::CountProbe(const patterns::VerticalSlash& work) {
     RETURN_IF_ERROR(
         Sum(patterns::SumType::kInt32, visited.mutable_data_ptr<int32_t>(), work.heads));
   }
-  device_.stats().AddProbe(layer_, visited, work.queries);
+  device_.stats().AddProbe(layer_, visited, work.queries, tensors_.first_head);
   return absl::OkStatus();
 }
 

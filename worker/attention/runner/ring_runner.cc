@@ -247,7 +247,8 @@ absl::StatusOr<Step> RingRunner::Arrive(const ring::RingSchedule& schedule, size
   return step;
 }
 
-absl::StatusOr<std::shared_ptr<const LayerIndex>> RingRunner::Forward(AttentionCall& call) {
+absl::StatusOr<std::shared_ptr<const LayerIndex>> RingRunner::Forward(AttentionCall& call,
+                                                                      AttentionCall* next) {
   if (started_ != nullptr) {
     return absl::FailedPreconditionError("forward between a backward's start and its call");
   }
@@ -277,6 +278,7 @@ absl::StatusOr<std::shared_ptr<const LayerIndex>> RingRunner::Forward(AttentionC
     RETURN_IF_ERROR(StartFirstHops(forward_, ring::RingLink::kOuter, *kv));
     RETURN_IF_ERROR(device_.End());
   }
+  if (next != nullptr) RETURN_IF_ERROR(StartForward(*next));
   ASSIGN_OR_RETURN(const std::shared_ptr<const LayerIndex> index, ChooseTiles(call));
   const Step own = OwnStep(*index, call);
   RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::forward));
@@ -375,9 +377,11 @@ absl::Status RingRunner::StartBackward(const LayerIndex& index, AttentionCall& c
   return device_.End();
 }
 
-absl::Status RingRunner::Backward(const LayerIndex& index, AttentionCall& call) {
+absl::Status RingRunner::Backward(const LayerIndex& index, AttentionCall& call,
+                                  AttentionCall* next) {
   if (started_ == nullptr) RETURN_IF_ERROR(StartBackward(index, call));
   const std::unique_ptr<RingSlots> kv = std::move(started_);
+  if (next != nullptr) RETURN_IF_ERROR(StartBackward(index, *next));
   const int64_t slot_tokens = SlotTokens(index.documents.get(), call.tokens());
   const Step own = OwnStep(index, call);
   RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::backward));

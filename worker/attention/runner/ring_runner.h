@@ -29,12 +29,16 @@ class RingRunner {
       const patterns::AttentionOptions& options, AttentionDevice* device);
 
   // The index serves the layer's Backward. FAILED_PRECONDITION between StartBackward and Backward.
-  absl::StatusOr<std::shared_ptr<const LayerIndex>> Forward(AttentionCall& call);
+  // `next`, if there is one, will be the next call: its keys and values travel during this one.
+  absl::StatusOr<std::shared_ptr<const LayerIndex>> Forward(AttentionCall& call,
+                                                            AttentionCall* next = nullptr);
   // ContextAttention::StartForward, AttentionRecord::StartBackward. FAILED_PRECONDITION if either
   // has been started already.
   absl::Status StartForward(AttentionCall& call);
   absl::Status StartBackward(const LayerIndex& index, AttentionCall& call);
-  absl::Status Backward(const LayerIndex& index, AttentionCall& call);
+  // `next` likewise: the backward of another call of the same sequence.
+  absl::Status Backward(const LayerIndex& index, AttentionCall& call,
+                        AttentionCall* next = nullptr);
 
   // ContextAttention's.
   void SetDense(bool dense) { all_dense_ = dense; }
