@@ -126,6 +126,7 @@ AttentionOutput ShortDocumentAttention::Forward(int layer, const Tensor& q, cons
   Twice& twice = counted_twice_[layer];
   ++twice.calls;
   twice.causal_tiles += causal_tiles_ * static_cast<uint64_t>(q.size(1));
+  twice_in_micro_batch_ += causal_tiles_ * static_cast<uint64_t>(q.size(1));
   return {.out = torch::where(is_short_.view({-1, 1, 1}), dense.out, sparse.out),
           .lse = torch::where(is_short_.view({1, -1}), dense.lse, sparse.lse),
           .record = std::make_shared<Record>(sparse.record, dense.record, is_short_)};
@@ -178,6 +179,7 @@ void ShortDocumentAttention::SetStep(uint64_t step) {
 void ShortDocumentAttention::MarkMicroBatch() {
   sparse_->MarkMicroBatch();
   dense_->MarkMicroBatch();
+  twice_by_micro_batch_.push_back(std::exchange(twice_in_micro_batch_, 0));
 }
 
 AttentionStats ShortDocumentAttention::TakeStats() {
@@ -209,9 +211,9 @@ AttentionStats ShortDocumentAttention::TakeStats() {
   counted_twice_.clear();
   for (size_t i = 0; i < stats.micro_batches.size(); ++i) {
     stats.micro_batches[i].visited += dense.micro_batches[i].visited;
-    stats.micro_batches[i].causal =
-        std::max(stats.micro_batches[i].causal, dense.micro_batches[i].causal);
+    stats.micro_batches[i].causal += dense.micro_batches[i].causal - twice_by_micro_batch_[i];
   }
+  twice_by_micro_batch_.clear();
   return stats;
 }
 

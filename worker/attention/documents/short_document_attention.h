@@ -61,6 +61,8 @@ class ShortDocumentAttention : public ContextAttention {
     uint64_t causal_tiles = 0;
   };
   std::map<int, Twice> counted_twice_;
+  uint64_t twice_in_micro_batch_ = 0;  // causal tiles that both counted since the last mark
+  std::vector<uint64_t> twice_by_micro_batch_;  // the same of the marked ones
 };
 
 }  // namespace ringleader::attention

@@ -238,6 +238,34 @@ INSTANTIATE_TEST_SUITE_P(Patterns, ShortDocumentAttentionTest, ::testing::Values
                                   "_" + testing::NameOf(std::get<1>(info.param));
                          });
 
+// A micro-batch has the causal tiles of its layers, whichever of the two computed them.
+TEST(ShortDocumentAttentionStatsTest, MicroBatchesCountEachLayerOnce) {
+  comm::testing::RunRanks(1, [&](comm::Communicator& communicator) {
+    const AttentionOptions options = {.pattern = Pattern::kSlidingWindow,
+                                      .dense_layers = {1},
+                                      .dense_below = kDenseBelow,
+                                      .window = 64,
+                                      .tile = kTile};
+    ShortDocumentAttention attention(options, *CreateCpuRingAttention(options, &communicator),
+                                     *CreateCpuRingAttention(DenseOptions(options), &communicator),
+                                     0);
+    std::vector<int64_t> short_ones;
+    for (int64_t first = 0; first < kTokens; first += kTile) short_ones.push_back(first);
+    for (const Sequence& sequence : {Draw(short_ones), Mixed(), Draw({0, 250})}) {
+      ASSERT_TRUE(attention.SetDocuments(kTokens, sequence.firsts, 0).ok());
+      for (const int layer : {0, 1}) attention.Forward(layer, sequence.q, sequence.k, sequence.v);
+      attention.MarkMicroBatch();
+    }
+    const AttentionStats stats = attention.TakeStats();
+    constexpr int64_t kTiles = kTokens / kTile;
+    ASSERT_EQ(stats.micro_batches.size(), 3u);
+    for (const VisitedTiles& batch : stats.micro_batches) {
+      EXPECT_EQ(batch.causal, 2 * kHeads * kTiles * (kTiles + 1) / 2);
+      EXPECT_LE(batch.visited, batch.causal);
+    }
+  });
+}
+
 TEST(ShortDocumentAttentionErrorTest, DocumentsThatLieByThemselvesAreRefused) {
   comm::testing::RunRanks(1, [&](comm::Communicator& communicator) {
     const AttentionOptions options = {.pattern = Pattern::kSlidingWindow,

@@ -5,14 +5,14 @@
 namespace ringleader::trainer {
 
 std::vector<float> GroupMoves(const balance::Dealing& dealing, std::span<const uint64_t> tokens,
-                              const balance::SampleWeights& weights, size_t group,
+                              const balance::SampleWeights& weights, size_t group, int64_t permille,
                               kernels::Anchor anchor, bool once) {
   const std::vector<balance::MicroBatch>& mine = dealing.groups[group];
   const auto attention_of = [&](const balance::MicroBatch& batch) {
     int64_t sum = 0;
     for (const uint32_t sample : batch.samples)
       sum += weights.AttentionMicroseconds(tokens[sample]);
-    return sum;
+    return sum * 1000 / permille;
   };
   // Returns the factor of attention that brings `own` microseconds to the anchor of `all`.
   const auto move_of = [&](const std::vector<int64_t>& all, int64_t own, int64_t attention) {

@@ -15,10 +15,11 @@ namespace ringleader::trainer {
 
 // Returns ContextAttention::SetMove's factor for each micro-batch of `group`. Groups that sum their
 // gradients `once` a step wait for each other's steps, and all others for the micro-batches of the
-// same number, of the groups that have one. `tokens[i]`: of sample i of the step. 1 where the
-// weights do not say what attention takes.
+// same number, of the groups that have one. `tokens[i]`: of sample i of the step. `permille`: the
+// group's speed in thousandths of the usual, as the dealing went by it. 1 where the weights do not
+// say what attention takes.
 std::vector<float> GroupMoves(const balance::Dealing& dealing, std::span<const uint64_t> tokens,
-                              const balance::SampleWeights& weights, size_t group,
+                              const balance::SampleWeights& weights, size_t group, int64_t permille,
                               kernels::Anchor anchor, bool once);
 
 }  // namespace ringleader::trainer

@@ -30,8 +30,8 @@ class GroupMovesTest : public ::testing::Test {
       batch.microseconds += weights_.Microseconds(tokens_[sample]);
     }
   }
-  std::vector<float> Moves(size_t group, Anchor anchor, bool once) const {
-    return GroupMoves(dealing_, tokens_, weights_, group, anchor, once);
+  std::vector<float> Moves(size_t group, Anchor anchor, bool once, int64_t permille = 1000) const {
+    return GroupMoves(dealing_, tokens_, weights_, group, permille, anchor, once);
   }
 
   const std::vector<uint64_t> tokens_ = {400, 400, 400, 100, 100};
@@ -47,6 +47,12 @@ TEST_F(GroupMovesTest, GroupsThatMeetOnceAStepHaveOneAnchor) {
   EXPECT_THAT(Moves(1, Anchor::kMin, true), Each(1.0f));
   EXPECT_THAT(Moves(0, Anchor::kMax, true), Each(1.0f));
   EXPECT_THAT(Moves(1, Anchor::kMax, true), Each(kernels::kMostMove)) << "1.86, bounded";
+}
+
+TEST_F(GroupMovesTest, AttentionOfASlowGroupTakesLonger) {
+  for (balance::MicroBatch& batch : dealing_.groups[0]) batch.microseconds *= 2;
+  // 32 ms at half the speed, 24 of them attention's, against 10 ms.
+  EXPECT_THAT(Moves(0, Anchor::kMean, true, 500), Each(FloatNear(1 - 11.0f / 24, 1e-6f)));
 }
 
 TEST_F(GroupMovesTest, GroupsThatMeetInEachMicroBatchHaveOneForEach) {

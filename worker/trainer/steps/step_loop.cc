@@ -258,7 +258,9 @@ std::vector<float> StepLoop::MovesOf(const balance::Dealing& dealing,
   }
   std::vector<uint64_t> tokens;
   for (const data::Sample& sample : samples) tokens.push_back(sample.tokens);
-  return GroupMoves(dealing, tokens, plan_.WeightsAt(step), group_, job_.attention.balance.anchor,
+  const balance::DealingRules rules = {.group_permille = plan_.GroupPermilleAt(step)};
+  return GroupMoves(dealing, tokens, plan_.WeightsAt(step), group_,
+                    rules.PermilleOf(static_cast<size_t>(group_)), job_.attention.balance.anchor,
                     parts_.engine->sums_once_a_step());
 }
 
@@ -315,11 +317,11 @@ absl::StatusOr<EvalRecord> StepLoop::Evaluate(uint64_t step) {
   {
     const Stopwatch whole(&record.seconds);
     if (job_.eval_attention != EvalAttention::kDense) {
-      ASSIGN_OR_RETURN(record.outcome, EvaluateOnce());
+      ASSIGN_OR_RETURN(record.outcome, EvaluateOnce(step));
     }
     if (job_.eval_attention != EvalAttention::kSame) {
       parts_.engine->SetDense(true);
-      ASSIGN_OR_RETURN(record.dense, EvaluateOnce());
+      ASSIGN_OR_RETURN(record.dense, EvaluateOnce(step));
       parts_.engine->SetDense(false);
     }
     if (job_.eval_attention == EvalAttention::kDense) {
@@ -331,7 +333,7 @@ absl::StatusOr<EvalRecord> StepLoop::Evaluate(uint64_t step) {
   return record;
 }
 
-absl::StatusOr<EvalOutcome> StepLoop::EvaluateOnce() {
+absl::StatusOr<EvalOutcome> StepLoop::EvaluateOnce(uint64_t step) {
   const uint64_t count = std::min<uint64_t>(job_.eval_sequences, parts_.eval->sequences());
   std::vector<data::Sample> samples;
   for (uint64_t i = 0; i < count; ++i) samples.push_back(parts_.eval->InOrder(i));
@@ -339,8 +341,9 @@ absl::StatusOr<EvalOutcome> StepLoop::EvaluateOnce() {
   const std::vector<balance::MicroBatch>& mine = dealing.groups[group_];
   EvalSums sums(parts_.eval->tasks());
   for (const balance::MicroBatch& batch : mine) {
-    ASSIGN_OR_RETURN(const data::LocalSequence sequence,
-                     Read(*parts_.eval, samples, batch, plan_.sample_weights));
+    ASSIGN_OR_RETURN(
+        const data::LocalSequence sequence,
+        Read(*parts_.eval, samples, batch, plan_.WeightsAt(std::max<uint64_t>(1, step))));
     ASSIGN_OR_RETURN(const RankScores scores, parts_.engine->Score(sequence));
     sums.Add(sequence, scores);
   }

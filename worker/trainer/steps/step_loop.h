@@ -73,7 +73,7 @@ class StepLoop {
   absl::Status CheckShape(const PlanShape& shape) const;
   // Has the engine compute step `step` in its shape.
   absl::Status TakeShape(uint64_t step);
-  absl::StatusOr<EvalOutcome> EvaluateOnce();
+  absl::StatusOr<EvalOutcome> EvaluateOnce(uint64_t step);
   // Returns by how much the attention of this group's micro-batches is moved.
   std::vector<float> MovesOf(const balance::Dealing& dealing, std::span<const data::Sample> samples,
                              uint64_t step) const;
