@@ -9,11 +9,11 @@
 //
 // Sparse: vertical-slash by top-k, --verticals columns and --slash-share of all block diagonals a
 // head. A pattern's name instead has it visit --density of the causal tiles. Weights and tokens are
-// random. The first step of a case warms up and is not counted; the row is the step of median time.
-// With --nodes 2 NCCL takes either half of the GPUs for a machine of its own and goes through the
-// network between them. --profile traces one step after the counted ones. With --documents
-// sequences are full of documents of such lengths (bench/length_distributions.h), kept apart, drawn
-// alike for every case; without, each is one.
+// random. The first step of a case warms up and is not counted; the row is the step of median time,
+// of two in the middle the slower one. With --nodes 2 NCCL takes either half of the GPUs for a
+// machine of its own and goes through the network between them. --profile traces one step after the
+// counted ones. With --documents sequences are full of documents of such lengths
+// (bench/length_distributions.h), kept apart, drawn alike for every case; without, each is one.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -326,7 +326,7 @@ v1::StepReport Measure(const Flags& flags, const model::ModelConfig& config,
   std::sort(steps.begin(), steps.end(), [](const v1::StepReport& a, const v1::StepReport& b) {
     return a.step_seconds() < b.step_seconds();
   });
-  return steps[(steps.size() - 1) / 2];
+  return steps[steps.size() / 2];
 }
 
 // What the trainer chose, as it printed it: recomputation and the memory that it reckoned with.
@@ -388,6 +388,79 @@ std::string Row(const Flags& flags, const model::ModelConfig& config, const Trai
   return CsvRow(flags, run, ring, layout, Derive(config, run, report, flags.peak_tflops), report);
 }
 
+void AddOptions(CLI::App& app, Flags* flags) {
+  app.add_option("--trainer", flags->trainer, "the trainer's program");
+  app.add_option("--config", flags->config, "config.json of the model; the Qwen2.5-3B shape");
+  app.add_option("--engine", flags->engine, "of the trainers: cuda or cpu")
+      ->check(CLI::IsMember({"cuda", "cpu"}));
+  app.add_option("--tokens", flags->tokens, "sequence lengths")->delimiter(',');
+  app.add_option("--gpus", flags->gpus, "ranks of the ring: one a GPU, or CPU ranks")
+      ->delimiter(',');
+  std::vector<std::string> modes = {"dense", "sparse"};
+  for (const patterns::PatternDefinition* definition : patterns::Definitions()) {
+    if (definition->pattern != patterns::Pattern::kDense) modes.emplace_back(definition->name);
+  }
+  app.add_option("--mode", flags->modes, "dense, sparse, or a pattern's name")
+      ->delimiter(',')
+      ->check(CLI::IsMember(modes));
+  app.add_option("--density", flags->density,
+                 "share of the causal tiles that a named pattern visits")
+      ->check(CLI::Range(1e-6, 1.0));
+  app.add_option("--ring", flags->ring, "flat, hierarchical, all_gather; auto is flat")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"auto", "flat", "hierarchical", "all_gather"}));
+  app.add_option("--layout", flags->layouts, "striped, documents")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"striped", "documents"}));
+  app.add_option("--documents", flags->documents, "whose lengths documents have")
+      ->check(CLI::IsMember({"LongAlign-like", "ChatQA2-like", "ProLong-like"}));
+  app.add_option("--precision", flags->precisions, "training.precision of the job")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"bfloat16", "fp8"}));
+  app.add_option("--nodes", flags->nodes, "equal parts of the GPUs that NCCL takes for machines")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--recompute", flags->recompute, "resources.recompute of the job")
+      ->check(CLI::IsMember({"auto", "none", "attention_only", "full"}));
+  app.add_option("--offload", flags->offload, "resources.offload of the job")
+      ->check(CLI::IsMember({"auto", "none", "host"}));
+  app.add_option("--kv-gradients", flags->kv_gradients, "parallelism.kv_gradients of the job")
+      ->check(CLI::IsMember({"float32", "bfloat16"}));
+  app.add_option("--steps", flags->steps, "counted steps of a case")->check(CLI::PositiveNumber);
+  app.add_option("--verticals", flags->verticals, "columns of a head");
+  app.add_option("--slash-share", flags->slash_share, "share of block diagonals of a head");
+  app.add_option("--peak-tflops", flags->peak_tflops, "of one GPU, bf16 dense: what MFU refers to");
+  app.add_option("--timeout", flags->timeout_seconds, "seconds for one case");
+  app.add_option("--csv", flags->csv, "also write the rows to this file");
+  app.add_option("--profile", flags->profile, "folder for traces of a step, one a rank");
+  app.add_option("--commit", flags->commit, "for the rows");
+  app.add_option("--hardware", flags->hardware, "for the rows, without commas");
+}
+
+// All cases that the flags name, one after another. Returns whether each of them gave a row.
+bool MeasureAll(const Flags& flags, const model::ModelConfig& config, std::ofstream& csv) {
+  bool all_measured = true;
+  for (const int64_t tokens : flags.tokens) {
+    for (const int gpus : flags.gpus) {
+      for (const std::string& mode : flags.modes) {
+        for (const std::string& ring : flags.ring) {
+          for (const std::string& layout : flags.layouts) {
+            for (const std::string& precision : flags.precisions) {
+              const TrainingCase run{
+                  .gpus = gpus, .tokens = tokens, .mode = mode, .precision = precision};
+              const std::string row = Row(flags, config, run, ring, layout);
+              all_measured &= !row.empty();
+              std::printf("%s", row.c_str());
+              std::fflush(stdout);
+              if (csv.is_open()) csv << row << std::flush;
+            }
+          }
+        }
+      }
+    }
+  }
+  return all_measured;
+}
+
 int Main(int argc, char** argv) {
   Flags flags;
   CLI::App app("Training steps on this machine, by the trainers that jobs get.");
@@ -397,51 +470,7 @@ int Main(int argc, char** argv) {
     const auto config = here / root / "bench/models/qwen2.5-3b.json";
     if (std::filesystem::exists(config)) flags.config = config.lexically_normal();
   }
-  app.add_option("--trainer", flags.trainer, "the trainer's program");
-  app.add_option("--config", flags.config, "config.json of the model; the Qwen2.5-3B shape");
-  app.add_option("--engine", flags.engine, "of the trainers: cuda or cpu")
-      ->check(CLI::IsMember({"cuda", "cpu"}));
-  app.add_option("--tokens", flags.tokens, "sequence lengths")->delimiter(',');
-  app.add_option("--gpus", flags.gpus, "ranks of the ring: one a GPU, or CPU ranks")
-      ->delimiter(',');
-  std::vector<std::string> modes = {"dense", "sparse"};
-  for (const patterns::PatternDefinition* definition : patterns::Definitions()) {
-    if (definition->pattern != patterns::Pattern::kDense) modes.emplace_back(definition->name);
-  }
-  app.add_option("--mode", flags.modes, "dense, sparse, or a pattern's name")
-      ->delimiter(',')
-      ->check(CLI::IsMember(modes));
-  app.add_option("--density", flags.density,
-                 "share of the causal tiles that a named pattern visits")
-      ->check(CLI::Range(1e-6, 1.0));
-  app.add_option("--ring", flags.ring, "flat, hierarchical, all_gather; auto is flat")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"auto", "flat", "hierarchical", "all_gather"}));
-  app.add_option("--layout", flags.layouts, "striped, documents")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"striped", "documents"}));
-  app.add_option("--documents", flags.documents, "whose lengths documents have")
-      ->check(CLI::IsMember({"LongAlign-like", "ChatQA2-like", "ProLong-like"}));
-  app.add_option("--precision", flags.precisions, "training.precision of the job")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"bfloat16", "fp8"}));
-  app.add_option("--nodes", flags.nodes, "equal parts of the GPUs that NCCL takes for machines")
-      ->check(CLI::PositiveNumber);
-  app.add_option("--recompute", flags.recompute, "resources.recompute of the job")
-      ->check(CLI::IsMember({"auto", "none", "attention_only", "full"}));
-  app.add_option("--offload", flags.offload, "resources.offload of the job")
-      ->check(CLI::IsMember({"auto", "none", "host"}));
-  app.add_option("--kv-gradients", flags.kv_gradients, "parallelism.kv_gradients of the job")
-      ->check(CLI::IsMember({"float32", "bfloat16"}));
-  app.add_option("--steps", flags.steps, "counted steps of a case")->check(CLI::PositiveNumber);
-  app.add_option("--verticals", flags.verticals, "columns of a head");
-  app.add_option("--slash-share", flags.slash_share, "share of block diagonals of a head");
-  app.add_option("--peak-tflops", flags.peak_tflops, "of one GPU, bf16 dense: what MFU refers to");
-  app.add_option("--timeout", flags.timeout_seconds, "seconds for one case");
-  app.add_option("--csv", flags.csv, "also write the rows to this file");
-  app.add_option("--profile", flags.profile, "folder for traces of a step, one a rank");
-  app.add_option("--commit", flags.commit, "for the rows");
-  app.add_option("--hardware", flags.hardware, "for the rows, without commas");
+  AddOptions(app, &flags);
   CLI11_PARSE(app, argc, argv);
 
   const auto config = model::LoadModelConfig(flags.config);
@@ -453,27 +482,7 @@ int Main(int argc, char** argv) {
     csv << CsvHeader();
   }
   std::printf("%s", CsvHeader().c_str());
-  bool all_measured = true;
-  for (const int64_t tokens : flags.tokens) {
-    for (const int gpus : flags.gpus) {
-      for (const std::string& mode : flags.modes) {
-        for (const std::string& ring : flags.ring) {
-          for (const std::string& layout : flags.layouts) {
-            for (const std::string& precision : flags.precisions) {
-              const TrainingCase run{
-                  .gpus = gpus, .tokens = tokens, .mode = mode, .precision = precision};
-              const std::string row = Row(flags, *config, run, ring, layout);
-              all_measured &= !row.empty();
-              std::printf("%s", row.c_str());
-              std::fflush(stdout);
-              if (csv.is_open()) csv << row << std::flush;
-            }
-          }
-        }
-      }
-    }
-  }
-  return all_measured ? 0 : 1;
+  return MeasureAll(flags, *config, csv) ? 0 : 1;
 }
 
 }  // namespace

@@ -1,14 +1,18 @@
 #include "cli/app.h"
 
 #include <CLI/CLI.hpp>
+#include <memory>
 #include <optional>
 #include <ostream>
+#include <sstream>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "base/process/version.h"
 #include "cli/commands/commands.h"
 #include "cli/examples.h"
+#include "cli/printer.h"
 #include "cli/validators.h"
 #include "jobspec/fields/text.h"
 
@@ -23,6 +27,35 @@ Exit codes: 0 done; 1 the followed job failed; 2 it was cancelled; 64 a mistake
 in the command line or job file; 66 no such file, job or node; 69 no coordinator
 answers; 70 internal; 75 not possible in this state, or a name is taken; 77 not
 allowed, or a TLS mismatch.)";
+
+// What --help prints, in 80 columns.
+class HelpFormatter : public CLI::Formatter {
+ public:
+  HelpFormatter() { column_width(kNameColumns); }
+
+  // CLI11 shows of a flag that switches something off with what it switches it.
+  std::string make_option_name(const CLI::Option* option, bool is_positional) const override {
+    return absl::StrReplaceAll(CLI::Formatter::make_option_name(option, is_positional),
+                               {{"{false}", ""}});
+  }
+  std::string make_option_desc(const CLI::Option* option) const override {
+    return Wrapped(option->get_description());
+  }
+  std::string make_subcommand(const CLI::App* command) const override {
+    std::ostringstream out;
+    CLI::detail::format_help(out, command->get_name(), Wrapped(command->get_description()),
+                             kNameColumns);
+    return out.str();
+  }
+
+ private:
+  static constexpr int kNameColumns = 30;
+
+  // CLI11 indents what follows a line's end.
+  static std::string Wrapped(const std::string& text) {
+    return WrapToWidth(text, 80 - kNameColumns, "\n");
+  }
+};
 
 void AddGlobalFlags(CLI::App& app, Context* context) {
   app.add_option("--address", context->address, "the coordinator, host:port");
@@ -56,30 +89,53 @@ constexpr OtherName kOtherNames[] = {
     {"workers", "nodes"}, {"top", "nodes"},       {"check", "validate"}, {"lint", "validate"},
     {"steps", "history"}, {"continue", "resume"}, {"suspend", "pause"}};
 
-// "unknown command "sumbit"; did you mean submit?"
-std::string UnknownCommand(const CLI::App& app, const std::string& typed) {
+// "; did you mean submit?"; empty where none of the known words is near.
+std::string Suggestion(const std::string& typed, const std::vector<std::string>& known) {
   std::string nearest;
   size_t distance = 3;  // farther off it is another word
-  for (const CLI::App* command : app.get_subcommands({})) {
-    const size_t d = jobspec::EditDistance(typed, command->get_name());
+  for (const std::string& word : known) {
+    const size_t d = jobspec::EditDistance(typed, word);
     if (d >= distance) continue;
     distance = d;
-    nearest = command->get_name();
+    nearest = word;
   }
   for (const OtherName& other : kOtherNames) {
     if (other.typed == typed) nearest = other.command;
   }
-  return absl::StrCat("unknown command \"", jobspec::Printable(typed), "\"",
-                      nearest.empty() ? "" : "; did you mean ", nearest,
-                      nearest.empty() ? "" : "?");
+  return nearest.empty() ? "" : absl::StrCat("; did you mean ", nearest, "?");
 }
 
-// The first argument that nobody expects: CLI11 complains of a missing one before.
-std::optional<std::string> Unexpected(const CLI::App& app) {
+// "unknown command "sumbit"; did you mean submit?"
+std::string UnknownCommand(const CLI::App& app, const std::string& typed) {
+  std::vector<std::string> known;
+  for (const CLI::App* command : app.get_subcommands({})) known.push_back(command->get_name());
+  return absl::StrCat("unknown command \"", jobspec::Printable(typed), "\"",
+                      Suggestion(typed, known));
+}
+
+// "unknown flag --folow; did you mean --follow?", of commands and their commands.
+std::string UnknownFlag(const std::vector<const CLI::App*>& parsed, const std::string& typed) {
+  std::vector<std::string> known;
+  for (const CLI::App* command : parsed) {
+    for (const CLI::Option* option : command->get_options()) {
+      for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+    }
+  }
+  return absl::StrCat("unknown flag ", jobspec::Printable(typed),
+                      Suggestion(typed.substr(0, typed.find('=')), known));
+}
+
+// The app, and the commands that were named, each of the one before.
+std::vector<const CLI::App*> Parsed(const CLI::App& app) {
   std::vector<const CLI::App*> parsed = {&app};
   for (size_t i = 0; i < parsed.size(); ++i) {
     for (const CLI::App* command : parsed[i]->get_subcommands()) parsed.push_back(command);
   }
+  return parsed;
+}
+
+// The first argument that nobody expects: CLI11 complains of a missing one before.
+std::optional<std::string> Unexpected(const std::vector<const CLI::App*>& parsed) {
   for (const CLI::App* command : parsed) {
     for (const std::string& argument : command->remaining()) {
       if (argument.starts_with('-') || parsed.size() == 1) return argument;
@@ -89,10 +145,14 @@ std::optional<std::string> Unexpected(const CLI::App& app) {
 }
 
 std::string ExplainMistake(const CLI::App& app, const CLI::ParseError& error) {
-  const std::optional<std::string> unexpected = Unexpected(app);
-  if (!unexpected) return error.what();
-  if (!unexpected->starts_with('-')) return UnknownCommand(app, *unexpected);
-  return absl::StrCat("unknown flag ", jobspec::Printable(*unexpected));
+  const std::vector<const CLI::App*> parsed = Parsed(app);
+  const std::optional<std::string> unexpected = Unexpected(parsed);
+  std::string help = "see";
+  for (const CLI::App* command : parsed) absl::StrAppend(&help, " ", command->get_name());
+  const std::string what = !unexpected                    ? error.what()
+                           : unexpected->starts_with('-') ? UnknownFlag(parsed, *unexpected)
+                                                          : UnknownCommand(app, *unexpected);
+  return absl::StrCat(what, "; ", help, " --help");
 }
 
 int Fail(const Context& context, const absl::Status& status) {
@@ -108,6 +168,7 @@ int RunRingctl(const std::vector<std::string>& arguments, Context context) {
                "ringctl");
   app.set_version_flag("--version", std::string(kVersion));
   app.fallthrough();
+  app.formatter(std::make_shared<HelpFormatter>());
   app.footer(kFooter);
   AddGlobalFlags(app, &context);
   AddSubmitCommand(app, &context);
@@ -132,7 +193,7 @@ int RunRingctl(const std::vector<std::string>& arguments, Context context) {
   } catch (const CLI::Success& e) {
     return app.exit(e, context.out, context.err);
   } catch (const CLI::ParseError& e) {
-    context.err << "ringctl: " << ExplainMistake(app, e) << "; see ringctl --help\n";
+    context.err << "ringctl: " << ExplainMistake(app, e) << "\n";
     return kUsage;
   }
   if (!context.action) {

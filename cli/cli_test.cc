@@ -343,7 +343,12 @@ TEST_F(CliTest, MistypedCommandsAndFlagsAreNamed) {
   // Before the file that is missing, too.
   const Result flag = Run({"submit", "--folow"});
   EXPECT_EQ(flag.code, kUsage);
-  EXPECT_THAT(flag.err, HasSubstr("unknown flag --folow"));
+  EXPECT_THAT(flag.err, HasSubstr("unknown flag --folow; did you mean --follow?; see ringctl "
+                                  "submit --help"));
+  EXPECT_THAT(Run({"data", "pack", "--tokens", "u32"}).err,
+              HasSubstr("unknown flag --tokens; see ringctl data pack --help"));
+  EXPECT_THAT(Run({"submit", "--ste=a"}).err,
+              HasSubstr("unknown flag --ste=a; did you mean --set?"));
   EXPECT_THAT(Run({"submit"}).err, HasSubstr("file is required"));
 }
 
@@ -377,6 +382,7 @@ TEST_F(CliTest, RangesAndChoicesCanBeRead) {
 
 TEST_F(CliTest, EveryHelpHasExamples) {
   const std::string help = Run({"--help"}).out;
+  EXPECT_LE(LongestLine(help), 80);
   std::istringstream lines(help.substr(help.find("Subcommands:")));
   int verbs = 0;
   std::string line;
@@ -384,9 +390,9 @@ TEST_F(CliTest, EveryHelpHasExamples) {
   while (std::getline(lines, line) && line.starts_with("  ")) {
     if (line[2] == ' ') continue;  // the rest of a long description
     const std::string verb = line.substr(2, line.find(' ', 2) - 2);
-    EXPECT_THAT(Run({verb, "--help"}).out,
-                ::testing::ContainsRegex("Examples:\n +[a-z< (]*ringctl " + verb))
-        << verb;
+    const std::string of_verb = Run({verb, "--help"}).out;
+    EXPECT_THAT(of_verb, ::testing::ContainsRegex("Examples:\n +[a-z< (]*ringctl " + verb)) << verb;
+    EXPECT_LE(LongestLine(of_verb), 80) << of_verb;
     ++verbs;
   }
   EXPECT_GE(verbs, 20);
@@ -394,7 +400,11 @@ TEST_F(CliTest, EveryHelpHasExamples) {
     EXPECT_THAT(Run({"token", verb, "--help"}).out,
                 HasSubstr(std::string("\n  ringctl token ") + verb));
   }
-  EXPECT_THAT(Run({"data", "pack", "--help"}).out, HasSubstr("\n  ringctl data pack"));
+  const std::string pack = Run({"data", "pack", "--help"}).out;
+  EXPECT_THAT(pack, HasSubstr("\n  ringctl data pack"));
+  EXPECT_LE(LongestLine(pack), 80) << pack;
+  EXPECT_THAT(Run({"submit", "--help"}).out,
+              HasSubstr("\n  --no-check-files            the job's"));
 }
 
 TEST_F(CliTest, CompletionKnowsEveryVerb) {

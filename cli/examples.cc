@@ -69,8 +69,8 @@ constexpr Example kExamples[] = {
     {"data", "  ringctl data pack --input texts --suffix .txt --output tokens\n"},
     {"data pack",
      "  ringctl data pack --input texts --suffix .txt --output tokens\n"
-     "  ringctl data pack --input ids --format uint32 --vocabulary 151936 --separator 151643 \\\n"
-     "    --tokenizer qwen2 --output tokens\n"
+     "  ringctl data pack --input ids --format uint32 --vocabulary 151936 \\\n"
+     "    --separator 151643 --tokenizer qwen2 --output tokens\n"
      "  ringctl data pack --input pairs --prefix-end 10 --output tokens\n"},
     {"bench", "  ringctl bench attention --tokens 4096 16384 --folder figures\n"},
     {"bench attention", "  ringctl bench attention --ranks 4 --densities 5 10 --folder figures\n"},

@@ -11,7 +11,9 @@
 #include <nlohmann/json.hpp>
 #include <ostream>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "jobspec/fields/text.h"
 #include "jobspec/jobspec.h"
 #include "ringleader/v1/job.pb.h"
@@ -161,6 +163,23 @@ std::string CutToWidth(const std::string& text, int columns) {
     end += character.bytes;
   }
   return text.substr(0, end) + (columns > 0 ? "…" : "");
+}
+
+std::string WrapToWidth(const std::string& text, int columns, const std::string& line_end) {
+  if (columns <= 0) return text;
+  std::string wrapped;
+  int used = 0;
+  for (const auto word : absl::StrSplit(text, ' ')) {
+    const int width = Width(std::string(word));
+    if (!wrapped.empty()) {
+      const bool fits = used + 1 + width <= columns;
+      wrapped += fits ? " " : line_end;
+      used = fits ? used + 1 : 0;
+    }
+    absl::StrAppend(&wrapped, word);
+    used += width;
+  }
+  return wrapped;
 }
 
 void WriteColumns(std::ostream& out, const std::vector<std::vector<std::string>>& rows,

@@ -37,6 +37,10 @@ void WriteColumns(std::ostream& out, const std::vector<std::vector<std::string>>
 // `text` in at most `columns`, with an ellipsis where it was cut.
 std::string CutToWidth(const std::string& text, int columns);
 
+// `text` in lines of at most `columns`, cut between words and joined with `line_end`; words that
+// are longer stay whole. 0: one line.
+std::string WrapToWidth(const std::string& text, int columns, const std::string& line_end);
+
 // "12,345", "1.3 GiB", "1h02m", "95.3 %", "3d", in few characters.
 std::string FormatCount(double value);
 std::string FormatBytes(double bytes);

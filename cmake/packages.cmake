@@ -1,4 +1,4 @@
-# `cmake --install` and the Debian packages that deploy/package.sh builds: ringleader-cli (ringctl), ringleader-coordinator,
+# `cmake --install` and the Debian packages that deploy/package.sh builds: ringleader-cli (ringctl and its bench), ringleader-coordinator,
 # and ringleader-worker (the daemon and the trainer, with the libraries of LibTorch that a CPU trainer loads).
 
 include(GNUInstallDirs)
@@ -6,7 +6,7 @@ include(GNUInstallDirs)
 set(units lib/systemd/system)
 set(private_libraries lib/ringleader)
 
-install(TARGETS ringctl COMPONENT cli)
+install(TARGETS ringctl ringleader-bench COMPONENT cli)
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR}
   COMPONENT cli)
 

@@ -207,8 +207,10 @@ absl::Status Serve(const Flags& flags) {
                         .on_damage = [&](const absl::Status& damage) { failure.Set(damage); }}));
   std::unique_ptr<trace::JobTracer> tracer;
   if (flags.trace.enabled()) {
-    ASSIGN_OR_RETURN(tracer, trace::JobTracer::Start(flags.trace, trace::ExportLimits(),
-                                                     store.get(), &metrics.registry()));
+    const std::filesystem::path log = std::filesystem::path(flags.data_dir) / "traces-sent";
+    ASSIGN_OR_RETURN(tracer,
+                     trace::JobTracer::Start(flags.trace, trace::ExportLimits(), log.string(),
+                                             store.get(), Clock::Steady(), &metrics.registry()));
     spdlog::info("traces go to {}", flags.trace.endpoint);
   }
   const std::unique_ptr<lifecycle::PlanSource> plans = NewPlannerSource(flags.planner);

@@ -12,6 +12,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/net/message_size.h"
 #include "base/process/task_threads.h"
@@ -24,6 +25,7 @@
 #include "jobspec/values/attention_spec.h"
 #include "jobspec/values/model_spec.h"
 #include "model_shape/model_config.h"
+#include "proto/timestamps.h"
 #include "spdlog/spdlog.h"
 
 namespace ringleader {
@@ -198,8 +200,8 @@ class PlannerSource : public lifecycle::PlanSource {
         running.mailbox->found.reset();
       }
     }
-    const std::optional<v1::StepPlan> next =
-        running.live->Observe(merged, running.densities, running.costs.measured());
+    const std::optional<v1::StepPlan> next = running.live->Observe(
+        merged, absl::Now() - ToTime(merged.time()), running.densities, running.costs.measured());
     if (!next.has_value() && running.live->WantsShape(merged)) LookForShape(job, merged, running);
     return next;
   }
@@ -257,7 +259,7 @@ class PlannerSource : public lifecycle::PlanSource {
                                        .misses = running.live->misses(),
                                        .steps_left = running.live->StepsLeft(merged),
                                        .change_seconds = running.live->change_seconds()};
-    if (jobspec::CheckByDocuments(spec).ok()) {
+    if (jobspec::TrainsAlikeByDocuments(spec)) {
       request.hints.document_tokens =
           planner::DocumentsFrom(running.recent, spec.data().sequence_length());
     }
@@ -337,9 +339,14 @@ class PlannerSource : public lifecycle::PlanSource {
         }};
     const planner::CostModel costs =
         learned ? learned->costs : CostsOf(spec, model, cluster, request.nodes, measured);
+    std::optional<v1::StepPlan> kept = request.kept;
+    if (kept.has_value() && request.kept_was_missed) {
+      kept = planner::WithoutNewestChange(*kept);
+      kept->set_version(kept->version() + 1);  // newer than what the checkpoint may hold
+    }
     absl::StatusOr<v1::StepPlan> plan = options_.make(
         spec, model, cluster, costs, learned ? learned->hints : patterns::PatternHints(), limits,
-        request.kept.has_value() ? &*request.kept : nullptr);
+        kept.has_value() ? &*kept : nullptr);
     if (is_late) {
       return absl::ResourceExhaustedError(
           absl::StrFormat("its plan took more than %g s of a processor (--plan-seconds); lower "

@@ -12,7 +12,7 @@ deploy/install_deps.sh --package
 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DRINGLEADER_CUDA="${RINGLEADER_CUDA:-AUTO}" >"$build.configure.log" 2>&1 ||
   { cat "$build.configure.log" >&2; exit 1; }
 rm -f "$build.configure.log"
-cmake --build "$build" --target ringleader-coordinator ringleader-worker ringleader-trainer ringctl
+cmake --build "$build" --target ringleader-coordinator ringleader-worker ringleader-trainer ringctl ringleader-bench
 rm -rf "$build/packages"
 log=$(mktemp)
 (cd "$build" && cpack >"$log" 2>&1) || { cat "$log" >&2; exit 1; }

@@ -83,5 +83,25 @@ resources: {trainers: 4}
             "  training.min_learning_rate: 1 is more than training.learning_rate (0.001)");
 }
 
+TEST(MistakesTest, WhatDoesNotGoTogetherHidesNothingElseThatDoesNot) {
+  const auto spec = ParseJobFile(R"(
+name: a
+model: {config: /c.json}
+data: {train: /t, sequence_length: 4096, document_mask: false}
+attention: {dense_below: 512}
+parallelism: {context: 4, heads: 3}
+training: {steps: 2, warmup_steps: 5}
+checkpoint: {directory: /c}
+resources: {trainers: 4}
+)",
+                                 {});
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  const std::string text(Validate(*spec).message());
+  EXPECT_THAT(text, ::testing::StartsWith("3 mistakes:\n"));
+  EXPECT_THAT(text, HasSubstr("attention.dense_below: with data.document_mask: false"));
+  EXPECT_THAT(text, HasSubstr("parallelism.heads: 3 does not divide parallelism.context (4)"));
+  EXPECT_THAT(text, HasSubstr("training.warmup_steps: 5 is more than training.steps (2)"));
+}
+
 }  // namespace
 }  // namespace ringleader::jobspec

@@ -31,6 +31,11 @@ std::string Child(const std::string& parent, const std::string& name) {
 // What is wrong with a path that the table does not have, as a mistake of the field that was meant.
 struct UnknownField {
   explicit UnknownField(const std::string& path) : meant(NearestField(path)) {
+    const std::string hint = meant.empty()
+                                 ? "the fields are in docs/job_file.md and ringctl submit --help"
+                                 : absl::StrCat("did you mean ", meant, "?");
+    // Whichever field of this section was meant.
+    if (meant.empty()) meant = path.substr(0, path.find('.'));
     if (path == "data.sequence_lengths") {
       message =
           "data.sequence_lengths: is not there any more; set data.batching: samples, with which "
@@ -41,7 +46,7 @@ struct UnknownField {
           "attention.balance_tolerance: is not there any more, for it evened out layers, which run "
           "one after another; remove it";
     } else {
-      message = absl::StrCat(Printable(path), ": unknown field; did you mean ", meant, "?");
+      message = absl::StrCat(Printable(path), ": unknown field; ", hint);
     }
   }
   std::string meant;

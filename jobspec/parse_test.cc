@@ -39,6 +39,8 @@ TEST(ParseTest, UnknownFieldsNameThePathAndTheNearest) {
             "attention.vertical_mass?");
   EXPECT_THAT(ParseError("steps: 40"), HasSubstr("did you mean training.steps?"));
   EXPECT_THAT(ParseError("trainning: {}"), HasSubstr("did you mean training?"));
+  EXPECT_THAT(ParseError("resources: {colour: red}"),
+              HasSubstr("resources.colour: unknown field; the fields are in docs/job_file.md"));
   EXPECT_THAT(ParseError("name: {x: 1}"), HasSubstr("name: holds key: value pairs; give text"));
   EXPECT_THAT(ParseError(kJob, {"training.stepz=3"}),
               HasSubstr("--set training.stepz: unknown field; did you mean training.steps?"));

@@ -322,6 +322,10 @@ absl::Status CheckByDocuments(const v1::JobSpec& spec) {
   return patterns::CheckByDocuments(options);
 }
 
+bool TrainsAlikeByDocuments(const v1::JobSpec& spec) {
+  return spec.attention().pattern() == v1::AttentionSpec::DENSE && CheckByDocuments(spec).ok();
+}
+
 absl::Status CheckHeadRanks(const v1::JobSpec& spec) {
   ASSIGN_OR_RETURN(patterns::AttentionOptions options, AttentionOptionsOf(spec.attention()));
   options.head_ranks = static_cast<int>(HeadRanks(spec.parallelism()));
@@ -384,7 +388,6 @@ void FindMistakes(const v1::JobSpec& given, Mistakes* mistakes) {
                                        "'-', at most 63, beginning and ending with a letter or "
                                        "digit"));
   }
-  mistakes->Add("attention.dense_below", CheckDenseBelow(spec));
   mistakes->Add("resources.offload", CheckOffload(given, spec));
   for (const Field& field : Fields()) {
     // Derived from something that is wrong: that has an error of its own.
@@ -392,16 +395,19 @@ void FindMistakes(const v1::JobSpec& given, Mistakes* mistakes) {
     if (mistakes->Has(field.path)) continue;
     mistakes->Add(field.path, CheckField(field, given, spec));
   }
-  // What lies across fields is looked at where each of them is well by itself.
-  if (!mistakes->Touch({"model"})) mistakes->Add("model", CheckModel(spec.model()));
-  if (!mistakes->Touch({"attention"})) {
-    mistakes->Add("attention", CheckAttention(spec.attention()));
+  // What lies across fields is looked at where each of them is well by itself, whatever else does
+  // not go together.
+  const Mistakes alone = *mistakes;
+  if (!alone.Touch({"model"})) mistakes->Add("model", CheckModel(spec.model()));
+  if (!alone.Touch({"attention"})) mistakes->Add("attention", CheckAttention(spec.attention()));
+  if (!alone.Touch({"data", "attention"})) {
+    mistakes->Add("attention.dense_below", CheckDenseBelow(spec));
+    CheckMaskedData(spec, mistakes);
   }
-  if (!mistakes->Touch({"data", "attention"})) CheckMaskedData(spec, mistakes);
-  if (!mistakes->Touch({"parallelism", "resources", "data", "attention"})) {
+  if (!alone.Touch({"parallelism", "resources", "data", "attention"})) {
     CheckParallelism(spec, mistakes);
   }
-  if (!mistakes->Touch({"training", "attention"})) CheckTraining(spec, mistakes);
+  if (!alone.Touch({"training", "attention"})) CheckTraining(spec, mistakes);
 }
 
 absl::Status Validate(const v1::JobSpec& given) {

@@ -43,9 +43,20 @@ std::string NamesOf(Predicate holds) {
 }
 
 absl::Status CheckSelection(const AttentionOptions& options, const PatternDefinition& definition) {
-  if (options.selection == Selection::kFull || definition.causal_choice != CausalChoice::kNever) {
-    return absl::OkStatus();
+  if (options.selection == Selection::kFull) return absl::OkStatus();
+  if (options.dense_below > 0) {
+    return Invalid(
+        "attention.selection: causal does not go with attention.dense_below, which goes by how "
+        "many tokens of its "
+        "document come after a query, too; give attention.dense_below: 0, or selection: full");
   }
+  if (options.balance.anchor != kernels::Anchor::kNone) {
+    return Invalid(
+        "attention.selection: causal does not go with attention.balance.anchor, which moves a "
+        "query's choice by what "
+        "comes after it, too; give attention.balance.anchor: none, or selection: full");
+  }
+  if (definition.causal_choice != CausalChoice::kNever) return absl::OkStatus();
   return Invalid(absl::StrFormat(
       "attention.selection: causal does not go with attention.pattern: %s, which chooses what a "
       "query attends to by later queries, too; give full, or one of the patterns %s",
@@ -99,6 +110,10 @@ absl::Status CheckBalance(const AttentionOptions& options, const PatternDefiniti
 
 }  // namespace
 
+bool AreApart(const AttentionOptions& options) {
+  return options.by_documents && options.pattern != Pattern::kDense;
+}
+
 absl::Status CheckByDocuments(const AttentionOptions& options) {
   if (!options.by_documents) return absl::OkStatus();
   if (options.mask != Mask::kCausal) {
@@ -107,13 +122,8 @@ absl::Status CheckByDocuments(const AttentionOptions& options) {
         "parallelism.layout: striped",
         std::string(MaskName(options.mask))));
   }
-  if (options.pattern == Pattern::kDense && options.layout == LayoutKind::kStriped) {
-    return absl::OkStatus();
-  }
-  return Invalid(absl::StrFormat(
-      "parallelism.layout: documents goes with attention.pattern: dense alone, not with %s: places "
-      "that no rank holds lie between tokens of spread documents; give parallelism.layout: striped",
-      std::string(DefinitionOf(options.pattern).name)));
+  if (options.layout == LayoutKind::kStriped) return absl::OkStatus();
+  return Invalid("parallelism.layout: documents spreads documents in stripes alone");
 }
 
 // The field that splits heads, with its value.
@@ -131,8 +141,9 @@ absl::Status CheckHeadRanks(const AttentionOptions& options) {
                         options.head_ranks, options.head_groups));
   }
   std::string other;
-  if (options.by_documents)
+  if (options.by_documents) {
     other = "parallelism.layout: documents; give parallelism.layout: striped";
+  }
   if (options.adapt_heads) {
     other = "attention.head_budgets: by_recall, which compares all heads; give equal";
   }

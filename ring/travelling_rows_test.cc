@@ -226,7 +226,7 @@ TEST(TravellingRowsCountTest, NothingTravelsForNobody) {
     return counts;
   };
   using Counts = std::vector<int64_t>;
-  // Of a window the last three tiles, to the next rank alone.
+  // Under a window the last three tiles travel, and to the next rank alone.
   EXPECT_EQ(sent(0, 40), (Counts{48, 0, 0}));
   EXPECT_EQ(sent(2, 40), (Counts{48, 0, 0}));
   EXPECT_EQ(sent(3, 40), (Counts{0, 0, 0})) << "nobody comes after it";

@@ -8,11 +8,11 @@
 
 namespace ringleader::bench {
 
-// Of repetitions.
+// How the repetitions of a cell spread.
 struct Spread {
   double median = 0, p20 = 0, p80 = 0;
 };
-// At least one value.
+// `values` are one or more.
 Spread SpreadOf(std::vector<double> values);
 
 struct Cell {

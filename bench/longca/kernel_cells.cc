@@ -88,7 +88,7 @@ class Selection {
   }
   const std::vector<char>& visits() const { return visits_; }
 
-  // Of tokens², mean over heads.
+  // The share of all tokens² pairs that is visited, as a mean over heads.
   double share() const {
     const auto tokens = static_cast<int64_t>(rows_.size());
     if (visits_.empty()) {

@@ -26,9 +26,11 @@ absl::StatusOr<int> Become(std::string program, std::vector<std::string> argumen
   for (std::string& argument : arguments) raw.push_back(argument.data());
   raw.push_back(nullptr);
   execv(program.c_str(), raw.data());
-  return absl::NotFoundError(absl::StrFormat(
-      "cannot start %s: %s; it is built with ringctl (target ringleader-bench), or give --program",
-      program, std::strerror(errno)));
+  return absl::NotFoundError(
+      absl::StrFormat("cannot start %s: %s; it comes with the package of ringctl (target "
+                      "ringleader-bench), or give "
+                      "--program",
+                      program, std::strerror(errno)));
 }
 
 }  // namespace

@@ -88,8 +88,8 @@ void AddDataCommand(CLI::App& app, Context* context) {
       "token id, or byte of text (10: the end of a line), with which each document's "
       "prefix ends: not predicted, and seen as a whole under attention.mask: prefix_lm");
   pack->footer(
-      "\nA file is a document; lines of JSON, Parquet and Megatron's indexed files are not\n"
-      "read. Documents lie one behind the other, each ended by the\n"
+      "\nA file is a document; lines of JSON, Parquet and Megatron's indexed files are\n"
+      "not read. Documents lie one behind the other, each ended by the\n"
       "separator, and training cuts its sequences from that stream. Attention stays\n"
       "within a document unless a job sets data.document_mask: false; no token is\n"
       "predicted behind a separator. Separators within a file of token ids end\n"

@@ -3,6 +3,7 @@
 #include <ostream>
 
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "base/status_macros.h"
 #include "cli/client.h"
@@ -42,10 +43,12 @@ void WriteTables(std::ostream& out, const v1::ListLatencyResponse& measured) {
   for (const v1::LatencyTable& table : measured.tables()) {
     const v1::MachineKind& machine = table.machine();
     const v1::LatencyShape& shape = table.shape();
-    out << absl::StrFormat("%s, tile %d, %d/%d heads of %d, one layer on one %s (%s; %s; %s)\n",
+    // A CPU has no clocks that were asked for.
+    std::vector<std::string> which = {machine.clocks(), machine.driver(), machine.build()};
+    std::erase(which, "");
+    out << absl::StrFormat("%s, tile %d, %d/%d heads of %d, one layer on one %s (%s)\n",
                            shape.pattern(), shape.tile(), shape.heads(), shape.kv_heads(),
-                           shape.head_dim(), machine.device(), machine.clocks(), machine.driver(),
-                           machine.build());
+                           shape.head_dim(), machine.device(), absl::StrJoin(which, "; "));
     std::vector<std::vector<std::string>> rows = {
         {"TOKENS", "DOCUMENTS", "DENSITY", "P50 MS", "P90 MS", "FORWARD MS"}};
     for (const v1::LatencyRow& row : table.rows()) {

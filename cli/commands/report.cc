@@ -102,29 +102,39 @@ nlohmann::ordered_json ByHead(const std::map<uint32_t, std::vector<Mean>>& layer
   return values;
 }
 
-// "93.0 %, from 71.0 % (head 3) to 99.8 % (head 0)".
-std::string ProbedText(const std::vector<Mean>& heads) {
-  const auto less = [](const Mean& a, const Mean& b) { return a.value() < b.value(); };
-  const auto [least, most] = std::minmax_element(heads.begin(), heads.end(), less);
-  Mean all;
-  for (const Mean& head : heads) all.Add(head.value());
-  return absl::StrCat(FormatPercent(all.value()), ", from ", FormatPercent(least->value()),
-                      " (head ", least - heads.begin(), ") to ", FormatPercent(most->value()),
-                      " (head ", most - heads.begin(), ")");
+// Which field of the job file bounds what most heads of a layer keep: its mass, or its cap.
+std::string BoundBy(const Totals& totals, const Mean& at_budget, const char* mass,
+                    const char* cap) {
+  if (at_budget.value() < 0.5) return mass;
+  return totals.job.spec().attention().density() > 0 ? "density" : cap;
 }
 
-// "diagonals set by attention.slash_mass, columns by attention.max_verticals": of most heads.
-std::string SetBy(const Totals& totals, uint32_t layer) {
-  const double share = totals.job.spec().attention().density();
-  const auto field = [&](const std::map<uint32_t, Mean>& at_budget, const char* mass,
-                         const char* cap) {
-    return absl::StrCat("attention.", at_budget.at(layer).value() < 0.5 ? mass
-                                      : share > 0                       ? "density"
-                                                                        : cap);
-  };
-  return absl::StrCat("diagonals set by ",
-                      field(totals.slashes_at_budget, "slash_mass", "max_slashes"), ", columns by ",
-                      field(totals.verticals_at_budget, "vertical_mass", "max_verticals"));
+// Density and recall by layer, on the rows of the choice and of the probe; and what bounds them.
+void WriteLayers(std::ostream& out, const Totals& totals, int columns) {
+  if (totals.layer_density.empty()) return;
+  std::vector<std::vector<std::string>> rows = {
+      {"LAYER", "DENSITY", "RECALL", "PROBED", "WORST HEAD", "DIAGONALS BY", "COLUMNS BY"}};
+  for (const auto& [layer, density] : totals.layer_density) {
+    std::vector<std::string>& row = rows.emplace_back(rows[0].size());
+    row[0] = absl::StrCat(layer);
+    row[1] = FormatPercent(density.value());
+    if (const auto recall = totals.layer_recall.find(layer); recall != totals.layer_recall.end()) {
+      row[2] = FormatPercent(recall->second.value());
+      row[5] = BoundBy(totals, totals.slashes_at_budget.at(layer), "slash_mass", "max_slashes");
+      row[6] =
+          BoundBy(totals, totals.verticals_at_budget.at(layer), "vertical_mass", "max_verticals");
+    }
+    const auto probed = totals.probed_recall.find(layer);
+    if (probed == totals.probed_recall.end()) continue;
+    const std::vector<Mean>& heads = probed->second;
+    Mean all;
+    for (const Mean& head : heads) all.Add(head.value());
+    const auto worst = std::ranges::min_element(heads, {}, &Mean::value);
+    row[3] = FormatPercent(all.value());
+    row[4] = absl::StrCat(worst - heads.begin(), ": ", FormatPercent(worst->value()));
+  }
+  out << "\n";
+  WriteColumns(out, rows, columns);
 }
 
 nlohmann::ordered_json ToJson(double loss,
@@ -161,8 +171,6 @@ nlohmann::ordered_json SamplesToJson(const Totals& totals) {
 void AddSampleRows(const Totals& totals, std::vector<std::vector<std::string>>* rows) {
   rows->push_back({"samples", absl::StrFormat("%.0f in %.0f micro-batches", totals.samples,
                                               totals.micro_batches)});
-  rows->push_back({"padding", absl::StrFormat("%.0f tokens, %s", totals.padding_tokens,
-                                              FormatPercent(PaddingShare(totals)))});
   rows->push_back({"groups as predicted",
                    absl::StrFormat("slowest %.3f of the mean", totals.dealt_imbalance.value())});
   const bool dropped = totals.job.spec().data().overlong() == v1::DataSpec::DROP;
@@ -215,10 +223,13 @@ nlohmann::ordered_json ToJson(const Totals& totals) {
     json["balance"] = {{"moved", totals.balanced}, {"anchor_missed", totals.anchor_missed}};
   }
   if (totals.samples > 0) json["samples"] = SamplesToJson(totals);
+  if (totals.padding_tokens > 0) {
+    json["padding"] = {{"tokens", totals.padding_tokens}, {"share", PaddingShare(totals)}};
+  }
   return json;
 }
 
-void WriteTable(std::ostream& out, const Totals& totals) {
+void WriteTable(std::ostream& out, const Totals& totals, int columns) {
   const v1::Job& job = totals.job;
   const auto change = [](double first, double last) {
     return absl::StrFormat("%.4f -> %.4f (%+.1f %%)", first, last,
@@ -238,28 +249,20 @@ void WriteTable(std::ostream& out, const Totals& totals) {
   rows.push_back(
       {"tokens/s", FormatCount(totals.seconds > 0 ? totals.tokens / totals.seconds : 0)});
   if (totals.samples > 0) AddSampleRows(totals, &rows);
-  for (const auto& [layer, mean] : totals.layer_density) {
-    std::string text = FormatPercent(mean.value());
-    if (const auto recall = totals.layer_recall.find(layer); recall != totals.layer_recall.end()) {
-      absl::StrAppend(&text, ", recall ", FormatPercent(recall->second.value()), ", ",
-                      SetBy(totals, layer));
-    }
-    rows.push_back({absl::StrCat("density, layer ", layer), text});
+  if (totals.padding_tokens > 0) {
+    rows.push_back({"padding", absl::StrFormat("%.0f tokens, %s", totals.padding_tokens,
+                                               FormatPercent(PaddingShare(totals)))});
   }
   if (totals.balanced > 0) {
     rows.push_back(
-        {"balance",
-         absl::StrFormat("%.0f choices of layers moved, %s missed the anchor", totals.balanced,
-                         FormatPercent(totals.anchor_missed / totals.balanced))});
-  }
-  for (const auto& [layer, heads] : totals.probed_recall) {
-    rows.push_back({absl::StrCat("probed recall, layer ", layer), ProbedText(heads)});
+        {"balance", absl::StrFormat("%.0f choices moved, %s missed the anchor", totals.balanced,
+                                    FormatPercent(totals.anchor_missed / totals.balanced))});
   }
   if (totals.whole_ring_bytes > 0) {
-    rows.push_back({"sent around rings",
-                    absl::StrFormat("%s from all ranks, %s of what all keys would be",
-                                    FormatBytes(totals.ring_bytes),
-                                    FormatPercent(totals.ring_bytes / totals.whole_ring_bytes))});
+    rows.push_back(
+        {"sent around rings",
+         absl::StrFormat("%s by all ranks, %s of all keys", FormatBytes(totals.ring_bytes),
+                         FormatPercent(totals.ring_bytes / totals.whole_ring_bytes))});
   }
   if (totals.head_bytes > 0) {
     rows.push_back({"sent to share heads", FormatBytes(totals.head_bytes) + " from a rank"});
@@ -282,9 +285,10 @@ void WriteTable(std::ostream& out, const Totals& totals) {
   });
   rows.push_back({"seconds, all steps", absl::StrFormat("%.2f", totals.seconds)});
   if (!job.model_directory().empty()) rows.push_back({"model", job.model_directory()});
-  WriteColumns(out, rows);
-  out << "Seconds of a phase are those of the rank that took longest for it in each step, so that "
-         "phases add up to more than all steps.\n";
+  WriteColumns(out, rows, columns);
+  out << "Seconds of a phase are those of the rank that took longest for it in each\n"
+         "step, so that phases add up to more than all steps.\n";
+  WriteLayers(out, totals, columns);
 }
 
 absl::StatusOr<int> Report(const Context& context, const std::string& name) {
@@ -298,7 +302,8 @@ absl::StatusOr<int> Report(const Context& context, const std::string& name) {
         all.job.state_reason(), "); there is nothing to report"));
   }
   const Totals totals = Sum(all.job, all.steps);
-  PrintJson(context, ToJson(totals), [&](std::ostream& out) { WriteTable(out, totals); });
+  PrintJson(context, ToJson(totals),
+            [&](std::ostream& out) { WriteTable(out, totals, Columns(context)); });
   return kOk;
 }
 

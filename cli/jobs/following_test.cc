@@ -267,7 +267,7 @@ TEST_F(CliTest, WatchAndGetTellWhyAPlanChanges) {
 
 TEST_F(CliTest, HistoryHasEveryStep) {
   ScriptRun("tiny", v1::Job::SUCCEEDED);
-  // As if the second had been trained again after a failure.
+  // The second looks as if it had been trained again after a failure.
   v1::WatchJobResponse again = coordinator_.watch[3];
   again.mutable_steps(0)->set_loss(3.5);
   again.mutable_steps(0)->set_skipped(true);
@@ -342,17 +342,18 @@ TEST_F(CliTest, ReportSumsUpTheSteps) {
   EXPECT_EQ(json["phases"]["exposed_offload"], 0.75);
   const std::string table = Run({"report", "tiny"}).out;
   EXPECT_THAT(table, HasSubstr("held-out loss                   5.0000 -> 2.5000 (-50.0 %)"));
-  EXPECT_THAT(table, HasSubstr("density, layer 0                100.0 %\n"));
-  EXPECT_THAT(table,
-              HasSubstr("density, layer 1                20.0 %, recall 90.0 %, diagonals set "
-                        "by attention.max_slashes, columns by attention.vertical_mass"));
+  EXPECT_THAT(
+      table,
+      HasSubstr("\n"
+                "LAYER  DENSITY  RECALL  PROBED  WORST HEAD  DIAGONALS BY  COLUMNS BY\n"
+                "0      100.0 %  -       -       -           -             -\n"
+                "1      20.0 %   90.0 %  50.0 %  1: 25.0 %   max_slashes   vertical_mass\n"));
   EXPECT_EQ(json["slashes_at_budget_per_layer"][0], 0.75);
   EXPECT_EQ(json["probed_recall_per_head"], (nlohmann::json{{"1", {0.75, 0.25}}}));
-  EXPECT_THAT(table, HasSubstr("probed recall, layer 1          50.0 %, from 25.0 % (head 1) to "
-                               "75.0 % (head 0)\n"));
+  EXPECT_LE(LongestLine(Run({"report", "tiny"}, 80).out), 80);
   EXPECT_EQ(json["balance"]["moved"], 24.0);
   EXPECT_EQ(json["balance"]["anchor_missed"], 6.0);
-  EXPECT_THAT(table, HasSubstr("24 choices of layers moved, 25.0 % missed the anchor"));
+  EXPECT_THAT(table, HasSubstr("24 choices moved, 25.0 % missed the anchor"));
   EXPECT_EQ(json["phases_are"], "maxima over ranks");
   EXPECT_THAT(table, HasSubstr("phases add up to more than all steps"));
   coordinator_.watch.clear();

@@ -10,6 +10,16 @@
 
 namespace ringleader::cli {
 
+int64_t LongestLine(const std::string& text) {
+  int64_t longest = 0;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    const auto begins = [](char byte) { return (byte & 0xc0) != 0x80; };  // in UTF-8
+    longest = std::max<int64_t>(longest, std::ranges::count_if(line, begins));
+  }
+  return longest;
+}
+
 CliTest::CliTest()
     : folder_(std::filesystem::path(::testing::TempDir()) / ("cli_" + std::to_string(getpid()))),
       clock_(absl::FromUnixSeconds(1'000'000)) {

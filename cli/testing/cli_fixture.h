@@ -21,6 +21,9 @@ struct Result {
   std::string err;
 };
 
+// Characters of its longest line.
+int64_t LongestLine(const std::string& text);
+
 // A folder with a job file and what it names, and an environment that points to the coordinator.
 class CliTest : public ::testing::Test {
  protected:

@@ -8,6 +8,7 @@
 #include "model_shape/memory_estimate.h"
 #include "model_shape/model_config.h"
 #include "patterns/pattern.h"
+#include "ring/document_layout.h"
 #include "ring/head_shares.h"
 
 namespace ringleader::planner {
@@ -16,7 +17,12 @@ namespace {
 constexpr double kGiB = 1024.0 * 1024 * 1024;
 
 double LocalTokens(const v1::JobSpec& spec) {
-  return static_cast<double>(spec.data().sequence_length()) / spec.parallelism().context();
+  const double even =
+      static_cast<double>(spec.data().sequence_length()) / spec.parallelism().context();
+  const bool is_apart = jobspec::IsByDocuments(spec.parallelism().layout()) &&
+                        spec.attention().pattern() != v1::AttentionSpec::DENSE;
+  return is_apart ? static_cast<double>(ring::MostLocalTokensApart(static_cast<int64_t>(even)))
+                  : even;
 }
 
 // What the job asks for, or else the policy that keeps least.

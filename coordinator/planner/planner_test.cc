@@ -56,7 +56,7 @@ TEST(MakePlanTest, WhatTheUserAsksForIsKept) {
   EXPECT_EQ(plan->ring().kind(), ParallelismSpec::ALL_GATHER);
 }
 
-// Between nodes with slow links, long documents and short ones.
+// Nodes with slow links between them train long documents and short ones.
 class PlanByDocumentsTest : public ::testing::Test {
  protected:
   PlanByDocumentsTest() {

@@ -38,7 +38,7 @@ TEST(RingWindowTest, TheInnerRingIsTheWindow) {
       EXPECT_EQ(plan->prediction().SerializeAsString(), of_nodes->prediction().SerializeAsString());
     }
   }
-  // Of half the trainers of the ring, each two that share heads.
+  // The ring has half as many places: each is two trainers that share heads.
   const auto shared = Plan(4, cluster, /*heads=*/2);
   ASSERT_TRUE(shared.ok()) << shared.status();
   EXPECT_EQ(shared->ring().inner(), 4u);

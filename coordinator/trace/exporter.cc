@@ -100,7 +100,6 @@ struct Exporter::Counters {
   prometheus::Counter& queue_full = dropped.Add({{"reason", "queue_full"}});    // faster than sent
   prometheus::Counter& refused = dropped.Add({{"reason", "refused"}});          // by the collector
   prometheus::Counter& unreachable = dropped.Add({{"reason", "unreachable"}});  // limits.give_up
-  prometheus::Counter& stopped = dropped.Add({{"reason", "stopped"}});  // left at the process's end
 };
 
 absl::StatusOr<std::unique_ptr<Exporter>> Exporter::Create(const TraceOptions& options,
@@ -136,15 +135,21 @@ Exporter::~Exporter() {
   Stop();
 }
 
-void Exporter::Add(std::vector<otlp::Span> spans) {
+size_t Exporter::Add(std::vector<otlp::Span> spans) {
   absl::MutexLock lock(&mutex_);
-  const size_t room = stopping_ ? 0 : limits_.queue_spans - queue_.size();
+  if (stopping_) return 0;
+  const size_t room = limits_.queue_spans - queue_.size();
   const size_t taken = std::min(room, spans.size());
   std::move(spans.begin(), spans.begin() + static_cast<ptrdiff_t>(taken),
             std::back_inserter(queue_));
-  (stopping_ ? counters_->stopped : counters_->queue_full)
-      .Increment(static_cast<double>(spans.size() - taken));
+  counters_->queue_full.Increment(static_cast<double>(spans.size() - taken));
   counters_->queued.Set(static_cast<double>(queue_.size()));
+  return taken;
+}
+
+uint64_t Exporter::settled() const {
+  absl::MutexLock lock(&mutex_);
+  return settled_;
 }
 
 void Exporter::Stop() {
@@ -169,9 +174,6 @@ void Exporter::Run() {
       };
       mutex_.Await(absl::Condition(&due));
       if (queue_.empty() || absl::Now() >= end_) {
-        counters_->stopped.Increment(static_cast<double>(queue_.size()));
-        queue_.clear();
-        counters_->queued.Set(0);
         done_ = true;
         return;
       }
@@ -181,11 +183,18 @@ void Exporter::Run() {
       queue_.erase(queue_.begin(), end);
       counters_->queued.Set(static_cast<double>(queue_.size()));
     }
-    Send(std::move(batch));
+    const size_t count = batch.size();
+    const bool is_settled = Send(std::move(batch));
+    absl::MutexLock lock(&mutex_);
+    if (!is_settled) {
+      done_ = true;
+      return;
+    }
+    settled_ += count;
   }
 }
 
-void Exporter::Send(std::vector<otlp::Span> batch) {
+bool Exporter::Send(std::vector<otlp::Span> batch) {
   const auto count = static_cast<int64_t>(batch.size());
   otlp::ExportTraceServiceRequest request;
   *request.add_resource_spans() = Sender();
@@ -202,23 +211,27 @@ void Exporter::Send(std::vector<otlp::Span> batch) {
           std::clamp<int64_t>(response.partial_success().rejected_spans(), 0, count);
       counters_->exported.Increment(static_cast<double>(count - refused));
       counters_->refused.Increment(static_cast<double>(refused));
-      return Note(refused == 0
-                      ? ""
-                      : absl::StrCat("it refused ", refused, " of ", count,
-                                     " spans: ", response.partial_success().error_message()));
+      Note(refused == 0 ? ""
+                        : absl::StrCat("it refused ", refused, " of ", count,
+                                       " spans: ", response.partial_success().error_message()));
+      return true;
     }
     const std::string why = ByFlagsOfTraces(ExplainConnection(status.error_message()));
     Note(why.empty() ? absl::StrCat("gRPC status ", static_cast<int>(status.error_code())) : why);
-    if (!MayBeSentAgain(status)) return counters_->refused.Increment(static_cast<double>(count));
+    if (!MayBeSentAgain(status)) {
+      counters_->refused.Increment(static_cast<double>(count));
+      return true;
+    }
     const absl::Time again = absl::Now() + BackOff(limits_.first_pause, kLongestPause, tries);
     absl::MutexLock lock(&mutex_);
     const auto ends = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       return stopping_ && again >= end_;
     };
-    if (mutex_.AwaitWithDeadline(absl::Condition(&ends), again)) {
-      return counters_->stopped.Increment(static_cast<double>(count));
+    if (mutex_.AwaitWithDeadline(absl::Condition(&ends), again)) return false;
+    if (again >= give_up) {
+      counters_->unreachable.Increment(static_cast<double>(count));
+      return true;
     }
-    if (again >= give_up) return counters_->unreachable.Increment(static_cast<double>(count));
   }
 }
 

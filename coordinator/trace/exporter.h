@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -48,9 +49,13 @@ class Exporter {
                                                           prometheus::Registry* registry);
   ~Exporter();
 
-  // Never waits.
-  void Add(std::vector<otlp::Span> spans) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Returns after limits.at_end and a little, at the latest. Idempotent; Add() drops afterwards.
+  // Takes as many of the first as there is room for, and drops the rest. Returns how many it took:
+  // none after Stop(), which drops none either. Never waits.
+  size_t Add(std::vector<otlp::Span> spans) ABSL_LOCKS_EXCLUDED(mutex_);
+  // How many of those that it took the collector took or refused, or were given up, in order.
+  uint64_t settled() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Returns after limits.at_end and a little, at the latest. What is left then is not settled.
+  // Idempotent.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -60,8 +65,9 @@ class Exporter {
            std::unique_ptr<otlp::TraceService::StubInterface> collector,
            prometheus::Registry* registry);
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Sends the batch until it is taken, refused or given up. Counts what became of it.
-  void Send(std::vector<otlp::Span> batch) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Sends the batch until it is taken, refused or given up, and counts what became of it; until
+  // Stop() has no more time for it: then false.
+  bool Send(std::vector<otlp::Span> batch) ABSL_LOCKS_EXCLUDED(mutex_);
   // One call, no longer than until `deadline`.
   grpc::Status Call(const otlp::ExportTraceServiceRequest& request, absl::Time deadline,
                     otlp::ExportTraceServiceResponse* response) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -73,8 +79,9 @@ class Exporter {
   const std::unique_ptr<otlp::TraceService::StubInterface> collector_;
   const std::unique_ptr<Counters> counters_;
 
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
   std::deque<otlp::Span> queue_ ABSL_GUARDED_BY(mutex_);
+  uint64_t settled_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool done_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Time end_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();

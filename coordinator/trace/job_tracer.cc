@@ -19,12 +19,20 @@ constexpr size_t kJobsAtOnce = 64;
 
 absl::StatusOr<std::unique_ptr<JobTracer>> JobTracer::Start(const TraceOptions& options,
                                                             const ExportLimits& limits,
-                                                            store::Store* store,
+                                                            const std::string& log,
+                                                            store::Store* store, const Clock* clock,
                                                             prometheus::Registry* registry) {
   ASSIGN_OR_RETURN(std::unique_ptr<Exporter> exporter, Exporter::Create(options, limits, registry));
-  TraceBook book(options.step_interval);
-  RETURN_IF_ERROR(store->Read([&](store::ReadTransaction& t) { return book.Adopt(t); }));
-  std::unique_ptr<JobTracer> tracer(new JobTracer(std::move(book), std::move(exporter), store));
+  absl::StatusOr<DeliveryLog> sent = DeliveryLog::Open(log, clock->Now());
+  if (absl::IsDataLoss(sent.status())) {
+    spdlog::warn("traces: {}; what an earlier coordinator had not sent is lost",
+                 std::string(sent.status().message()));
+    sent = DeliveryLog(log, clock->Now());
+  }
+  RETURN_IF_ERROR(sent.status());
+  std::unique_ptr<JobTracer> tracer(new JobTracer(
+      TraceBook(options.step_interval), *std::move(sent), std::move(exporter), store, clock));
+  RETURN_IF_ERROR(tracer->Adopt());
   tracer->subscription_ = store->Subscribe([tracer = tracer.get()](const store::Change& change) {
     if (change.jobs.empty()) return;
     absl::MutexLock lock(&tracer->mutex_);
@@ -42,6 +50,16 @@ JobTracer::~JobTracer() {
   }
   if (thread_.joinable()) thread_.join();
   exporter_->Stop();
+  Settle();
+}
+
+absl::Status JobTracer::Adopt() {
+  std::vector<otlp::Span> spans;
+  RETURN_IF_ERROR(
+      store_.Read([&](store::ReadTransaction& t) { return book_.Adopt(t, log_.mark(), &spans); }));
+  std::erase_if(spans, [this](const otlp::Span& span) { return log_.IsDone(span); });
+  Send(std::move(spans));
+  return absl::OkStatus();
 }
 
 void JobTracer::Run() {
@@ -53,17 +71,20 @@ void JobTracer::Run() {
       const auto due = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
         return stopping_ || !changed_.empty();
       };
-      mutex_.Await(absl::Condition(&due));
+      mutex_.AwaitWithTimeout(absl::Condition(&due),
+                              log_.waits() ? kInterval : absl::InfiniteDuration());
       jobs.swap(changed_);
     }
-    Pass(jobs);
+    const absl::Time now = clock_.Now();
+    if (Pass(jobs)) complete_until_ = now;
+    Settle();
     absl::MutexLock lock(&mutex_);
     mutex_.AwaitWithTimeout(absl::Condition(&stopping_), kInterval);
     stopping = stopping_ && changed_.empty();
   }
 }
 
-void JobTracer::Pass(const std::set<std::string>& jobs) {
+bool JobTracer::Pass(const std::set<std::string>& jobs) {
   auto next = jobs.begin();
   while (next != jobs.end()) {
     std::vector<otlp::Span> spans;
@@ -77,13 +98,30 @@ void JobTracer::Pass(const std::set<std::string>& jobs) {
       }
       return absl::OkStatus();
     });
-    exporter_->Add(std::move(spans));
+    Send(std::move(spans));
     if (read.ok()) continue;
     spdlog::warn("traces: {}", std::string(read.message()));
     absl::MutexLock lock(&mutex_);
     if (!stopping_) changed_.insert(next, jobs.end());  // for the next pass
-    return;
+    return false;
   }
+  return true;
+}
+
+void JobTracer::Send(std::vector<otlp::Span> spans) {
+  std::vector<SpanEnd> ends;
+  for (const otlp::Span& span : spans) ends.push_back({span.span_id(), span.end_time_unix_nano()});
+  const size_t taken = exporter_->Add(std::move(spans));
+  log_.Handed(std::move(ends), taken, complete_until_);
+}
+
+void JobTracer::Settle() {
+  const absl::Status saved = log_.Settle(exporter_->settled(), complete_until_);
+  if (!saved.ok() && !log_fails_) {
+    spdlog::warn("traces: {}; what is sent from now on may be sent again after a restart",
+                 std::string(saved.message()));
+  }
+  log_fails_ = !saved.ok();
 }
 
 }  // namespace ringleader::trace

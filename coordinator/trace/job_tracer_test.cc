@@ -5,9 +5,11 @@
 #include <prometheus/registry.h>
 
 #include <atomic>
+#include <filesystem>
 #include <set>
 #include <string>
 
+#include "base/files.h"
 #include "coordinator/store/testing/forwarding_store.h"
 #include "coordinator/store/testing/opened_store.h"
 #include "coordinator/trace/testing/collector.h"
@@ -23,6 +25,7 @@ using testing::End;
 using testing::Place;
 using testing::Step;
 using testing::Train;
+using ::testing::UnorderedElementsAre;
 using testing::WaitingJob;
 using v1::Attempt;
 
@@ -30,8 +33,8 @@ class JobTracerTest : public store::testing::OpenedStoreTest {
  protected:
   void Start(const std::string& endpoint, store::Store* store = nullptr) {
     tracer_.reset();
-    auto tracer = JobTracer::Start({.endpoint = endpoint}, {.at_end = absl::Minutes(1)},
-                                   store == nullptr ? store_.get() : store, &registry_);
+    auto tracer = JobTracer::Start({.endpoint = endpoint}, limits_, dir_.File("traces-sent"),
+                                   store == nullptr ? store_.get() : store, &clock_, &registry_);
     ASSERT_TRUE(tracer.ok()) << tracer.status();
     tracer_ = *std::move(tracer);
   }
@@ -45,6 +48,8 @@ class JobTracerTest : public store::testing::OpenedStoreTest {
   }
 
   v1::Job job_ = WaitingJob("a", "a-1");
+  FakeClock clock_{testing::At(0)};  // when tracing begins
+  ExportLimits limits_ = {.at_end = absl::Minutes(1)};
   prometheus::Registry registry_;
   std::unique_ptr<JobTracer> tracer_;
 };
@@ -78,6 +83,55 @@ TEST_F(JobTracerTest, TheTraceGoesOnWithAnotherCoordinator) {
   EXPECT_EQ(traces.size(), 1u);
 }
 
+// A coordinator that is killed leaves a queue that nobody has sent, of a job that goes on and of
+// one that has ended. The next one sends it, and nothing that the collector has.
+TEST_F(JobTracerTest, WhatAKilledCoordinatorHadNotSentTheNextSends) {
+  Collector collector;
+  limits_ = {.at_end = absl::ZeroDuration()};  // as good as SIGKILL for what waits
+  Start("http://" + collector.Address());
+  Attempt& attempt = *Place(0, &job_);
+  Save();
+  collector.Await(2);
+  // The log is written within a pass or two.
+  const std::string log = dir_.File("traces-sent");
+  const absl::Time give_up = absl::Now() + absl::Minutes(1);
+  while (!std::filesystem::exists(log) && absl::Now() < give_up) {
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  collector.SetAnswer(Collector::Hang);
+  BeReady(10, &attempt);
+  Save();
+  collector.AwaitCalls(2);
+  Train(Step(1, 17), &attempt);
+  End(Attempt::SUCCEEDED, "", 60, &attempt);
+  job_.set_state(v1::Job::SUCCEEDED);
+  SetTime(testing::At(60), job_.mutable_end_time());
+  Save();
+  tracer_.reset();
+  Reopen();
+  collector.SetAnswer(nullptr);
+  limits_ = {.at_end = absl::Minutes(1)};
+  Start("http://" + collector.Address());
+  collector.Await(6);
+  tracer_.reset();
+  std::vector<std::string> names;
+  for (const otlp::Span& span : collector.Await(6)) names.push_back(span.name());
+  EXPECT_THAT(names, UnorderedElementsAre("queue", "place", "start", "step", "load", "attempt"));
+  Start("http://" + collector.Address());
+  tracer_.reset();
+  EXPECT_EQ(collector.Await(6).size(), 6u) << "a third coordinator sends nothing again";
+}
+
+TEST_F(JobTracerTest, ADamagedLogStopsNobody) {
+  Collector collector;
+  ASSERT_TRUE(WriteFileAtomically(dir_.File("traces-sent"), "nonsense").ok());
+  Start("http://" + collector.Address());
+  Place(0, &job_);
+  Save();
+  collector.Await(2);
+  tracer_.reset();
+}
+
 // What could not be read is read with the next pass, though nothing changes any more.
 TEST_F(JobTracerTest, AReadThatFailsLosesNothing) {
   class FailingStore : public store::testing::ForwardingStore {
@@ -102,11 +156,8 @@ TEST_F(JobTracerTest, AReadThatFailsLosesNothing) {
 TEST_F(JobTracerTest, ACollectorThatHangsDoesNotStopTheStore) {
   Collector collector;
   collector.SetAnswer(Collector::Hang);
-  tracer_.reset();
-  auto tracer = JobTracer::Start({.endpoint = "http://" + collector.Address()}, ExportLimits(),
-                                 store_.get(), &registry_);
-  ASSERT_TRUE(tracer.ok()) << tracer.status();
-  tracer_ = *std::move(tracer);
+  limits_ = ExportLimits();
+  Start("http://" + collector.Address());
   Place(0, &job_);
   for (int i = 0; i < 100; ++i) Save();
   collector.AwaitCalls(1);

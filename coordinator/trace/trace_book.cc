@@ -4,21 +4,31 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "proto/states.h"
 #include "proto/timestamps.h"
 
 namespace ringleader::trace {
-namespace {}  // namespace
+namespace {
 
-absl::Status TraceBook::Adopt(store::ReadTransaction& transaction) {
-  ASSIGN_OR_RETURN(const store::JobPage newest, transaction.ListJobs({.limit = 1}));
-  if (!newest.jobs.empty()) newest_adopted_ = newest.jobs.front().sequence();
-  ASSIGN_OR_RETURN(const std::vector<v1::Job> jobs, transaction.ListUnfinishedJobs());
-  std::vector<otlp::Span> handed_out_before;
-  for (const v1::Job& job : jobs) {
-    Entry& entry = entries_[job.spec().name()];
-    entry.uid = job.uid();
-    RETURN_IF_ERROR(Advance(transaction, job, &entry, &handed_out_before));
-  }
+constexpr int kJobsOfAPage = 500;
+
+}  // namespace
+
+absl::Status TraceBook::Adopt(store::ReadTransaction& transaction, absl::Time since,
+                              std::vector<otlp::Span>* spans) {
+  store::JobQuery query = {.limit = kJobsOfAPage};
+  do {
+    ASSIGN_OR_RETURN(const store::JobPage page, transaction.ListJobs(query));
+    for (const v1::Job& listed : page.jobs) {
+      newest_adopted_ = std::max(newest_adopted_, listed.sequence());
+      if (IsTerminal(listed.state()) && ToTime(listed.end_time()) <= since) continue;
+      ASSIGN_OR_RETURN(const v1::Job job, transaction.GetJob(listed.spec().name()));
+      Entry& entry = entries_[job.spec().name()];
+      entry.uid = job.uid();
+      RETURN_IF_ERROR(Advance(transaction, job, &entry, spans));
+    }
+    query.before_sequence = page.last_sequence;
+  } while (query.before_sequence != 0);
   return absl::OkStatus();
 }
 

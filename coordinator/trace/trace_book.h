@@ -20,8 +20,11 @@ class TraceBook {
   // At most one step of an attempt in `step_interval` becomes a span.
   explicit TraceBook(absl::Duration step_interval) : step_interval_(step_interval) {}
 
-  // What the store says to be over now counts as handed out: the coordinator before this one did.
-  absl::Status Adopt(store::ReadTransaction& transaction);
+  // What the store says to be over now counts as handed out, and is appended: who calls knows what
+  // of it the coordinator before this one sent. Of jobs that have ended, only those that ended
+  // after `since`.
+  absl::Status Adopt(store::ReadTransaction& transaction, absl::Time since,
+                     std::vector<otlp::Span>* spans);
 
   // Appends the spans of this job that are over since the last call, to be called whenever it has
   // changed. Where it fails, nothing counts as handed out. OK for a job that is gone.

@@ -29,9 +29,15 @@ class TraceBookTest : public store::testing::OpenedStoreTest {
   // Another coordinator takes over.
   void Restart() {
     book_.emplace(absl::Seconds(60));
+    adopted_.clear();
     const absl::Status adopted =
-        store_->Read([&](store::ReadTransaction& t) { return book_->Adopt(t); });
+        store_->Read([&](store::ReadTransaction& t) { return book_->Adopt(t, since_, &adopted_); });
     EXPECT_TRUE(adopted.ok()) << adopted;
+  }
+  std::vector<std::string> AdoptedNames() const {
+    std::vector<std::string> names;
+    for (const otlp::Span& span : adopted_) names.push_back(span.name());
+    return names;
   }
 
   void Create() {
@@ -74,6 +80,8 @@ class TraceBookTest : public store::testing::OpenedStoreTest {
 
   v1::Job job_ = WaitingJob("a", "a-1");
   std::optional<TraceBook> book_{absl::Seconds(60)};
+  absl::Time since_ = absl::InfiniteFuture();
+  std::vector<otlp::Span> adopted_;  // what was over at the last restart
 };
 
 TEST_F(TraceBookTest, EachSpanIsHandedOutOnce) {
@@ -122,11 +130,29 @@ TEST_F(TraceBookTest, ARestartedCoordinatorGoesOnWhereTheOtherWas) {
   EXPECT_THAT(Collect(), ElementsAre("1: step 1", "1: checkpoint 1", "1: queue", "1: place",
                                      "1: start", "1: load"));
   Restart();
+  EXPECT_THAT(AdoptedNames(), ElementsAre("step", "checkpoint", "queue", "place", "start", "load"));
   EXPECT_THAT(Collect(), IsEmpty());
   Train(Step(50, 100), &attempt);
   End(Attempt::SUCCEEDED, "", 110, &attempt);
   Save({Step(50, 100)}, {Checkpoint(50, 101, 1)});
   EXPECT_THAT(Collect(), ElementsAre("1: step 50", "1: checkpoint 50", "1: attempt"));
+}
+
+// What it ended with may not have been sent.
+TEST_F(TraceBookTest, ARestartedCoordinatorKnowsTheJobsThatEndedLately) {
+  Create();
+  End(Attempt::FAILED, "no", 20, Place(0, &job_));
+  job_.set_state(v1::Job::FAILED);
+  SetTime(testing::At(20), job_.mutable_end_time());
+  Save();
+  since_ = testing::At(19);
+  Restart();
+  EXPECT_THAT(AdoptedNames(), ElementsAre("queue", "place", "start", "attempt"));
+  EXPECT_THAT(Collect(), IsEmpty());
+  since_ = testing::At(20);
+  Restart();
+  EXPECT_THAT(AdoptedNames(), IsEmpty());
+  EXPECT_THAT(Collect(), IsEmpty());
 }
 
 TEST_F(TraceBookTest, TheNextAttemptHasATraceOfItsOwn) {

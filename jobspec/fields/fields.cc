@@ -325,7 +325,7 @@ std::string NearestField(std::string_view path) {
     const size_t dot = field.path.find('.');
     if (dot != std::string_view::npos) consider(field.path.substr(0, dot));
   }
-  return best;
+  return best_distance <= std::max<size_t>(2, name.size() / 3) ? best : "";
 }
 
 namespace {
@@ -363,6 +363,9 @@ std::string Requirements(std::string_view path) {
 std::string Requirement(const Field& field) {
   if (field.when.path.empty()) return "";
   if (field.also.path.empty()) return Describe(field.when);
+  if (field.also.path == field.when.path && field.when.is_not && field.also.is_not) {
+    return absl::StrCat(Describe(field.when), " and ", std::string(field.also.value));
+  }
   return absl::StrCat(Describe(field.when), " with ", Describe(field.also));
 }
 

@@ -46,7 +46,8 @@ struct Field {
 std::span<const Field> Fields();
 const Field* FindField(std::string_view path);  // its first row
 
-// The known path nearest to `path` by edit distance, or one that ends in the same name.
+// The known path nearest to `path` by edit distance, or one that ends in the same name; empty where
+// none is so near that it may be meant.
 std::string NearestField(std::string_view path);
 
 // Whether the field fits `spec`, whose batching, pattern, select, layout, schedule and engine are

@@ -66,8 +66,11 @@ inline uint32_t RingRanks(const v1::ParallelismSpec& parallelism) {
 // defaults, and so do layout, stripe and ring, which are a plan's.
 absl::StatusOr<patterns::AttentionOptions> AttentionOptionsOf(const v1::AttentionSpec& spec);
 
-// Whether documents may be laid out by themselves: kept apart, under a pattern that allows it.
+// Whether documents may be laid out by themselves, which asks for documents that are kept apart.
 absl::Status CheckByDocuments(const v1::JobSpec& spec);
+// Whether that changes where they lie alone: under patterns other than dense it also changes what
+// is chosen, for each document in place of the whole sequence.
+bool TrainsAlikeByDocuments(const v1::JobSpec& spec);
 
 // Whether the job's other fields go with the heads that it shares out.
 absl::Status CheckHeadRanks(const v1::JobSpec& spec);

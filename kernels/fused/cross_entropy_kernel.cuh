@@ -144,6 +144,105 @@ __device__ __forceinline__ void AddVectors(const Bf16x8 (&x)[kVectors], Softmax&
   }
 }
 
+// One thread calls.
+template <typename Plan>
+__device__ __forceinline__ void InitEntropyBarriers(EntropyShared<Plan>& shared) {
+  for (int slot = 0; slot < Plan::kSlots; ++slot) {
+    ptx::MbarrierInit(&shared.full[slot], 1);
+    ptx::MbarrierInit(&shared.empty[slot], Plan::kWarps);
+  }
+  for (ptx::Mbarrier& summed : shared.summed) ptx::MbarrierInit(&summed, 1);
+  ptx::MbarrierInitFence();
+}
+
+// Where this thread's vectors lie in a chunk: here and every 32 vectors after it.
+template <typename Plan>
+__device__ __forceinline__ int FirstVector() {
+  return static_cast<int>(threadIdx.x / 32 * 32 * Plan::kVectors + threadIdx.x % 32);
+}
+
+// The label of a row, as this thread meets it.
+template <typename Plan>
+struct EntropyLabel {
+  __device__ __forceinline__ EntropyLabel(int64_t wide, int vocabulary,
+                                          const EntropyShare<Plan>& share)
+      : ignored(wide == kIgnoredLabel), exists(wide >= 0 && wide < vocabulary) {
+    const int label = exists ? static_cast<int>(wide) : 0;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int vector = label / kVec - share.begin, in_chunk = vector % Plan::kChunk;
+    const bool own = exists && vector >= 0 && vector < share.count &&
+                     in_chunk / (32 * Plan::kVectors) == warp && in_chunk % 32 == lane;
+    chunk = own ? vector / Plan::kChunk : -1;
+    place = in_chunk * kVec + label % kVec;
+  }
+
+  __device__ __forceinline__ bool own() const { return chunk >= 0; }
+
+  bool ignored, exists;
+  int chunk;  // in which this thread meets the label; -1: another thread does, or nobody
+  int place;  // of the label in its chunk
+};
+
+// Takes what lies past the vocabulary, or past the block's share of it, out of the vectors from the
+// share's `first`th on.
+template <typename Plan>
+__device__ __forceinline__ void HideVectors(Bf16x8 (&x)[Plan::kVectors],
+                                            const EntropyShare<Plan>& share, int first,
+                                            int vocabulary) {
+#pragma unroll
+  for (int v = 0; v < Plan::kVectors; ++v) {
+    const int vector = first + v * 32;
+    const int left = vector < share.count ? vocabulary - (share.begin + vector) * kVec : 0;
+    float f[kVec];
+    Unpack(x[v], f);
+#pragma unroll
+    for (int e = 0; e < kVec; ++e) f[e] = e < left ? f[e] : -INFINITY;
+    x[v] = Pack(f);
+  }
+}
+
+// Writes the gradient of a row's logits, scale * (softmax - one at the label), over the block's
+// share of them, `out`, from the chunks that still lie in the ring from slot `from` on, and lets
+// these go.
+template <typename Plan>
+__device__ __forceinline__ void WriteGradient(__nv_bfloat16* out, EntropyShared<Plan>& shared,
+                                              int from, const EntropyShare<Plan>& share,
+                                              int vocabulary, const EntropyLabel<Plan>& label,
+                                              float label_logit, float lse2, float scale) {
+  constexpr int kVectors = Plan::kVectors, kChunk = Plan::kChunk;
+  const int place = FirstVector<Plan>();
+  for (int chunk = 0; chunk < share.chunks; ++chunk, out += kChunk * kVec) {
+    Bf16x8 x[kVectors];
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) x[v] = shared.ring[from][place + v * 32];
+    const int left = share.count - chunk * kChunk;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      float f[kVec];
+      Unpack(x[v], f);
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) f[e] = Exp2(fmaf(f[e], ptx::kLog2E, -lse2)) * scale;
+      x[v] = label.ignored ? ZeroVec() : Pack(f);
+      if (place + v * 32 < left) StoreStream(out + (place + v * 32) * kVec, x[v]);
+    }
+    ReleaseSlot(shared.empty[from]);
+    from = from + 1 == Plan::kSlots ? 0 : from + 1;
+    // Single columns over it: the label, and those past the vocabulary. (Chosen by index in
+    // registers, they would put every vector through local memory.)
+    if (chunk == label.chunk) {
+      const float p = Exp2(fmaf(label_logit, ptx::kLog2E, -lse2));
+      out[label.place] = __float2bfloat16_rn(p * scale - scale);
+    }
+    const int columns = vocabulary - (share.begin + chunk * kChunk) * kVec;
+    if (columns >= kChunk * kVec) continue;
+    for (int v = 0; v < kVectors; ++v) {
+      const int vector = place + v * 32;
+      for (int c = max(columns, vector * kVec); vector < left && c < (vector + 1) * kVec; ++c)
+        out[c] = __float2bfloat16_rn(0.0f);
+    }
+  }
+}
+
 // Clusters take rows in turn.
 template <typename Plan, bool kGradient>
 __global__ void __launch_bounds__(Plan::kThreads + 32, Plan::kMinBlocks)
@@ -155,14 +254,7 @@ __global__ void __launch_bounds__(Plan::kThreads + 32, Plan::kMinBlocks)
   const EntropyShare<Plan> share(args);
   const int64_t first_row = blockIdx.x / kCluster;
   const int row_step = gridDim.x / kCluster;
-  if (threadIdx.x == 0) {
-    for (int slot = 0; slot < Plan::kSlots; ++slot) {
-      ptx::MbarrierInit(&shared.full[slot], 1);
-      ptx::MbarrierInit(&shared.empty[slot], kWarps);
-    }
-    for (ptx::Mbarrier& summed : shared.summed) ptx::MbarrierInit(&summed, 1);
-    ptx::MbarrierInitFence();
-  }
+  if (threadIdx.x == 0) InitEntropyBarriers(shared);
   ptx::ClusterSync();
   if (threadIdx.x >= Plan::kThreads) {
     if (threadIdx.x == Plan::kThreads) LoadRows<Plan>(args, share, first_row, row_step, shared);
@@ -171,8 +263,7 @@ __global__ void __launch_bounds__(Plan::kThreads + 32, Plan::kMinBlocks)
     return;
   }
 
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int place = warp * 32 * kVectors + lane;  // of this thread's vectors in a chunk: and + 32 v
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, place = FirstVector<Plan>();
   const int vocabulary = static_cast<int>(args.vocabulary), whole_vectors = vocabulary / kVec;
   int slot = 0, turn = 0;
   uint32_t parity = 0;
@@ -184,41 +275,23 @@ __global__ void __launch_bounds__(Plan::kThreads + 32, Plan::kMinBlocks)
     if (kCluster > 1 && threadIdx.x == 0)
       ptx::MbarrierArriveExpect(summed, sizeof(Softmax) * kCluster * kWarps);
 
-    const int64_t wide_label = args.labels[row];
-    const bool ignored = wide_label == kIgnoredLabel;
-    const bool has_label = wide_label >= 0 && wide_label < vocabulary;
-    const int label = has_label ? static_cast<int>(wide_label) : 0;
-    // The chunk in which this thread meets the label, if it does, and the label's place there.
-    const int label_vector = label / kVec - share.begin, in_chunk = label_vector % kChunk;
-    const bool own_label = has_label && label_vector >= 0 && label_vector < share.count &&
-                           in_chunk / (32 * kVectors) == warp && in_chunk % 32 == lane;
-    const int label_chunk = own_label ? label_vector / kChunk : -1;
-    const int label_place = in_chunk * kVec + label % kVec;
+    const EntropyLabel<Plan> label(args.labels[row], vocabulary, share);
     float label_logit = NAN;
 
     const int first_slot = slot;
     Softmax mine;
     for (int chunk = 0; chunk < share.chunks; ++chunk) {
       ptx::MbarrierWait(&shared.full[slot], parity);
-      if (chunk == label_chunk) {
+      if (chunk == label.chunk) {
         label_logit = __bfloat162float(
-            reinterpret_cast<const __nv_bfloat16*>(shared.ring[slot])[label_place]);
+            reinterpret_cast<const __nv_bfloat16*>(shared.ring[slot])[label.place]);
       }
       Bf16x8 x[kVectors];
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) x[v] = shared.ring[slot][place + v * 32];
       const int end = (chunk + 1) * kChunk;
       if (end > share.count || share.begin + end > whole_vectors) {
-#pragma unroll
-        for (int v = 0; v < kVectors; ++v) {
-          const int vector = chunk * kChunk + place + v * 32;
-          const int left = vector < share.count ? vocabulary - (share.begin + vector) * kVec : 0;
-          float f[kVec];
-          Unpack(x[v], f);
-#pragma unroll
-          for (int e = 0; e < kVec; ++e) f[e] = e < left ? f[e] : -INFINITY;
-          x[v] = Pack(f);
-        }
+        HideVectors<Plan>(x, share, chunk * kChunk + place, vocabulary);
       }
       AddVectors(x, mine);
       if constexpr (!kGradient) ReleaseSlot(shared.empty[slot]);
@@ -231,7 +304,7 @@ __global__ void __launch_bounds__(Plan::kThreads + 32, Plan::kMinBlocks)
       Softmax* to = &sums[ptx::ClusterRank() * kWarps + warp];
       ptx::SendFloats(&to->shift, summed, lane, mine.shift, mine.sum);
     }
-    const float scale = kGradient && !ignored ? *args.gradient_scale : 0.0f;
+    const float scale = kGradient && !label.ignored ? *args.gradient_scale : 0.0f;
     if constexpr (kCluster == 1) {
       ptx::NamedBarrierSync(1, Plan::kThreads);
     } else {
@@ -241,43 +314,13 @@ __global__ void __launch_bounds__(Plan::kThreads + 32, Plan::kMinBlocks)
     for (int i = lane; i < kCluster * kWarps; i += 32) Merge(total, sums[i]);
     total = WarpMerge(total);
     const float lse2 = total.shift + log2f(total.sum);
-    const bool nobody_has_label = !has_label && ptx::ClusterRank() == 0 && threadIdx.x == 0;
-    if (own_label || nobody_has_label)
-      args.loss[row] = ignored ? 0.0f : lse2 * ptx::kLn2 - label_logit;
+    const bool nobody_has_label = !label.exists && ptx::ClusterRank() == 0 && threadIdx.x == 0;
+    if (label.own() || nobody_has_label)
+      args.loss[row] = label.ignored ? 0.0f : lse2 * ptx::kLn2 - label_logit;
 
     if constexpr (kGradient) {
-      __nv_bfloat16* out = args.logits + row * args.stride + share.begin * kVec;
-      int from = first_slot;
-      for (int chunk = 0; chunk < share.chunks; ++chunk, out += kChunk * kVec) {
-        Bf16x8 x[kVectors];
-#pragma unroll
-        for (int v = 0; v < kVectors; ++v) x[v] = shared.ring[from][place + v * 32];
-        const int left = share.count - chunk * kChunk;
-#pragma unroll
-        for (int v = 0; v < kVectors; ++v) {
-          float f[kVec];
-          Unpack(x[v], f);
-#pragma unroll
-          for (int e = 0; e < kVec; ++e) f[e] = Exp2(fmaf(f[e], ptx::kLog2E, -lse2)) * scale;
-          x[v] = ignored ? ZeroVec() : Pack(f);
-          if (place + v * 32 < left) StoreStream(out + (place + v * 32) * kVec, x[v]);
-        }
-        ReleaseSlot(shared.empty[from]);
-        from = from + 1 == Plan::kSlots ? 0 : from + 1;
-        // Single columns over it: the label, and those past the vocabulary. (Chosen by index in
-        // registers, they would put every vector through local memory.)
-        if (chunk == label_chunk) {
-          const float p = Exp2(fmaf(label_logit, ptx::kLog2E, -lse2));
-          out[label_place] = __float2bfloat16_rn(p * scale - scale);
-        }
-        const int columns = vocabulary - (share.begin + chunk * kChunk) * kVec;
-        if (columns >= kChunk * kVec) continue;
-        for (int v = 0; v < kVectors; ++v) {
-          const int vector = place + v * 32;
-          for (int c = max(columns, vector * kVec); vector < left && c < (vector + 1) * kVec; ++c)
-            out[c] = __float2bfloat16_rn(0.0f);
-        }
-      }
+      WriteGradient(args.logits + row * args.stride + share.begin * kVec, shared, first_slot, share,
+                    vocabulary, label, label_logit, lse2, scale);
     }
   }
   __syncwarp();

@@ -29,6 +29,52 @@ __global__ void FillKernel(float* out, int count, float value) {
   if (i < count) out[i] = value;
 }
 
+// All threads call: the queries of a block are loaded, and the first keys are on their way.
+template <bool kDocuments, typename Shared>
+__device__ __forceinline__ void StartBlock(const EstimateParams& p, const BlockWork& work,
+                                           const CUtensorMap* key_map, Shared& shared,
+                                           int consumers) {
+  InitBarriers(shared, consumers);
+  if (threadIdx.x < kConsumerThreads) {
+    LoadQueries(
+        p, work, shared, [&](int e) { return p.query_positions[e]; },
+        [&](int e) { return kDocuments ? p.query_starts[e] : 0; });
+  } else {
+    ProduceKeys(p, work, key_map, shared, 0, kStages);
+  }
+  __syncthreads();
+}
+
+// Takes from a lane's logits of a tile of keys, whose first is `key`, those that its two rows may
+// not see: from `keys` on, after the row's position, or before its document.
+template <bool kDocuments>
+__device__ __forceinline__ void HideKeys(float (&s)[64], int key, int keys,
+                                         const int (&key_position)[2], const int (&position)[2],
+                                         const int (&start)[2]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int e = 0; e < 64; ++e) {
+    const int column = e / 4 * 8 + lane % 4 * 2 + e % 2;
+    const int at = key_position[e / 32] + column % kRun;
+    if (key + column >= keys || at > position[e / 2 % 2] || (kDocuments && at < start[e / 2 % 2])) {
+      s[e] = -INFINITY;
+    }
+  }
+}
+
+// The largest logits that a quad of lanes has seen of its two rows go to the maxima of all blocks.
+__device__ __forceinline__ void RaiseMaxima(const EstimateParams& p, int head,
+                                            const int (&query)[2], float (&top)[2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    top[half] = fmaxf(top[half], __shfl_xor_sync(0xffffffffu, top[half], 1));
+    top[half] = fmaxf(top[half], __shfl_xor_sync(0xffffffffu, top[half], 2));
+    if (threadIdx.x % 4 == 0 && query[half] < p.queries && top[half] > -INFINITY) {
+      AtomicMax(p.row_max + head * p.queries + query[half], top[half] * p.scale);
+    }
+  }
+}
+
 // Row maxima (kSum false) or, given them, row sums. Queries are rows of the product, so a row is
 // reduced within a quad of lanes. Each warpgroup takes one run of queries; with fewer runs than
 // warpgroups they take turns at the tiles. kDocuments: keys before a query's document are hidden.
@@ -39,15 +85,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   auto& shared = *reinterpret_cast<EstimateShared<kHeadDim>*>(smem);
   const BlockWork work(p, blockIdx.x);
   const int turns = work.run_count == 1 ? 4 : work.run_count == 2 ? 2 : 1;
-  InitBarriers(shared, work.run_count);
-  if (threadIdx.x < kConsumerThreads) {
-    LoadQueries(
-        p, work, shared, [&](int e) { return p.query_positions[e]; },
-        [&](int e) { return kDocuments ? p.query_starts[e] : 0; });
-  } else {
-    ProduceKeys(p, work, &key_map, shared, 0, kStages);
-  }
-  __syncthreads();
+  StartBlock<kDocuments>(p, work, &key_map, shared, work.run_count);
   if (threadIdx.x >= kConsumerThreads)
     return ProduceKeys(p, work, &key_map, shared, kStages, work.tile_count);
 
@@ -85,17 +123,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
         key + kKeyTile <= p.keys &&
         max(key_position[0], key_position[1]) + kRun - 1 <= min(position[0], position[1]) &&
         (!kDocuments || min(key_position[0], key_position[1]) >= max(start[0], start[1]));
-    if (!all_visible) {
-#pragma unroll
-      for (int e = 0; e < 64; ++e) {
-        const int column = e / 4 * 8 + lane % 4 * 2 + e % 2;
-        const int at = key_position[e / 32] + column % kRun;
-        if (key + column >= p.keys || at > position[e / 2 % 2] ||
-            (kDocuments && at < start[e / 2 % 2])) {
-          s[e] = -INFINITY;
-        }
-      }
-    }
+    if (!all_visible) HideKeys<kDocuments>(s, key, p.keys, key_position, position, start);
     if constexpr (kSum) {
       float part[2][2] = {};  // [row half][tile half]
 #pragma unroll
@@ -123,36 +151,15 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
       atomicAdd(reinterpret_cast<unsigned long long*>(p.row_sum) + head * p.queries + mine, sum);
     }
   } else {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      top[half] = fmaxf(top[half], __shfl_xor_sync(0xffffffffu, top[half], 1));
-      top[half] = fmaxf(top[half], __shfl_xor_sync(0xffffffffu, top[half], 2));
-      if (lane % 4 == 0 && query[half] < p.queries && top[half] > -INFINITY) {
-        AtomicMax(p.row_max + head * p.queries + query[half], top[half] * p.scale);
-      }
-    }
+    RaiseMaxima(p, head, query, top);
   }
 }
 
-// Masses of columns. Keys are the rows of the product here, so that the sum over the
-// queries of a head stays in a quad of lanes. A warpgroup takes half a tile of keys and two runs of
-// queries; with two runs or fewer, pairs of warpgroups take turns at the tiles.
-template <int kHeadDim, bool kDocuments>
-__global__ void __launch_bounds__(kBlockThreads, 1)
-    MassKernel(const EstimateParams p, const __grid_constant__ CUtensorMap key_map) {
-  extern __shared__ __align__(1024) unsigned char smem[];
-  auto& shared = *reinterpret_cast<EstimateShared<kHeadDim>*>(smem);
-  const BlockWork work(p, blockIdx.x);
-  const int turns = work.run_count <= 2 ? 2 : 1;
-  InitBarriers(shared, kConsumers / turns);
-  if (threadIdx.x < kConsumerThreads) {
-    LoadQueries(
-        p, work, shared, [&](int e) { return p.query_positions[e]; },
-        [&](int e) { return kDocuments ? p.query_starts[e] : 0; });
-  } else {
-    ProduceKeys(p, work, &key_map, shared, 0, kStages);
-  }
-  __syncthreads();
+// All threads call, once the queries are loaded: what turns logits of each row into shares of its
+// sum, and which keys whole runs and groups of rows may see.
+template <bool kDocuments, typename Shared>
+__device__ __forceinline__ void PrepareMasses(const EstimateParams& p, const BlockWork& work,
+                                              Shared& shared) {
   // exp(logit - max) / sum = 2^(dot * scale_log2 + bias); an invalid row gets no share.
   for (int row = threadIdx.x; row < kBlockQueries; row += kBlockThreads) {
     float bias = -INFINITY;
@@ -183,6 +190,20 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     shared.group_max_position[group] = highest;
   }
   __syncthreads();
+}
+
+// Masses of columns. Keys are the rows of the product here, so that the sum over the
+// queries of a head stays in a quad of lanes. A warpgroup takes half a tile of keys and two runs of
+// queries; with two runs or fewer, pairs of warpgroups take turns at the tiles.
+template <int kHeadDim, bool kDocuments>
+__global__ void __launch_bounds__(kBlockThreads, 1)
+    MassKernel(const EstimateParams p, const __grid_constant__ CUtensorMap key_map) {
+  extern __shared__ __align__(1024) unsigned char smem[];
+  auto& shared = *reinterpret_cast<EstimateShared<kHeadDim>*>(smem);
+  const BlockWork work(p, blockIdx.x);
+  const int turns = work.run_count <= 2 ? 2 : 1;
+  StartBlock<kDocuments>(p, work, &key_map, shared, kConsumers / turns);
+  PrepareMasses<kDocuments>(p, work, shared);
   if (threadIdx.x >= kConsumerThreads)
     return ProduceKeys(p, work, &key_map, shared, kStages, work.tile_count);
 

@@ -14,7 +14,7 @@ struct CastTensors {
   bool defined() const { return codes.defined(); }
 };
 
-// On the device of `like`.
+// Not yet filled, on the device of `like`.
 CastTensors EmptyCast(int64_t rows, int64_t dim, const torch::Tensor& like);
 // As kernels take it; null where undefined.
 fused::E4m3Rows View(const CastTensors& cast);

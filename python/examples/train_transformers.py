@@ -19,11 +19,12 @@ parser.add_argument("--steps", type=int, default=10)
 parser.add_argument("--attention", default=huggingface.NAME)
 options = parser.parse_args()
 
-device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
+hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+device, dtype = ("cuda", torch.bfloat16) if hopper else ("cpu", torch.float32)
 text = b"".join(file.read_bytes() for file in sorted(options.text.rglob("*.py")))
 text = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
 
-huggingface.register(VerticalSlash(density=0.3, estimate_at="spread"), dense_layers=(0,))
+huggingface.register(VerticalSlash(density=0.3), dense_layers=(0,))
 torch.manual_seed(0)
 model = AutoModelForCausalLM.from_config(
     Qwen2Config(vocab_size=256, hidden_size=128, intermediate_size=512, num_hidden_layers=2, num_attention_heads=2,

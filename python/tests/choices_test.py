@@ -60,8 +60,7 @@ def test_moba_is_what_its_paper_says(documents, density):
         q, k, v, choice, documents=ids if documents else None, return_lse=True), q, k, v, pairs & same_document(ids))
 
 
-@pytest.mark.parametrize("estimate_at", ["end", "spread"])
-@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("estimate_at, documents", [("end", False), ("spread", False), ("spread", True)])
 def test_vertical_slash_keeps_what_its_queries_attend_to(estimate_at, documents):
     tokens, tile, tiles = 512, 64, 8
     q, k, v = inputs(2, 4, 2, tokens, 64)

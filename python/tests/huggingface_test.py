@@ -120,6 +120,39 @@ def test_what_models_ask_for_and_it_lacks(dense):
         model_of("qwen2", huggingface.NAME)(ids, attention_mask=torch.zeros(1, 1, 64, 64, device=DEVICE))
 
 
+def test_padding_in_the_middle_is_refused(dense):
+    if CUDA:
+        pytest.skip("the assertion ends the process's use of the GPU")
+    ids, model = tokens_of(2, 64), model_of("llama", huggingface.NAME)
+    attention_mask = torch.ones_like(ids)
+    attention_mask[0, :10], attention_mask[1, 50:] = 0, 0
+    model(ids, attention_mask=attention_mask)
+    attention_mask[1, 20:30] = 0
+    with pytest.raises(RuntimeError, match="not in its middle"):
+        model(ids, attention_mask=attention_mask)
+
+
+def test_lengths_of_documents_are_not_overlooked(dense):
+    ids = tokens_of(1, 64)
+    lengths = torch.tensor([0, 20, 64], dtype=torch.int32, device=DEVICE)
+    with pytest.raises(NotImplementedError, match="position_ids, not by cu_seq_lens_q"):
+        model_of("qwen2", huggingface.NAME)(ids, cu_seq_lens_q=lengths, cu_seq_lens_k=lengths, max_length_q=44,
+                                            max_length_k=44)
+
+
+@pytest.mark.parametrize("choice", [None, kernels.VerticalSlash(tile=64), kernels.Moba(block_size=64, tile=64)])
+def test_autocast(choice):
+    """Weights in float32: rotary embeddings leave q and k in it, and v comes in bf16."""
+    huggingface.register(choice)
+    ids = tokens_of(1, 256)
+    results = []
+    for name in (huggingface.NAME, "sdpa"):
+        model = model_of("qwen2", name).float()
+        with torch.autocast(DEVICE, torch.bfloat16):
+            results.append(losses(model, 3, input_ids=ids, labels=ids))
+    assert all(abs(a - b) < 2e-2 * b for a, b in zip(*results)), results
+
+
 def test_gradient_checkpointing(dense):
     ids = tokens_of(1, 128)
     model = model_of("llama", huggingface.NAME)

@@ -183,16 +183,18 @@ def error_cases():
         (lambda: kernels.XAttention(stride=5)(q, k), "stride is 5"),
         (lambda: kernels.XAttention(threshold=0.0)(q, k), "threshold is 0"),
         (lambda: kernels.VerticalSlash(estimate_at="start")(q, k), "estimate_at is 'start'"),
+        (lambda: kernels.VerticalSlash(estimate_at="end")(q, k, documents=torch.zeros(1, 300, dtype=torch.int64, device=DEVICE)),
+         "estimate_at is 'end' beside documents"),
         (lambda: kernels.VerticalSlash(column_mass=1.5)(q, k), "column_mass"),
         (lambda: kernels.VerticalSlash(estimate_queries=500)(q, k), "estimate_queries"),
         (lambda: kernels.documents_from_lengths(torch.zeros(2, 2), 4), "cu_seqlens is"),
     ]
 
 
-@pytest.mark.parametrize("number", range(40))
+@pytest.mark.parametrize("number", range(41))
 def test_errors_name_the_argument(number):
     cases = error_cases()
-    assert len(cases) == 40
+    assert len(cases) == 41
     call, message = cases[number]
     with pytest.raises((RuntimeError, ValueError, TypeError, NotImplementedError), match=message):
         call()

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks deploy/kubernetes: every overlay renders and fits the schemas of several Kubernetes versions, and the CPU demo's pods
+# Checks deploy/kubernetes: every overlay renders and fits the schemas of several Kubernetes versions, as its workers do as a JobSet, and the CPU demo's pods
 # run on podman: coordinator and two workers train the quickstart's job to its end although a worker's pod is killed in the
 # middle, their metrics are scraped, and the probes' command works.
 #
@@ -24,12 +24,14 @@ python3 -m venv "$run/venv"
 "$run/venv/bin/pip" install -q kubernetes-validate pyyaml
 for overlay in "$root"/deploy/kubernetes/overlays/*/; do
   kubectl kustomize "$overlay" >"$run/rendered.yaml" || fail "$overlay does not render"
+  "$run/venv/bin/python" "$root/deploy/kubernetes/gang.py" --name gang --pods 4 --queue team <"$run/rendered.yaml" >"$run/gang.yaml" ||
+    fail "$overlay makes no gang"
   for version in 1.29 1.31 1.33; do
-    "$run/venv/bin/python" - "$version" "$run/rendered.yaml" <<'END' || fail "$overlay does not fit Kubernetes $version"
+    "$run/venv/bin/python" - "$version" "$run/rendered.yaml" "$run/gang.yaml" <<'END' || fail "$overlay does not fit Kubernetes $version"
 import sys
 import kubernetes_validate, yaml
 
-version, path = sys.argv[1:]
+version, path, gang_path = sys.argv[1:]
 kinds = []
 for manifest in yaml.safe_load_all(open(path)):
     if manifest["apiVersion"].startswith("monitoring.coreos.com/"):
@@ -37,6 +39,13 @@ for manifest in yaml.safe_load_all(open(path)):
     kubernetes_validate.validate(manifest, version, strict=True)
     kinds.append(manifest["kind"])
 assert {"StatefulSet", "DaemonSet", "PodDisruptionBudget", "NetworkPolicy", "Service"} <= set(kinds), kinds
+# JobSet is no part of Kubernetes either: its jobs are.
+gang = yaml.safe_load(open(gang_path))
+assert gang["apiVersion"] == "jobset.x-k8s.io/v1alpha2" and gang["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
+workers, = gang["spec"]["replicatedJobs"]
+assert workers["replicas"] == 1 and workers["template"]["spec"]["parallelism"] == 4
+kubernetes_validate.validate({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "workers"}, **workers["template"]},
+                             version, strict=True)
 END
   done
   echo "kubernetes: ${overlay#"$root/"} fits 1.29, 1.31 and 1.33"

@@ -4,6 +4,12 @@
 # Changes the machine that it runs on: for a container or a bare root, as root.
 #
 #   tests/deploy/package_test.sh [FOLDER-OF-PACKAGES]
+#
+# tests/run.sh does not run it: it installs systemd. In a root that debootstrap made, as root:
+#
+#   deploy/package.sh && debootstrap --variant=minbase --include=ca-certificates bookworm /tmp/bare
+#   git clone . /tmp/bare/src && cp -r build/packages /tmp/bare/src/packages && mount -t proc proc /tmp/bare/proc
+#   chroot /tmp/bare /src/tests/deploy/package_test.sh /src/packages
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 packages=$(realpath "${1:-$root/build/packages}")
@@ -41,6 +47,7 @@ for ((i = 0; ; ++i)); do
   sleep 0.2
 done
 
+ringctl bench attention --tokens 128 --ranks 2 --repetitions 1 --folder "$run/bench" >"$run/bench.log" 2>&1 || fail "the bench"
 mkdir "$run/job"
 cp "$root/deploy/quickstart/"{config.json,job.yaml} "$run/job/"
 ringctl data pack --input "$root/coordinator" --output "$run/job/tokens" --suffix .h --suffix .cc >"$run/pack.log"

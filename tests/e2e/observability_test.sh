@@ -25,6 +25,7 @@ otlp=${RINGLEADER_DEPS:-${XDG_CACHE_HOME:-$HOME/.cache}/ringleader/deps}/otlp-$O
 [[ -x $otlp ]] || { echo "SKIPPED: needs opentelemetry-proto (deploy/install_deps.sh --dev)"; exit; }
 collector=$(free_port)
 start collector "$otlp" "$root/tests/observability/otlp_collector.py" "$collector" "$run/spans.jsonl"
+otlp_collector=${pids[-1]}
 traces=(--trace-endpoint "http://127.0.0.1:$collector" --trace-step-seconds 1)
 
 start_coordinator "${traces[@]}"
@@ -64,7 +65,7 @@ for ((i = 0; ; ++i)); do
 done
 
 "$bin/ringctl" submit "$run/job.yaml" --set training.steps=100000 --set data.sequence_length=4096 --set checkpoint.every_steps=2 \
-  --set parallelism.heads=2 --set training.eval_sequences=1 --set training.eval_every_steps=1 >"$run/logs/submit.log" 2>&1 || fail "submit"
+  --set checkpoint.keep_last=10000 --set parallelism.heads=2 --set training.eval_sequences=1 --set training.eval_every_steps=1 >"$run/logs/submit.log" 2>&1 || fail "submit"
 # Calls and streams, for the panels that show them.
 start watch "$bin/ringctl" watch headers-16k
 start list bash -c "while sleep 0.5; do '$bin/ringctl' list; done"
@@ -93,9 +94,17 @@ await_more() {
   done
 }
 await_more checkpoint 0 "no checkpoint was traced"
-# The next coordinator takes the trace up in the middle. What the first had not sent yet dies with it.
+# A coordinator is killed while its collector hangs: what it had not sent, the next one sends.
+checkpointed() { "$bin/ringctl" get headers-16k -o json | sed -n 's/.*"checkpoint_step": "\([0-9]*\)".*/\1/p'; }
+kill -STOP "$otlp_collector"
+stopped_at=$(checkpointed)
+for ((i = 0; $(checkpointed) < stopped_at + 4; ++i)); do
+  ((i < 1200)) || fail "no checkpoint was written beside a collector that hangs"
+  sleep 0.1
+done
 kill -KILL "$coordinator"
 timeout 20 tail --pid="$coordinator" -f /dev/null || fail "the coordinator did not die"
+kill -CONT "$otlp_collector"
 steps=$(spans step)
 checkpoints=$(spans checkpoint)
 start_coordinator "${traces[@]}"

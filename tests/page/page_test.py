@@ -91,7 +91,8 @@ class Page(unittest.TestCase):
             "document.querySelector('path.series').getAttribute('d').split(/[ML]/).length - 1")
         self.assertEqual(points, 400)
         for words in ("alice, project ocean", "750,000 / 1,000,000", "Stripes of 64 tokens", "gpu-02 (ranks 8 to 15)",
-                      "uncorrectable ECC error", "NCCL WARN socket buffer", "Checkpoints kept: steps 747,000"):
+                      "flat 16 × 1", "Plan 3 was not taken up at step 300,160", "Plan 4 from step 300,320: striped, stripes of 128",
+                      "Rank 11 on gpu-02 is slow: 1.18 times", "uncorrectable ECC error", "NCCL WARN socket buffer", "Checkpoints kept: steps 747,000"):
             self.await_words(words)
 
     def test_texts_stay_texts(self):

@@ -1,5 +1,6 @@
 #include "coordinator/api/metrics/job_metrics.h"
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <utility>
@@ -48,13 +49,28 @@ class JobFamilies {
         progress.worker_imbalance());
   }
 
-  void AddHosts(const v1::Job& job) {
+  // What became of the plan of its attempt, and who holds the others up.
+  void AddAttempt(const v1::Job& job) {
     if (job.attempts().empty()) return;
-    for (const v1::Placement& placement : job.attempts().rbegin()->placements()) {
+    const v1::Attempt& attempt = *job.attempts().rbegin();
+    const std::string& name = job.spec().name();
+    for (const auto& [text, state] : {std::pair{"announced", v1::PlanChange::ANNOUNCED},
+                                      {"in_force", v1::PlanChange::IN_FORCE},
+                                      {"missed", v1::PlanChange::MISSED}}) {
+      Add("ringleader_job_plan_changes",
+          "Changes of layout or ring in a running job's attempt, by what became of them.",
+          {{"job_name", name}, {"state", text}},
+          static_cast<double>(
+              std::ranges::count(attempt.plan_changes(), state, &v1::PlanChange::state)));
+    }
+    Add("ringleader_job_slow_ranks",
+        "Ranks of a running job that take longer than others for the same work.",
+        {{"job_name", name}}, attempt.slow_ranks_size());
+    for (const v1::Placement& placement : attempt.placements()) {
       const std::string node(absl::StripPrefix(placement.node(), "nodes/"));
       const auto hostname = hostnames_.find(node);
       Add("ringleader_job_trainers", "Trainers of a running job on a node, with its host's name.",
-          {{"job_name", job.spec().name()},
+          {{"job_name", name},
            {"node", node},
            {"hostname", hostname == hostnames_.end() ? node : hostname->second}},
           placement.trainers());
@@ -174,7 +190,7 @@ absl::Status CollectRunningJobs(store::ReadTransaction& transaction,
   for (const std::string& id : running) {
     ASSIGN_OR_RETURN(const v1::Job job, transaction.GetJob(id));
     all.AddProgress(job);
-    all.AddHosts(job);
+    all.AddAttempt(job);
     if (job.progress().step() == 0) continue;
     const auto step = transaction.GetStep(id, job.progress().step());
     if (step.ok()) all.AddStep(id, *step);

@@ -47,6 +47,10 @@ class JobMetricsTest : public ::testing::Test {
       v1::Placement* const placement = attempt.add_placements();
       placement->set_node("nodes/a");
       placement->set_trainers(3);
+      attempt.add_plan_changes()->set_state(v1::PlanChange::MISSED);
+      attempt.add_plan_changes()->set_state(v1::PlanChange::IN_FORCE);
+      attempt.add_plan_changes()->set_state(v1::PlanChange::IN_FORCE);
+      attempt.add_slow_ranks()->set_rank(2);
       RETURN_IF_ERROR(t.PutAttempt(id, attempt));
       // An earlier attempt was further; its report is no word on where the job stands now.
       for (const uint64_t reported : {step + 5, step}) {
@@ -113,6 +117,11 @@ TEST_F(JobMetricsTest, TheLastStepOfJobsThatRun) {
   EXPECT_THAT(Collect("ringleader_job_head_exchange_bytes"), ElementsAre(Pair("runs", 4096)));
   EXPECT_THAT(Collect("ringleader_job_layer_tiles"),
               ElementsAre(Pair("runs 0", 35), Pair("runs 1", 35)));
+  EXPECT_EQ(Collect("ringleader_job_plan_changes")["runs missed"], 1);
+  EXPECT_EQ(Collect("ringleader_job_plan_changes")["runs in_force"], 2);
+  EXPECT_EQ(Collect("ringleader_job_plan_changes")["runs announced"], 0);
+  EXPECT_THAT(Collect("ringleader_job_slow_ranks"),
+              UnorderedElementsAre(Pair("runs", 1), Pair("begins", 1)));
   EXPECT_THAT(Collect("ringleader_job_trainers"),
               UnorderedElementsAre(Pair("runs a a", 3), Pair("begins a a", 3)));
 }

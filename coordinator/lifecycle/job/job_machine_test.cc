@@ -382,5 +382,33 @@ TEST_F(JobMachineTest, ReportsThatComeAfterTheEndFillTheRecord) {
   EXPECT_EQ(machine_.job().progress().step(), 4);
 }
 
+TEST_F(JobMachineTest, ReportsThatComeBeforeTheNextAttemptTrainsFillTheRecord) {
+  Run();
+  Step(1);
+  for (uint32_t rank = 0; rank < 4; ++rank) Exit(rank, TrainerExited::FAILED, rank > 0);
+  Pass(options_.retry_backoff);
+  Run();
+  v1::StepReport report;
+  report.set_step(2);
+  machine_.OnLateStep(1, report);
+  EXPECT_EQ(machine_.Take().steps.size(), 1u);
+}
+
+TEST_F(JobMachineTest, WhenItIsTriedAgainIsSaidUntilItIs) {
+  Run();
+  for (uint32_t rank = 0; rank < 4; ++rank) Exit(rank, TrainerExited::FAILED, rank > 0);
+  EXPECT_TRUE(machine_.job().has_retry_time());
+  Pass(options_.retry_backoff);
+  Run();
+  EXPECT_FALSE(machine_.job().has_retry_time());
+}
+
+TEST_F(JobMachineTest, TheSameReasonToWaitIsNoChange) {
+  machine_.Wait("no node is free");
+  EXPECT_TRUE(machine_.Take().job_changed);
+  machine_.Wait("no node is free");
+  EXPECT_FALSE(machine_.Take().any());
+}
+
 }  // namespace
 }  // namespace ringleader::lifecycle

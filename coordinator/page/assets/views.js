@@ -118,7 +118,7 @@ export function jobsView(get, again) {
         const runs = job.state === "RUNNING";
         const speed = runs && number(progress.tokens_per_second) ? short(number(progress.tokens_per_second)) : "";
         const loss = number(progress.step) ? fixed(4)(number(progress.loss)) : "";
-        const figures = [loss && `loss ${loss}`, speed && `${speed} tokens/s`].filter(Boolean).join(", ");
+        const figures = [loss && `loss\u00a0${loss}`, speed && `${speed}\u00a0tokens/s`].filter(Boolean).join(", ");
         return [[link(job.name), el("span", {class: "more muted"}, badge(job.state), " ", figures)],
                 badge(job.state), progressOf(job), loss, speed,
                 runs ? span(number(progress.eta_seconds)) : "", age(job.create_time)];
@@ -199,17 +199,33 @@ function tiles(job) {
   ].map(([name, value]) => el("div", {class: "tile"}, el("dt", {}, name), el("dd", {}, value)));
 }
 
+const ringOf = ({ring}) => `${words(ring?.kind ?? "")} ${number(ring?.inner)} × ${number(ring?.outer) || 1}`;
+const layoutOf = ({layout, stripe}) => words(layout ?? "") + (number(stripe) ? `, stripes of ${number(stripe)} tokens` : "");
+
+// What became of an attempt's plan while it ran, and who holds the others up.
+function changesOf(attempt) {
+  const outcome = {ANNOUNCED: "is to begin at", IN_FORCE: "from", MISSED: "was not taken up at"};
+  const changes = list(attempt.plan_changes).map((change) =>
+    `Plan ${number(change.version)} ${outcome[change.state] ?? ""} step ${exact.format(number(change.effective_step))}: ` +
+    `${layoutOf(change)}; ${ringOf(change)}. ${list(change.reasons).join("; ")}`);
+  const slow = list(attempt.slow_ranks).map(({rank, node, ratio, step}) =>
+    `Rank ${number(rank)} on ${id(node)} is slow: ${number(ratio).toFixed(2)} times the time of others for the same work, since ` +
+    `step ${exact.format(number(step))}`);
+  return [...changes.map((text) => el("li", {}, text)), ...slow.map((text) => el("li", {class: "slow"}, text))];
+}
+
 function planOf(attempt) {
   const plan = attempt?.plan;
   if (!plan) return [el("p", {class: "empty"}, "No attempt was planned yet.")];
-  const ring = plan.ring ?? {}, guess = plan.prediction ?? {};
+  const guess = plan.prediction ?? {};
+  const now = list(attempt.plan_changes).filter(({state}) => state === "IN_FORCE").at(-1) ?? plan;
+  const changes = changesOf(attempt);
   return [
-    pairs([["Attempt", String(number(attempt.number))],
-           ["Ring", `${words(ring.kind ?? "")} ${number(ring.inner)} × ${number(ring.outer) || 1}`],
-           ["Layout", words(plan.layout ?? "") + (number(plan.stripe) ? `, stripes of ${number(plan.stripe)} tokens` : "")],
+    pairs([["Attempt", String(number(attempt.number))], ["Ring", ringOf(now)], ["Layout", layoutOf(now)],
            ["Predicted", `${span(number(guess.step_seconds))} a step, ${short(number(guess.tokens_per_second))} tokens/s, ` +
              `${percent(number(guess.density))} of causal tiles, imbalance ${fixed(3)(number(guess.worker_imbalance))}`]]),
-    el("ul", {class: "plain"}, ...list(plan.reasons).map((reason) => el("li", {}, reason)))];
+    el("ul", {class: "plain"}, ...list(plan.reasons).map((reason) => el("li", {}, reason))),
+    ...(changes.length ? [el("h3", {}, "Since it began"), el("ul", {class: "plain"}, ...changes)] : [])];
 }
 
 function placed(attempt) {

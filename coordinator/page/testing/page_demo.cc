@@ -108,6 +108,28 @@ v1::Attempt AttemptOf(uint32_t number, v1::Attempt::State state, absl::Duration 
   return attempt;
 }
 
+// What a plan that lives comes to: a change that was missed, one that is in force, a slow rank.
+void AddChanges(v1::Attempt* attempt) {
+  const uint64_t steps[] = {300'160, 300'320};
+  for (const uint64_t step : steps) {
+    v1::PlanChange& change = *attempt->add_plan_changes();
+    change.set_version(step == steps[0] ? 3 : 4);
+    change.set_effective_step(step);
+    change.set_state(step == steps[0] ? v1::PlanChange::MISSED : v1::PlanChange::IN_FORCE);
+    change.mutable_ring()->set_kind(v1::ParallelismSpec::FLAT);
+    change.mutable_ring()->set_inner(16);
+    change.mutable_ring()->set_outer(1);
+    change.set_layout(v1::ParallelismSpec::STRIPED);
+    change.set_stripe(128);
+    change.add_reasons("at the densities of the last 32 steps 8.1 s a step, not 8.6 s");
+  }
+  v1::SlowRank& slow = *attempt->add_slow_ranks();
+  slow.set_rank(11);
+  slow.set_node("nodes/gpu-02");
+  slow.set_ratio(1.18);
+  slow.set_step(640'000);
+}
+
 v1::Job JobOf(const std::string& id, v1::Job::State state, absl::Duration ago) {
   v1::Job job;
   job.set_name("jobs/" + id);
@@ -140,7 +162,9 @@ absl::Status AddLongJob(WriteTransaction& t) {
   failed.mutable_failure()->set_node("nodes/gpu-02");
   failed.mutable_failure()->set_message("CUDA error: uncorrectable ECC error encountered");
   RETURN_IF_ERROR(t.PutAttempt(kLong, failed));
-  RETURN_IF_ERROR(t.PutAttempt(kLong, AttemptOf(2, v1::Attempt::RUNNING, absl::Hours(899))));
+  v1::Attempt running = AttemptOf(2, v1::Attempt::RUNNING, absl::Hours(899));
+  AddChanges(&running);
+  RETURN_IF_ERROR(t.PutAttempt(kLong, running));
   for (uint64_t step = 1; step <= kDone; step += kStride) {
     RETURN_IF_ERROR(t.PutMissingStep(kLong, StepOf(step, true)));
   }
@@ -175,6 +199,8 @@ absl::Status AddHostileJob(WriteTransaction& t) {
   v1::Attempt attempt = AttemptOf(1, v1::Attempt::FAILED, absl::Minutes(3));
   attempt.mutable_failure()->set_message(kMarkup);
   attempt.mutable_plan()->add_reasons(kMarkup);
+  attempt.add_plan_changes()->add_reasons(kMarkup);
+  attempt.add_slow_ranks()->set_node(kMarkup);
   RETURN_IF_ERROR(t.PutAttempt("hostile", attempt));
   v1::StepReport report = StepOf(1, true);
   report.set_loss(std::nan(""));

@@ -13,7 +13,7 @@ constexpr double kMostRatio = 10.0;  // one that hangs now and then has some sha
 constexpr int kNearlyAll = 45, kHardlyAny = 5;
 constexpr double kNewest = 0.08;  // of a moving average: about the last 25 steps
 
-// Of two ranks in the middle the faster.
+// Where two ranks stand in the middle, the faster one counts.
 double Median(std::vector<double> paces) {
   const auto middle = paces.begin() + static_cast<std::ptrdiff_t>((paces.size() - 1) / 2);
   std::nth_element(paces.begin(), middle, paces.end());

@@ -14,7 +14,7 @@ using fused::CheckSize;
 
 constexpr int kMaxHeads = kMaxAdaptedHeads;
 
-// Among all heads.
+// Where a head stands among all heads.
 struct Standing {
   int better;  // heads before this one, by falling recall, ties by number
   int good;    // heads whose recall exceeds the threshold

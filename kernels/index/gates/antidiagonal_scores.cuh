@@ -88,7 +88,7 @@ struct ScoreWalk {
 };
 
 struct ScoreShared {
-  // In the 128-byte swizzle: rows of 64 elements.
+  // Both lie in the 128-byte swizzle, in rows of 64 elements.
   alignas(1024) unsigned char q[kScoreStages][kScoreRows * 128];
   alignas(1024) unsigned char k[kScoreStages][kScoreColumns * 128];
   sm90::ptx::Mbarrier full[kScoreStages];

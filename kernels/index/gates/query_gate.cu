@@ -55,7 +55,7 @@ __global__ void SplitMeansKernel(const float* key_sums, GateParams p, int tile, 
 
 template <int kHeadDim>
 struct GateShared {
-  // In the 128-byte swizzle: [head_dim / 64][64 rows][64].
+  // Both lie in the 128-byte swizzle, as [head_dim / 64][64 rows][64].
   alignas(1024) unsigned char q[kGateQueries * kHeadDim * 2];
   alignas(1024) unsigned char means[2][kGateBlocks * kHeadDim * 2];
 };

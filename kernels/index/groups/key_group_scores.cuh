@@ -286,7 +286,8 @@ __device__ __forceinline__ void StoreGroupScores(const ProductQueries& queries,
                                                  const float (&maxima)[32]) {
   constexpr uint32_t kInfinity = 0x7F800000u;
   uint32_t nearest[2][2] = {{kInfinity, kInfinity}, {kInfinity, kInfinity}};  // tile, row half
-  // Of the `row`-th row half and the thread's i-th query.
+  // How far the logit of the `row`-th row half lies below the largest one of the thread's i-th
+  // query.
   const auto distance = [&](int i, int row) {
     return __float_as_uint(maxima[i] - products[i / 2 * 4 + row * 2 + i % 2]);
   };

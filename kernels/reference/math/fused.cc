@@ -31,7 +31,7 @@ uint8_t ToE4m3(float x) {
 float FromE4m3(uint8_t code) {
   const int magnitude = code & 0x7f, exponent = magnitude >> 3, mantissa = code & 7;
   if (magnitude == 0x7f) return std::numeric_limits<float>::quiet_NaN();
-  // In units of the last bit, 2^-9 for subnormals and the first normals.
+  // The last bit is worth 2^-9 for subnormals and the first normals.
   const float value = std::ldexp(static_cast<float>(exponent == 0 ? mantissa : 8 + mantissa),
                                  std::max(exponent, 1) - 10);
   return (code & 0x80) != 0 ? -value : value;

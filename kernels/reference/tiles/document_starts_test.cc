@@ -74,7 +74,7 @@ struct RandomSelections {
   ColumnSelection Columns() const {
     return {.positions = positions.data(), .counts = counts.data(), .max_columns = kMaxColumns};
   }
-  // Without the mask.
+  // No mask is set.
   bool Visible(TilePattern pattern, int head, int64_t i, int64_t j) const {
     if (j > i) return false;
     const int64_t a = i / tile, b = j / tile, tiles = (tokens + tile - 1) / tile;

@@ -6,7 +6,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from ringleader.kernels.blocks import CAUSAL, CSR, FULL, Columns, Diagonals, TileLists, tiles_from_lists, tiles_of
 from ringleader.kernels.documents import as_documents
 from ringleader.kernels.masks import KeyIntervals, key_intervals
-from ringleader.kernels.operators import ops
+from ringleader.kernels.operators import autocast, ops
 
 _FORMS = ("None, a BlockMask, (counts, indices), a SlidingWindow, what the functions of ringleader.kernels.blocks "
           "return, or a choice such as VerticalSlash()")
@@ -75,7 +75,7 @@ def sparse_attention(q, k, v, blocks=None, *, documents=None, columns=None, mask
 
     q: [batch, heads, tokens, head_dim]; k, v: [batch, kv_heads, tokens, head_dim], heads a multiple of kv_heads, any
     strides (those of F.scaled_dot_product_attention and FlexAttention). On GPUs bfloat16 and a head_dim of 64 or 128;
-    on the CPU also float32, and any head_dim up to 256.
+    on the CPU also float32, and any head_dim up to 256. Under torch.autocast they are cast to its type.
 
     blocks: None (all tiles), FlexAttention's BlockMask, (counts, indices) lists of blocks of 128 tokens as
         tiles_from_lists takes them, a SlidingWindow, block_diagonals(...), tiles_from_*(...), or a choice that is made
@@ -94,6 +94,7 @@ def sparse_attention(q, k, v, blocks=None, *, documents=None, columns=None, mask
     """
     if q.dim() != 4:
         raise ValueError(f"q is {list(q.shape)}; it must be [batch, heads, tokens, head_dim]")
+    q, k, v = autocast(q, k, v)
     if scale is None:
         scale = q.shape[3] ** -0.5
     if deterministic is None:

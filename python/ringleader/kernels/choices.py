@@ -8,12 +8,13 @@ import torch
 
 from ringleader.kernels.blocks import Columns, Diagonals, QueryBlocks, lists_from_bits
 from ringleader.kernels.documents import as_documents
-from ringleader.kernels.operators import ops
+from ringleader.kernels.operators import autocast, ops
 
 
 def _inputs(q, k, documents, scale):
     if q.dim() != 4:
         raise ValueError(f"q is {list(q.shape)}; it must be [batch, heads, tokens, head_dim]")
+    q, k = autocast(q, k)
     starts = as_documents(documents, q.shape[0], q.shape[2])
     return q.detach(), k.detach(), starts, q.shape[3] ** -0.5 if scale is None else scale
 
@@ -23,12 +24,12 @@ class VerticalSlash:
     """Columns and block diagonals that hold the most attention of a few queries (MTraining, arXiv 2510.18830, Algorithm
     1): the heaviest until they hold a share of it (`column_mass`, `diagonal_mass`), at most so many, or at most so many
     that a head visits a share of the causal tiles (`density`, if that is not 0; masses of 1 then keep the whole share). The first
-    `sink_tokens` columns, the main diagonal and the `local_blocks` next to it are always kept. The queries are the last
-    ones (`end`) or lie all over the sequence (`spread`): with documents take `spread`, since a document without one
-    has no say."""
+    `sink_tokens` columns, the main diagonal and the `local_blocks` next to it are always kept. The queries lie all
+    over the sequence (`spread`) or are its last ones (`end`, which documents and padding are refused with: the last
+    queries of a sequence are those of its last document alone)."""
 
     estimate_queries: int = 64
-    estimate_at: str = "end"
+    estimate_at: str = "spread"
     sink_tokens: int = 64
     local_blocks: int = 1
     max_columns: int = 4096
@@ -44,6 +45,9 @@ class VerticalSlash:
         count = min(self.estimate_queries, tokens)
         numbers = torch.arange(count, device=q.device)
         if self.estimate_at == "end":
+            if starts is not None:
+                raise ValueError("estimate_at is 'end' beside documents: the sequence's last queries are those of its last "
+                                 "document, or padding, and would choose for all; it must be 'spread'")
             positions = numbers + (tokens - count)
         elif self.estimate_at == "spread":
             # SpreadPosition of ringleader/kernels/index.h: in each of `count` equal parts at a multiple of the golden

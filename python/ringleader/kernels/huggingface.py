@@ -1,5 +1,6 @@
 """attn_implementation="ringleader_sparse" for models of Hugging Face's transformers, in training and prefill."""
 
+import torch
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
 
@@ -14,6 +15,17 @@ def _parts(mask_function):
     if mask_function.__qualname__ != "and_masks.<locals>.and_mask":
         return [mask_function]
     return [part for joined in mask_function.__closure__[0].cell_contents for part in _parts(joined)]
+
+
+def _check_holes(attention_mask, ids):
+    """Text with padding in its middle would fall apart into documents where others see across it. Asserted on the device,
+    since nobody waits for it here."""
+    kept = attention_mask != 0
+    places = torch.arange(kept.shape[1], device=kept.device)
+    starts = 0 if ids is None else documents_from_ids(ids.long()).starts
+    last_kept = torch.where(kept, places, -1).cummax(1).values
+    goes_on = kept[:, 1:] & ~kept[:, :-1] & (last_kept[:, :-1] >= (starts if ids is None else starts[:, 1:]))
+    torch._assert_async(~goes_on.any(), f"{NAME} takes attention_mask with padding before or after a text, not in its middle")
 
 
 def _documents_of_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=causal_mask_function,
@@ -33,6 +45,7 @@ def _documents_of_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0,
                                       f"for {part.__qualname__}: choose another attn_implementation for it")
         ids = part.__closure__[0].cell_contents
     if attention_mask is not None:
+        _check_holes(attention_mask, ids)
         ids = attention_mask if ids is None else ids * 2 + attention_mask
     if ids is None:
         return None
@@ -51,6 +64,9 @@ def register(blocks, name=NAME, dense_layers=()):
             if arguments.get(argument) is not None:
                 raise NotImplementedError(f"{name} has no {argument}; {type(module).__name__} asks for it: choose "
                                           "another attn_implementation for this model")
+        if attention_mask is None and arguments.get("cu_seq_lens_q") is not None:
+            raise NotImplementedError(f"{name} tells packed documents by position_ids, not by cu_seq_lens_q; pass them to the "
+                                      "model")
         if dropout > 0:
             raise NotImplementedError(f"{name} has no dropout; set config.attention_dropout = 0")
         if attention_mask is not None and attention_mask.dim() != 2:

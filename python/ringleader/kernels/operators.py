@@ -8,6 +8,10 @@ _FOLDER = pathlib.Path(__file__).parent
 
 
 def _load():
+    built_for = (_FOLDER / "built_for.txt").read_text().strip()
+    again = "build it again with deploy/python_kernels.sh"
+    if torch.__version__.split("+")[0] != built_for.split("+")[0]:
+        raise ImportError(f"ringleader.kernels was built for PyTorch {built_for}, and this is {torch.__version__}: {again}")
     libraries = ["ringleader_cpu.so"]
     # On a machine without GPU kernels the operators say that they have none for its device.
     if torch.version.cuda is not None and (_FOLDER / "ringleader_cuda.so").exists():
@@ -16,13 +20,20 @@ def _load():
         try:
             torch.ops.load_library(_FOLDER / library)
         except OSError as error:
-            built_for = (_FOLDER / "built_for.txt").read_text().strip()
-            raise ImportError(f"ringleader.kernels was built for PyTorch {built_for} and does not load into "
-                              f"{torch.__version__} ({error}); build it again with deploy/python_kernels.sh") from error
+            raise ImportError(f"ringleader.kernels, built for PyTorch {built_for}, does not load into {torch.__version__} "
+                              f"({error}): {again}") from error
 
 
 _load()
 ops = torch.ops.ringleader
+
+
+def autocast(*tensors):
+    """What attention computes in where torch.autocast is on: its type, as in F.scaled_dot_product_attention."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    return tuple(x.to(torch.get_autocast_dtype(kind)) for x in tensors)
 
 
 def _tiles(tokens, tile):

@@ -37,7 +37,7 @@ struct XidEvent {
   uint64_t xid = 0;
 };
 
-// For one thread.
+// One thread uses an object at a time.
 class Nvml {
  public:
   // Opens the library and lists the GPUs. NOT_FOUND: there is no such library, hence no driver;

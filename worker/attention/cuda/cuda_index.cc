@@ -154,6 +154,7 @@ absl::Status CudaCall::Select(const patterns::VerticalSlash& work, const LayerIn
       .diagonal_budgets = {.mass = work.budget_masses.data() + heads,
                            .max_count = work.budget_counts.data() + heads},
       .diagonals_by_tiles = work.slashes_by_tiles,
+      .content_tokens = work.content,
       .layout = work.layout,
       .heads = work.heads,
       .tile = work.tile,

@@ -62,6 +62,12 @@ class RingRunner {
     std::shared_ptr<const ring::TravellingRows> rows;
   };
 
+  // A document by itself, with or without padding, that forwards attended to.
+  struct KnownDocument {
+    int64_t tokens = 0, padding = 0;
+    std::shared_ptr<const DeviceDocuments> documents;
+  };
+
   RingRunner(const patterns::AttentionOptions& options, AttentionDevice* device);
 
   kernels::ShardLayout LayoutOf(int rank, int64_t local_tokens) const;
@@ -111,6 +117,7 @@ class RingRunner {
       probe_;                 // queries of this step's probe; null: to be chosen
   int64_t probe_tokens_ = 0;  // of the sequence that they are of
   std::vector<KnownRows> known_rows_;
+  std::vector<KnownDocument> known_documents_;
   RingBytes ring_bytes_;
   // Keys and values of a forward, and of a backward, that was started.
   std::unique_ptr<RingSlots> started_forward_, started_;

@@ -28,7 +28,7 @@ class AttentionEngineTest : public ::testing::Test {
   static constexpr int64_t kTokens = 2048;
   static constexpr int kHeads = 4, kKvHeads = 2, kHeadDim = 64, kTile = 64;
 
-  // On options.ring's ranks.
+  // Computes on as many ranks as `options.ring` has.
   std::vector<RankResult> Run(const patterns::AttentionOptions& options,
                               const std::vector<int64_t>& documents = {}, bool dense = false) {
     std::vector<RankResult> results(options.ring.ranks());

@@ -108,7 +108,7 @@ class TokenOps {
                                     const torch::Tensor& d_table) const = 0;
 
  protected:
-  // For devices that cast in a pass of its own.
+  // The form of an operand on devices that cast in a pass of its own.
   Operand InForm(const torch::Tensor& values, Form form) const {
     return {.values = form == Form::kRows ? torch::Tensor() : values,
             .rows = form == Form::kValues ? ScaledRows{} : CastRows(values)};

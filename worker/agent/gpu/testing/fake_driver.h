@@ -14,7 +14,7 @@ class FakeDriver {
  public:
   explicit FakeDriver(const std::string& facts) { Say(facts); }
 
-  // In place of what it showed before.
+  // What the driver shows from now on.
   void Say(const std::string& facts) {
     std::ofstream(Folder().File("facts.new")) << facts << "\n";
     std::filesystem::rename(Folder().File("facts.new"), Folder().File("facts"));
