@@ -84,9 +84,10 @@ TEST(RingCellsTest, EveryMaskThatJobsCanAskForIsRightUnderEveryScheme) {
   for (const Scheme& scheme : schemes) {
     using Masks = std::set<std::string>;
     EXPECT_EQ(unsupported[scheme.name()],
-              scheme.has_helpers ? Masks({"full", "full_window", "full_documents", "global_sliding",
-                                          "prefix_causal", "block_causal_documents"})
-                                 : Masks({"shared_question", "causal_blockwise", "global_sliding"}))
+              scheme.has_helpers
+                  ? Masks({"full", "full_window", "full_documents", "global_sliding",
+                           "prefix_documents", "prefix_causal", "block_causal_documents"})
+                  : Masks({"shared_question", "causal_blockwise", "global_sliding"}))
         << scheme.name();
   }
 }
