@@ -5,6 +5,8 @@
 #include <numeric>
 #include <utility>
 
+#include "ring/document_layout.h"
+
 namespace ringleader::balance {
 namespace {
 
@@ -37,6 +39,16 @@ class DocumentDealer {
       if (dealing.imbalance <= kEven && !NoneIsSpread(dealing)) return dealing;
     }
     return {.holders = std::vector<std::optional<int>>(tokens_.size())};
+  }
+
+  DocumentDealing DealApart(int64_t stripe) const {
+    DocumentDealing best = SpreadApart(0, stripe);
+    for (size_t spread = 1; best.imbalance > kEven && spread <= tokens_.size();
+         spread += 1 + spread / 8) {
+      DocumentDealing dealing = SpreadApart(spread, stripe);
+      if (dealing.imbalance < best.imbalance) best = std::move(dealing);
+    }
+    return best;
   }
 
  private:
@@ -86,6 +98,46 @@ class DocumentDealer {
     return dealing;
   }
 
+  // Spreads the `spread` longest. The others go to the rank that ends first of those with room, or
+  // else to that with most room.
+  DocumentDealing SpreadApart(size_t spread, int64_t stripe) const {
+    DocumentDealing dealing = {.holders = std::vector<std::optional<int>>(tokens_.size())};
+    std::vector<double> load(ranks_, 0);
+    std::vector<int64_t> held(ranks_, 0);
+    const auto add = [&](int rank, size_t document, int64_t count) {
+      held[rank] += count;
+      load[rank] += static_cast<double>(microseconds_[document]) * static_cast<double>(count) /
+                    static_cast<double>(tokens_[document]);
+    };
+    const auto room = static_cast<int64_t>(kEven * static_cast<double>(share_));
+    for (size_t i = 0; i < by_length_.size(); ++i) {
+      const size_t document = by_length_[i];
+      const int64_t length = tokens_[document];
+      if (i < spread) {
+        for (int rank = 0; rank < ranks_; ++rank) {
+          add(rank, document, ring::DocumentLayout::HeldOf(length, rank, ranks_, stripe));
+        }
+        continue;
+      }
+      int best = -1;
+      for (int rank = 0; rank < ranks_; ++rank) {
+        if (held[rank] + length <= room && (best < 0 || load[rank] < load[best])) best = rank;
+      }
+      if (best < 0) best = static_cast<int>(std::ranges::min_element(held) - held.begin());
+      dealing.holders[document] = best;
+      add(best, document, length);
+    }
+    dealing.imbalance = std::max(MostOverMean(load), MostOverMean(held));
+    return dealing;
+  }
+
+  template <typename T>
+  static double MostOverMean(const std::vector<T>& values) {
+    const auto sum = static_cast<double>(std::accumulate(values.begin(), values.end(), T{0}));
+    const auto most = static_cast<double>(*std::ranges::max_element(values));
+    return sum == 0 ? 1.0 : most * static_cast<double>(values.size()) / sum;
+  }
+
   double Imbalance(const std::vector<std::optional<int>>& holders) const {
     std::vector<double> load(ranks_, 0);
     std::vector<int64_t> room(ranks_, share_);
@@ -99,16 +151,11 @@ class DocumentDealer {
         spread_time += microseconds_[i];
       }
     }
-    double most = 0, sum = 0;
-    for (int rank = 0; rank < ranks_; ++rank) {
-      if (spread_tokens > 0) {
-        load[rank] += static_cast<double>(spread_time) * static_cast<double>(room[rank]) /
-                      static_cast<double>(spread_tokens);
-      }
-      most = std::max(most, load[rank]);
-      sum += load[rank];
+    for (int rank = 0; rank < ranks_ && spread_tokens > 0; ++rank) {
+      load[rank] += static_cast<double>(spread_time) * static_cast<double>(room[rank]) /
+                    static_cast<double>(spread_tokens);
     }
-    return most * ranks_ / sum;
+    return MostOverMean(load);
   }
 
   const std::span<const int64_t> tokens_;
@@ -123,6 +170,11 @@ class DocumentDealer {
 DocumentDealing DealDocuments(std::span<const int64_t> tokens, int ranks, int64_t stripe,
                               const SampleWeights& weights) {
   return DocumentDealer(tokens, ranks, weights).Deal(stripe);
+}
+
+DocumentDealing DealDocumentsApart(std::span<const int64_t> tokens, int ranks, int64_t stripe,
+                                   const SampleWeights& weights) {
+  return DocumentDealer(tokens, ranks, weights).DealApart(stripe);
 }
 
 }  // namespace ringleader::balance

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "gtest/gtest.h"
+#include "ring/document_layout.h"
 
 namespace ringleader::balance {
 namespace {
@@ -57,6 +58,52 @@ TEST(DocumentDealingTest, TokensAndTimesAreEvenWhateverTheLengths) {
       EXPECT_GE(held, any_spread ? 0 : share);
     }
   }
+}
+
+// Tokens that each rank holds where spread documents are apart.
+std::vector<int64_t> HeldApart(std::span<const int64_t> lengths, const DocumentDealing& dealing,
+                               int ranks, int64_t stripe) {
+  std::vector<int64_t> held(ranks, 0);
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      if (!dealing.holders[i].has_value()) {
+        held[rank] += ring::DocumentLayout::HeldOf(lengths[i], rank, ranks, stripe);
+      } else if (*dealing.holders[i] == rank) {
+        held[rank] += lengths[i];
+      }
+    }
+  }
+  return held;
+}
+
+// What memory is planned for is enough for documents of ordinary lengths.
+TEST(DocumentDealingTest, ApartTokensAndTimesAreEvenToo) {
+  std::mt19937 random(12);
+  const SampleWeights weights = Weights();
+  for (int trial = 0; trial < 300; ++trial) {
+    const int ranks = 1 << trial % 4;
+    const int64_t stripe = 64, tokens = 65536 * ranks - 1 - trial;
+    const std::vector<int64_t> lengths =
+        RandomLengths(tokens, 64, static_cast<double>(tokens) / (1 + trial % 7), random);
+    const DocumentDealing dealing = DealDocumentsApart(lengths, ranks, stripe, weights);
+    ASSERT_EQ(dealing.holders.size(), lengths.size());
+    EXPECT_LE(dealing.imbalance, 1.03) << trial;
+    const std::vector<int64_t> held = HeldApart(lengths, dealing, ranks, stripe);
+    EXPECT_LE(*std::ranges::max_element(held), ring::MostLocalTokensApart(tokens / ranks));
+  }
+}
+
+TEST(DocumentDealingTest, ApartAsFewAreSpreadAsKeepRanksEven) {
+  const auto spread = [](const std::vector<int64_t>& lengths) {
+    const DocumentDealing dealing = DealDocumentsApart(lengths, 4, 128, Weights());
+    return std::ranges::count_if(dealing.holders, [](auto holder) { return !holder.has_value(); });
+  };
+  std::vector<int64_t> lengths(33, 1000);
+  EXPECT_EQ(spread(std::vector<int64_t>(32, 1000)), 0);
+  EXPECT_EQ(spread({4000}), 1);
+  lengths[7] = 96 * 1024;
+  EXPECT_EQ(spread(lengths), 1);
+  EXPECT_FALSE(DealDocumentsApart(lengths, 4, 128, Weights()).holders[7].has_value());
 }
 
 TEST(DocumentDealingTest, LongDocumentsAreSpreadAndShortOnesWhole) {

@@ -62,7 +62,8 @@ speed() {
   steps=${steps:-2}
   both() {  # NAME MODE TOKENS STEPS [OPTION...]
     "$bin/training_bench" --trainer "$bin/ringleader-trainer" --config "$root/bench/models/qwen2.5-3b.json" \
-      --gpus "$gpus" --mode "$2" --tokens "$3" --precision bfloat16,fp8 --steps "$4" --csv "$run/$1.csv" "${@:5}"
+      --gpus "$gpus" --mode "$2" --tokens "$3" --precision bfloat16,fp8 --steps "$4" --csv "$run/$1.csv" \
+      --commit "$COMMIT" --hardware "${HARDWARE//,/ }" "${@:5}"
   }
   both sparse sparse "$((65536 * gpus)),$((131072 * gpus))" "$steps"
   both dense dense "$((65536 * gpus))" "$steps"

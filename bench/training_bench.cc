@@ -9,11 +9,11 @@
 //
 // Sparse: vertical-slash by top-k, --verticals columns and --slash-share of all block diagonals a
 // head. A pattern's name instead has it visit --density of the causal tiles. Weights and tokens are
-// random. The first step of a case warms up and is not counted; the row is the step of median time.
-// With --nodes 2 NCCL takes either half of the GPUs for a machine of its own and goes through the
-// network between them. --profile traces one step after the counted ones. With --documents
-// sequences are full of documents of such lengths (bench/length_distributions.h), kept apart, drawn
-// alike for every case; without, each is one.
+// random. The first step of a case warms up and is not counted; the row is the step of median time,
+// of two in the middle the slower one. With --nodes 2 NCCL takes either half of the GPUs for a
+// machine of its own and goes through the network between them. --profile traces one step after the
+// counted ones. With --documents sequences are full of documents of such lengths
+// (bench/length_distributions.h), kept apart, drawn alike for every case; without, each is one.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -326,7 +326,7 @@ v1::StepReport Measure(const Flags& flags, const model::ModelConfig& config,
   std::sort(steps.begin(), steps.end(), [](const v1::StepReport& a, const v1::StepReport& b) {
     return a.step_seconds() < b.step_seconds();
   });
-  return steps[(steps.size() - 1) / 2];
+  return steps[steps.size() / 2];
 }
 
 // What the trainer chose, as it printed it: recomputation and the memory that it reckoned with.

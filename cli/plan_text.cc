@@ -50,7 +50,7 @@ void WritePlan(std::ostream& out, const v1::JobSpec& spec, const v1::StepPlan& p
     rows.back()[1] =
         absl::StrCat("hierarchical, ", plan.ring().outer(), " windows of ", plan.ring().inner());
   }
-  const uint32_t heads = jobspec::HeadRanks(spec.parallelism());
+  const uint32_t heads = jobspec::HeadRanks(jobspec::PlannedJob(spec, plan).parallelism());
   if (heads > 1) {
     rows.push_back(
         {"heads", absl::StrCat("shared out among ", heads, " trainers, ring around them")});

@@ -12,6 +12,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/net/message_size.h"
 #include "base/process/task_threads.h"
@@ -24,6 +25,7 @@
 #include "jobspec/values/attention_spec.h"
 #include "jobspec/values/model_spec.h"
 #include "model_shape/model_config.h"
+#include "proto/timestamps.h"
 #include "spdlog/spdlog.h"
 
 namespace ringleader {
@@ -151,7 +153,7 @@ class PlannerSource : public lifecycle::PlanSource {
     Begin(job, plan, nodes, reports.empty() ? nullptr : &reports.back());
     Running& running = running_.at(job.spec().name());
     for (const v1::StepReport& report : reports) {
-      Learn(job, report, &running);
+      Learn(report, &running);
       running.live->Relearn(report);
     }
   }
@@ -190,7 +192,7 @@ class PlannerSource : public lifecycle::PlanSource {
     const auto found = running_.find(job.spec().name());
     if (found == running_.end()) return std::nullopt;
     Running& running = found->second;
-    Learn(job, merged, &running);
+    Learn(merged, &running);
     {
       absl::MutexLock lock(&running.mailbox->mutex);
       if (running.mailbox->found.has_value()) {
@@ -198,8 +200,8 @@ class PlannerSource : public lifecycle::PlanSource {
         running.mailbox->found.reset();
       }
     }
-    const std::optional<v1::StepPlan> next =
-        running.live->Observe(merged, running.densities, running.costs.measured());
+    const std::optional<v1::StepPlan> next = running.live->Observe(
+        merged, absl::Now() - ToTime(merged.time()), running.densities, running.costs.measured());
     if (!next.has_value() && running.live->WantsShape(merged)) LookForShape(job, merged, running);
     return next;
   }
@@ -213,6 +215,7 @@ class PlannerSource : public lifecycle::PlanSource {
 
  private:
   struct Running {
+    v1::JobSpec spec = {};  // as its plan runs it
     model::ModelConfig model;
     planner::CostModel costs;
     planner::ClusterShape cluster = {};
@@ -225,7 +228,7 @@ class PlannerSource : public lifecycle::PlanSource {
   // `last`: the newest report of an attempt that began under an earlier coordinator.
   void Begin(const v1::Job& job, const v1::StepPlan& plan,
              const std::vector<v1::NodeInventory>& nodes, const v1::StepReport* last) {
-    const v1::JobSpec& spec = job.spec();
+    const v1::JobSpec spec = jobspec::PlannedJob(job.spec(), plan);
     const auto& placements = job.attempts(job.attempts_size() - 1).placements();
     const model::ModelConfig model = jobspec::ModelOf(job.model_shape());
     const planner::ClusterShape cluster =
@@ -236,6 +239,7 @@ class PlannerSource : public lifecycle::PlanSource {
                 spec.name(),
                 Running{.model = model, .costs = CostsOf(spec, model, cluster, nodes, *measured_)})
             .first->second;
+    running.spec = spec;
     running.cluster = cluster;
     running.live.emplace(spec, plan, last, MayChange(spec));
     running.mailbox = std::make_shared<Mailbox>();
@@ -244,7 +248,7 @@ class PlannerSource : public lifecycle::PlanSource {
 
   // In another thread; what comes of it is in the mailbox of a later report.
   void LookForShape(const v1::Job& job, const v1::StepReport& merged, const Running& running) {
-    const v1::JobSpec& spec = job.spec();
+    const v1::JobSpec& spec = running.spec;
     planner::ReshapeRequest request = {.spec = spec,
                                        .model = running.model,
                                        .cluster = running.cluster,
@@ -255,7 +259,7 @@ class PlannerSource : public lifecycle::PlanSource {
                                        .misses = running.live->misses(),
                                        .steps_left = running.live->StepsLeft(merged),
                                        .change_seconds = running.live->change_seconds()};
-    if (jobspec::CheckByDocuments(spec).ok()) {
+    if (jobspec::TrainsAlikeByDocuments(spec)) {
       request.hints.document_tokens =
           planner::DocumentsFrom(running.recent, spec.data().sequence_length());
     }
@@ -279,9 +283,9 @@ class PlannerSource : public lifecycle::PlanSource {
     (void)(MayTakeLong(spec) ? long_plans_ : plans_).TryRun(job.owner(), look);
   }
 
-  static void Learn(const v1::Job& job, const v1::StepReport& merged, Running* running) {
-    running->costs.ObserveStep(job.spec(), running->model, merged);
-    planner::ObserveLengths(job.spec(), running->model, merged, &running->densities);
+  static void Learn(const v1::StepReport& merged, Running* running) {
+    running->costs.ObserveStep(running->spec, running->model, merged);
+    planner::ObserveLengths(running->spec, running->model, merged, &running->densities);
     if (running->recent.size() == kRecentSteps) running->recent.erase(running->recent.begin());
     running->recent.push_back(merged);
   }
@@ -335,9 +339,14 @@ class PlannerSource : public lifecycle::PlanSource {
         }};
     const planner::CostModel costs =
         learned ? learned->costs : CostsOf(spec, model, cluster, request.nodes, measured);
+    std::optional<v1::StepPlan> kept = request.kept;
+    if (kept.has_value() && request.kept_was_missed) {
+      kept = planner::WithoutNewestChange(*kept);
+      kept->set_version(kept->version() + 1);  // newer than what the checkpoint may hold
+    }
     absl::StatusOr<v1::StepPlan> plan = options_.make(
         spec, model, cluster, costs, learned ? learned->hints : patterns::PatternHints(), limits,
-        request.kept.has_value() ? &*request.kept : nullptr);
+        kept.has_value() ? &*kept : nullptr);
     if (is_late) {
       return absl::ResourceExhaustedError(
           absl::StrFormat("its plan took more than %g s of a processor (--plan-seconds); lower "

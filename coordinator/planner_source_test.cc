@@ -16,6 +16,7 @@
 #include "absl/time/clock.h"
 #include "base/testing/temp_dir.h"
 #include "jobspec/jobspec.h"
+#include "proto/timestamps.h"
 
 namespace ringleader {
 namespace {
@@ -206,6 +207,7 @@ TEST(PlannerSourceTest, ABetterLayoutIsAnnounced) {
     const absl::Time deadline = absl::Now() + absl::Seconds(may_change ? 60 : 1);
     while (!next.has_value() && absl::Now() < deadline) {
       report.set_step(report.step() + 1);
+      SetTime(absl::Now(), report.mutable_time());
       next = plans->Observe(job, report);
       // What was found comes with a later report.
       absl::SleepFor(absl::Milliseconds(1));
@@ -283,6 +285,7 @@ TEST(PlannerSourceTest, WeightsFollowTheTilesThatLengthsVisited) {
   std::vector<v1::StepReport> reports(80);
   for (size_t i = 0; i < reports.size(); ++i) {
     reports[i].set_step(i + 1);
+    SetTime(absl::Now() + absl::Hours(1), reports[i].mutable_time());  // for as long as this takes
     v1::LengthReport* const bin = reports[i].add_lengths();
     bin->set_tokens(1 << 20);
     bin->set_causal_tiles(1'000'000'000);
@@ -307,9 +310,43 @@ TEST(PlannerSourceTest, WeightsFollowTheTilesThatLengthsVisited) {
   restarted->Restored(job, made->plan, request.nodes, reports);
   EXPECT_TRUE(restarted->Observe(job, reports.back()).has_value());
 
+  // Of steps long before those that ranks are training now, nothing follows.
+  for (v1::StepReport& report : reports) {
+    SetTime(absl::Now() - absl::Hours(1), report.mutable_time());
+  }
+  EXPECT_FALSE(next_of(job).has_value());
+
   job.mutable_spec()->set_name("same-bits");
   job.mutable_spec()->mutable_training()->set_deterministic(true);
   EXPECT_FALSE(next_of(job).has_value());
+}
+
+// What ranks never took is not in force for the attempt that goes on from their checkpoint.
+TEST(PlannerSourceTest, AChangeThatWasMissedIsLeftOut) {
+  lifecycle::PlanRequest request = Request(4, 16384);
+  const auto plans = NewPlannerSource();
+  const auto first = Plan(*plans, request);
+  ASSERT_TRUE(first.ok()) << first.status();
+  v1::StepPlan announced = first->plan;
+  announced.set_version(7);
+  announced.set_effective_step(100);
+  announced.set_shape_from_step(100);
+  v1::EarlierShape* const before = announced.add_earlier_shapes();
+  *before->mutable_ring() = first->plan.ring();
+  ASSERT_EQ(first->plan.layout(), v1::ParallelismSpec::STRIPED);
+  before->set_layout(first->plan.layout());
+  before->set_stripe(first->plan.stripe());
+  announced.set_layout(v1::ParallelismSpec::ZIGZAG);
+  announced.set_stripe(0);
+  request.kept = announced;
+  EXPECT_EQ(Plan(*plans, request)->plan.layout(), v1::ParallelismSpec::ZIGZAG);
+  request.kept_was_missed = true;
+  const v1::StepPlan resumed = Plan(*plans, request)->plan;
+  EXPECT_EQ(resumed.layout(), v1::ParallelismSpec::STRIPED);
+  EXPECT_EQ(resumed.stripe(), first->plan.stripe());
+  EXPECT_EQ(resumed.earlier_shapes_size(), 0);
+  EXPECT_EQ(resumed.shape_from_step(), 0u);
+  EXPECT_EQ(resumed.version(), 8u);
 }
 
 // A planner that runs out of memory, or takes what it may not, fails its own job.

@@ -184,13 +184,6 @@ absl::Status CheckDenseBelow(const v1::JobSpec& spec) {
       "others; give 0, or data.document_mask: true");
 }
 
-absl::Status CheckHeadRanks(const v1::JobSpec& spec) {
-  ASSIGN_OR_RETURN(patterns::AttentionOptions options, AttentionOptionsOf(spec.attention()));
-  options.head_ranks = static_cast<int>(HeadRanks(spec.parallelism()));
-  options.by_documents = IsByDocuments(spec.parallelism().layout());
-  return patterns::CheckHeadRanks(options);
-}
-
 void CheckParallelism(const v1::JobSpec& spec, Mistakes* mistakes) {
   const v1::ParallelismSpec& parallelism = spec.parallelism();
   const uint64_t context = parallelism.context();
@@ -223,7 +216,8 @@ void CheckParallelism(const v1::JobSpec& spec, Mistakes* mistakes) {
                      context, "), the trainers that share a sequence; give a divisor of it"));
     return;
   }
-  mistakes->Add("parallelism.heads", CheckHeadRanks(spec));
+  mistakes->Add(HeadGroups(parallelism) > 1 ? "parallelism.head_groups" : "parallelism.heads",
+                CheckHeadRanks(spec));
   const uint32_t window = parallelism.ring_window();
   if (window > 0 && context / heads % window != 0) {
     mistakes->Add("parallelism.ring_window",
@@ -326,6 +320,18 @@ absl::Status CheckByDocuments(const v1::JobSpec& spec) {
   ASSIGN_OR_RETURN(patterns::AttentionOptions options, AttentionOptionsOf(spec.attention()));
   options.by_documents = true;
   return patterns::CheckByDocuments(options);
+}
+
+bool TrainsAlikeByDocuments(const v1::JobSpec& spec) {
+  return spec.attention().pattern() == v1::AttentionSpec::DENSE && CheckByDocuments(spec).ok();
+}
+
+absl::Status CheckHeadRanks(const v1::JobSpec& spec) {
+  ASSIGN_OR_RETURN(patterns::AttentionOptions options, AttentionOptionsOf(spec.attention()));
+  options.head_ranks = static_cast<int>(HeadRanks(spec.parallelism()));
+  options.head_groups = static_cast<int>(HeadGroups(spec.parallelism()));
+  options.by_documents = IsByDocuments(spec.parallelism().layout());
+  return patterns::CheckHeadRanks(options);
 }
 
 absl::Status CheckSequencesDivide(const v1::JobSpec& spec, const ring::Division& division) {

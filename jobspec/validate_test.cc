@@ -125,8 +125,9 @@ TEST(ValidateTest, HeadsAreSharedOutByADivisorOfTheContext) {
   EXPECT_EQ(Complaint({"parallelism.heads=3"}),
             "parallelism.heads: 3 does not divide parallelism.context (4), the trainers that share "
             "a sequence; give a divisor of it");
-  EXPECT_THAT(Complaint({"parallelism.heads=0"}),
-              HasSubstr("parallelism.heads: 0 is out of range"));
+  EXPECT_EQ(Complaint({"parallelism.heads=0"}), "") << "the planner picks";
+  EXPECT_THAT(Complaint({"parallelism.heads=65537"}),
+              HasSubstr("parallelism.heads: 65537 is out of range"));
   EXPECT_THAT(Complaint({"parallelism.heads=2", "attention.head_budgets=by_recall"}),
               HasSubstr("parallelism.heads: 2 does not go with attention.head_budgets: by_recall"));
   EXPECT_THAT(Complaint({"parallelism.heads=2", "attention.balance.anchor=mean"}),
@@ -140,6 +141,21 @@ TEST(ValidateTest, HeadsAreSharedOutByADivisorOfTheContext) {
               HasSubstr("context / heads × tile = 2 × 64 and by context = 4, together by 128"));
   EXPECT_EQ(Complaint({"parallelism.heads=4", "data.sequence_length=16444"}), "")
       << "without a ring any length does that the ranks divide";
+}
+
+TEST(ValidateTest, GroupsOfHeadsAreGathered) {
+  v1::JobSpec spec = Job({"parallelism.ring=all_gather"});
+  ApplyDefaults(&spec);
+  EXPECT_EQ(spec.parallelism().head_groups(), 1u);
+  EXPECT_EQ(Complaint({"parallelism.ring=all_gather", "parallelism.head_groups=2"}), "");
+  EXPECT_EQ(Complaint({"parallelism.ring=all_gather", "parallelism.head_groups=2",
+                       "parallelism.heads=2"}),
+            "");
+  EXPECT_THAT(Complaint({"parallelism.ring=flat", "parallelism.head_groups=2"}),
+              HasSubstr("parallelism.ring: all_gather"));
+  EXPECT_THAT(Complaint({"parallelism.ring=all_gather", "parallelism.head_groups=2",
+                         "attention.balance.anchor=mean"}),
+              HasSubstr("parallelism.head_groups: 2 does not go with attention.balance.anchor"));
 }
 
 TEST(ValidateTest, AWindowDividesTheRing) {
@@ -208,7 +224,7 @@ TEST(ValidateTest, SamplesAreWholeTilesAndKeptApartInAnyCase) {
               HasSubstr("1000 does not divide by attention.tile (64)"));
 }
 
-TEST(ValidateTest, LayoutByDocumentsWantsThemApartAndDense) {
+TEST(ValidateTest, LayoutByDocumentsWantsThemApart) {
   const auto complaint = [](std::vector<std::string> more) {
     more.insert(more.end(),
                 {"parallelism.layout=documents", "attention.pattern=dense", "attention.select=",
@@ -219,9 +235,7 @@ TEST(ValidateTest, LayoutByDocumentsWantsThemApartAndDense) {
   EXPECT_EQ(complaint({"data.batching=samples"}), "");
   EXPECT_THAT(complaint({"data.document_mask=false"}),
               HasSubstr("give data.document_mask: true, or parallelism.layout: striped"));
-  EXPECT_THAT(Complaint({"parallelism.layout=documents"}),
-              HasSubstr("parallelism.layout: documents goes with attention.pattern: dense alone, "
-                        "not with vertical_slash"));
+  EXPECT_EQ(Complaint({"parallelism.layout=documents"}), "");  // under vertical_slash
   EXPECT_THAT(complaint({"data.sequence_length=16400"}),
               HasSubstr("(parallelism.layout: documents); give 16384 or 16640"));
   EXPECT_THAT(complaint({"parallelism.stripe=64"}), HasSubstr("parallelism.layout: striped"));

@@ -114,6 +114,7 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
   const kernels::MassGateStep keep = {.mass = mass.data(),
                                       .query_layout = layout,
                                       .document_starts = index.document_starts(),
+                                      .content = ContentOf(inputs),
                                       .heads = inputs.heads,
                                       .tile = options.tile,
                                       .density = densities.data(),

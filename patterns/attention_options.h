@@ -86,6 +86,9 @@ struct AttentionOptions {
   bool by_documents = false;
   ring::RingShape ring = {};
   int head_ranks = 1;  // ranks that share out the heads of each of the ring's (ring/head_shares.h)
+  // ring::RingKind::kAllGather: groups of heads that are attended to one after the other, while the
+  // keys and values of the next are gathered.
+  int head_groups = 1;
   bool bf16_gradients = false;  // dK and dV travel in bfloat16, not float32; GPUs only
   bool deterministic = false;   // the same bits every time; the CPU engine's always are
   int threads = 1;              // of this rank's engine; CPU only

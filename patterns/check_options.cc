@@ -43,9 +43,20 @@ std::string NamesOf(Predicate holds) {
 }
 
 absl::Status CheckSelection(const AttentionOptions& options, const PatternDefinition& definition) {
-  if (options.selection == Selection::kFull || definition.causal_choice != CausalChoice::kNever) {
-    return absl::OkStatus();
+  if (options.selection == Selection::kFull) return absl::OkStatus();
+  if (options.dense_below > 0) {
+    return Invalid(
+        "attention.selection: causal does not go with attention.dense_below, which goes by how "
+        "many tokens of its "
+        "document come after a query, too; give attention.dense_below: 0, or selection: full");
   }
+  if (options.balance.anchor != kernels::Anchor::kNone) {
+    return Invalid(
+        "attention.selection: causal does not go with attention.balance.anchor, which moves a "
+        "query's choice by what "
+        "comes after it, too; give attention.balance.anchor: none, or selection: full");
+  }
+  if (definition.causal_choice != CausalChoice::kNever) return absl::OkStatus();
   return Invalid(absl::StrFormat(
       "attention.selection: causal does not go with attention.pattern: %s, which chooses what a "
       "query attends to by later queries, too; give full, or one of the patterns %s",
@@ -99,6 +110,10 @@ absl::Status CheckBalance(const AttentionOptions& options, const PatternDefiniti
 
 }  // namespace
 
+bool AreApart(const AttentionOptions& options) {
+  return options.by_documents && options.pattern != Pattern::kDense;
+}
+
 absl::Status CheckByDocuments(const AttentionOptions& options) {
   if (!options.by_documents) return absl::OkStatus();
   if (options.mask != Mask::kCausal) {
@@ -107,28 +122,30 @@ absl::Status CheckByDocuments(const AttentionOptions& options) {
         "parallelism.layout: striped",
         std::string(MaskName(options.mask))));
   }
-  if (options.pattern == Pattern::kDense && options.layout == LayoutKind::kStriped) {
-    return absl::OkStatus();
-  }
-  return Invalid(absl::StrFormat(
-      "parallelism.layout: documents goes with attention.pattern: dense alone, not with %s: places "
-      "that no rank holds lie between tokens of spread documents; give parallelism.layout: striped",
-      std::string(DefinitionOf(options.pattern).name)));
+  if (options.layout == LayoutKind::kStriped) return absl::OkStatus();
+  return Invalid("parallelism.layout: documents spreads documents in stripes alone");
+}
+
+// The field that splits heads, with its value.
+std::string HeadFieldOf(const AttentionOptions& options) {
+  return options.head_groups > 1
+             ? absl::StrFormat("parallelism.head_groups: %d", options.head_groups)
+             : absl::StrFormat("parallelism.heads: %d", options.head_ranks);
 }
 
 absl::Status CheckHeadRanks(const AttentionOptions& options) {
-  if (options.head_ranks == 1) return absl::OkStatus();
-  if (options.head_ranks < 1) {
-    return Invalid(absl::StrFormat("parallelism.heads is %d; give 1 or more", options.head_ranks));
+  if (options.head_ranks == 1 && options.head_groups == 1) return absl::OkStatus();
+  if (options.head_ranks < 1 || options.head_groups < 1) {
+    return Invalid(
+        absl::StrFormat("parallelism.heads is %d and parallelism.head_groups %d; give 1 or more",
+                        options.head_ranks, options.head_groups));
   }
   std::string other;
-  if (options.by_documents)
+  if (options.by_documents) {
     other = "parallelism.layout: documents; give parallelism.layout: striped";
+  }
   if (options.adapt_heads) {
     other = "attention.head_budgets: by_recall, which compares all heads; give equal";
-  }
-  if (options.dense_below > 0) {
-    other = "attention.dense_below, which splits a rank's tokens by documents; give 0";
   }
   if (options.dense_below > 0) {
     other = "attention.dense_below, which attends twice and chooses by token; give 0";
@@ -137,22 +154,29 @@ absl::Status CheckHeadRanks(const AttentionOptions& options) {
     other = "attention.balance.anchor, which compares what all heads keep; give none";
   }
   if (other.empty()) return absl::OkStatus();
-  return Invalid(absl::StrFormat("parallelism.heads: %d does not go with %s, or leave heads out",
-                                 options.head_ranks, other));
+  return Invalid(
+      absl::StrFormat("%s does not go with %s, or leave heads out", HeadFieldOf(options), other));
 }
 
 absl::Status CheckHeads(const AttentionOptions& options, int64_t heads, int64_t kv_heads) {
   const ring::HeadShares shares = {
       .ranks = options.head_ranks, .heads = heads, .kv_heads = kv_heads};
   RETURN_IF_ERROR(ring::CheckHeadShares(shares));
-  const PatternDefinition& pattern = DefinitionOf(options.pattern);
-  if (options.head_ranks == 1 || pattern.is_known_before_data()) return absl::OkStatus();
-  if (shares.local_heads() % 2 != 0) {
+  const int64_t groups = options.head_groups;
+  if (shares.local_kv_heads() % groups != 0) {
     return Invalid(absl::StrFormat(
-        "parallelism.heads: each of %d trainers would have %d of %d heads, an odd number; "
-        "attention.pattern: %s settles ties by whether a head's number is even, so that each must "
+        "parallelism.head_groups: %d does not divide the %d KV heads of a trainer; give a divisor",
+        groups, shares.local_kv_heads()));
+  }
+  const PatternDefinition& pattern = DefinitionOf(options.pattern);
+  const bool are_split = options.head_ranks > 1 || groups > 1;
+  if (!are_split || pattern.is_known_before_data()) return absl::OkStatus();
+  if (const int64_t together = shares.local_heads() / groups; together % 2 != 0) {
+    return Invalid(absl::StrFormat(
+        "%s: a trainer would attend at a time with %d of %d heads, an odd number; "
+        "attention.pattern: %s settles ties by whether a head's number is even, so that it must "
         "have an even number; give fewer",
-        options.head_ranks, shares.local_heads(), heads, std::string(pattern.name)));
+        HeadFieldOf(options), together, heads, std::string(pattern.name)));
   }
   if (pattern.reads_kv_heads_queries && options.head_ranks > kv_heads) {
     return Invalid(absl::StrFormat(
@@ -186,6 +210,11 @@ absl::Status CheckOptions(const AttentionOptions& options, int ranks) {
   RETURN_IF_ERROR(CheckLayout(options));
   RETURN_IF_ERROR(CheckPattern(options));
   RETURN_IF_ERROR(CheckHeadRanks(options));
+  if (options.head_groups > 1 && options.ring.kind != ring::RingKind::kAllGather) {
+    return Invalid(
+        absl::StrFormat("parallelism.head_groups: %d goes with parallelism.ring: all_gather alone",
+                        options.head_groups));
+  }
   return CheckByDocuments(options);
 }
 

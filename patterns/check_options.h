@@ -14,6 +14,9 @@ namespace ringleader::patterns {
 absl::Status CheckPattern(const AttentionOptions& options);
 // Checks everything but the length; `options.stripe` is resolved.
 absl::Status CheckOptions(const AttentionOptions& options, int ranks);
+// Whether documents that lie as `by_documents` says are apart (ring/document_layout.h): places in
+// one ring keep no distances, by which patterns other than dense go.
+bool AreApart(const AttentionOptions& options);
 // Checks that documents may lie as `by_documents` says, if it is set.
 absl::Status CheckByDocuments(const AttentionOptions& options);
 // Checks that heads may be shared out by `head_ranks`, whatever the model.

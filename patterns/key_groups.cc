@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <ranges>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -55,6 +56,13 @@ int32_t Capacity(const AttentionOptions& options, int64_t tokens) {
   return std::max(1, BudgetOf(options, tokens).MostGroups(last, 0));
 }
 
+// This rank's tokens before the sequence's padding: its first ones.
+int64_t ContentRows(const IndexInputs& inputs) {
+  const auto rows = std::views::iota(int64_t{0}, inputs.layout.local_tokens());
+  return *std::ranges::partition_point(
+      rows, [&](int64_t row) { return inputs.layout.Position(row) < ContentOf(inputs); });
+}
+
 // Queries and keys as KeyGroupGateStep reads them.
 struct NarrowRows {
   DeviceArray<uint8_t> queries;  // this rank's
@@ -66,8 +74,10 @@ absl::StatusOr<NarrowRows> Narrow(const IndexInputs& inputs, IndexDevice& device
   const int64_t values = int64_t{2} * inputs.kv_heads * inputs.head_dim;
   const auto energy = AllocateArray<int64_t>(device, values);
   const auto largest = AllocateArray<float>(device, values);
-  RETURN_IF_ERROR(device.Run(kernels::DimEnergyStep{
-      .tokens = layout.tokens, .energy = energy.data(), .largest = largest.data()}));
+  RETURN_IF_ERROR(device.Run(kernels::DimEnergyStep{.tokens = ContentOf(inputs),
+                                                    .rows = ContentRows(inputs),
+                                                    .energy = energy.data(),
+                                                    .largest = largest.data()}));
   if (layout.ranks > 1) {
     RETURN_IF_ERROR(device.Sum(SumType::kInt64, energy.data(), values));
     RETURN_IF_ERROR(device.Max(largest.data(), values));

@@ -66,7 +66,7 @@ enum class CausalChoice {
   kAlways,  // positions alone choose, or each query for itself
 };
 
-// Bytes that a rank's index of one layer takes.
+// Bytes that a rank's choice of one layer takes.
 struct IndexMemory {
   int64_t kept = 0;     // until backward has used it
   int64_t working = 0;  // besides, while it is built
@@ -130,7 +130,8 @@ const PatternDefinition* FindDefinition(Pattern pattern);
 // The definition of a pattern that CheckOptions has passed; aborts on others.
 const PatternDefinition& DefinitionOf(Pattern pattern);
 
-// Returns what the indices of `layers` layers take. The options have passed CheckOptions.
+// Returns what the choices of `layers` layers take, with what attention.dense_below takes beside.
+// The options have passed CheckOptions.
 IndexMemory IndexMemoryOf(const AttentionOptions& options, const IndexShape& shape, int64_t layers);
 
 // Chooses what a layer with these options attends to. INVALID_ARGUMENT names a pattern that no

@@ -179,6 +179,23 @@ TEST(CheckTest, KeyGroupsTakeTilesOf64AndAShare) {
               HasSubstr("attention.density must lie in (0, 1]; got 0"));
 }
 
+TEST(CheckTest, CausalSelectionGoesWithNothingThatLooksAhead) {
+  AttentionOptions options{.pattern = Pattern::kBlockTopK,
+                           .selection = Selection::kCausal,
+                           .block_size = 64,
+                           .topk_blocks = 2,
+                           .tile = 64,
+                           .stripe = 64};
+  EXPECT_EQ(CheckOptions(options, 1), absl::OkStatus());
+  options.dense_below = 100;
+  EXPECT_THAT(std::string(CheckOptions(options, 1).message()),
+              HasSubstr("selection: causal does not go with attention.dense_below"));
+  options.dense_below = 0;
+  options.balance.anchor = kernels::Anchor::kMean;
+  EXPECT_THAT(std::string(CheckOptions(options, 1).message()),
+              HasSubstr("selection: causal does not go with attention.balance.anchor"));
+}
+
 TEST(IndexMemoryTest, CountsListsOfSparseLayersAndGatheredKeys) {
   AttentionOptions options{
       .pattern = Pattern::kKeyGroups, .dense_layers = {0, 5}, .density = 0.1, .tile = 64};
@@ -201,6 +218,15 @@ TEST(IndexMemoryTest, CountsListsOfSparseLayersAndGatheredKeys) {
             16 * 16 * 128 * 4 + 1024 * (16 + 2) * 64);  // all scores
   options.pattern = Pattern::kXAttention;
   EXPECT_EQ(IndexMemoryOf(options, shape, 36).kept, 0);
+  // Short documents: a second set of results, and on several ranks of slots.
+  const int64_t alone = IndexMemoryOf(options, shape, 36).working;
+  options.dense_below = 512;
+  EXPECT_EQ(IndexMemoryOf(options, shape, 36).working - alone, 1024 * (3 * 16 + 2 * 2) * 128 * 2);
+  shape.ranks = 4;
+  const int64_t with = IndexMemoryOf(options, shape, 36).working;
+  options.dense_below = 0;
+  EXPECT_EQ(with - IndexMemoryOf(options, shape, 36).working,
+            256 * 128 * ((3 * 16 + 2 * 2) * 2 + 2 * 2 * (3 * 2 + 4 * 4)));
 }
 
 // A tile's queries together are taken to keep twice as many blocks as one of them.

@@ -54,12 +54,28 @@ double ShareOfLength(double density) {
   return 1 - std::sqrt(1 - std::min(1.0, density));
 }
 
+namespace {
+
+// What attention to short documents takes beside that to long ones (attention.dense_below): slots
+// of a second ring, three of keys and values and four of their gradients in fp32, and a second
+// output with the gradients of queries, keys and values.
+int64_t ShortDocumentBytes(const IndexShape& shape) {
+  const int64_t tokens = shape.tokens / shape.ranks, rows = 2 * shape.kv_heads * shape.head_dim;
+  const int64_t results = (3 * shape.heads * shape.head_dim + rows) * shape.element_bytes;
+  const auto of_float = static_cast<int64_t>(sizeof(float));
+  const int64_t slots = shape.ranks == 1 ? 0 : 3 * rows * shape.element_bytes + 4 * rows * of_float;
+  return tokens * (results + slots);
+}
+
+}  // namespace
+
 IndexMemory IndexMemoryOf(const AttentionOptions& options, const IndexShape& shape,
                           int64_t layers) {
   const PatternDefinition& definition = DefinitionOf(options.pattern);
-  if (definition.index_memory == nullptr) return {};
-  IndexMemory memory = definition.index_memory(options, shape);
+  IndexMemory memory;
+  if (definition.index_memory != nullptr) memory = definition.index_memory(options, shape);
   memory.kept *= std::max<int64_t>(0, layers - std::ssize(options.dense_layers));
+  if (options.dense_below > 0) memory.working += ShortDocumentBytes(shape);
   return memory;
 }
 

@@ -129,7 +129,7 @@ int32_t LocalBlocks(const AttentionOptions& options, const IndexInputs& inputs) 
 VerticalSlash Plan(const AttentionOptions& options, const IndexInputs& inputs) {
   const int64_t tokens = inputs.layout.tokens, blocks = (tokens + options.tile - 1) / options.tile;
   const bool top_k = options.select == Select::kTopK;
-  const int64_t content = inputs.documents == nullptr ? tokens : inputs.documents->host->content;
+  const int64_t content = ContentOf(inputs);
   Counts counts = CountsOf(options.budget, content, options.tile);
   if (!counts.by_tiles) counts.diagonals = std::min(counts.diagonals, blocks);
   // Slots for the head that gets most, and one at least, so that no list is empty memory.
@@ -140,6 +140,7 @@ VerticalSlash Plan(const AttentionOptions& options, const IndexInputs& inputs) {
           .heads = inputs.heads,
           .tile = options.tile,
           .blocks = blocks,
+          .content = content,
           .scale = inputs.scale,
           .queries = static_cast<int32_t>(inputs.documents == nullptr
                                               ? std::min<int64_t>(options.estimate_queries, tokens)

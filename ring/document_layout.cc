@@ -1,19 +1,31 @@
 #include "ring/document_layout.h"
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 
 #include "absl/strings/str_format.h"
+#include "base/status_macros.h"
 
 namespace ringleader::ring {
+namespace {
 
-absl::StatusOr<DocumentLayout> DocumentLayout::Create(int64_t tokens,
-                                                      std::span<const int64_t> firsts,
-                                                      std::span<const std::optional<int>> holders,
-                                                      int ranks, int stripe) {
-  if (ranks < 1 || stripe < 1 || tokens < 1 || tokens % (int64_t{ranks} * stripe) != 0) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "documents: %d tokens do not divide by ranks × stripe = %d × %d", tokens, ranks, stripe));
-  }
+int64_t Sum(const std::vector<int64_t>& lengths) {
+  return std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+}
+
+template <typename Documents>
+std::vector<int64_t> Lengths(const Documents& documents) {
+  std::vector<int64_t> lengths;
+  for (const auto& document : documents) lengths.push_back(document.tokens);
+  return lengths;
+}
+
+}  // namespace
+
+absl::StatusOr<DocumentLayout> DocumentLayout::Sort(int64_t tokens, std::span<const int64_t> firsts,
+                                                    std::span<const std::optional<int>> holders,
+                                                    int ranks, int stripe) {
   if (firsts.empty() || firsts[0] != 0 || firsts.size() != holders.size()) {
     return absl::InvalidArgumentError(
         absl::StrFormat("documents: %d starts and %d holders; starts ascend from 0, and each "
@@ -25,7 +37,6 @@ absl::StatusOr<DocumentLayout> DocumentLayout::Create(int64_t tokens,
   layout.ranks_ = ranks;
   layout.stripe_ = stripe;
   layout.whole_.resize(ranks);
-  layout.spread_tokens_.assign(ranks, layout.local_tokens());
   for (size_t i = 0; i < firsts.size(); ++i) {
     const int64_t end = i + 1 < firsts.size() ? firsts[i + 1] : tokens;
     if (end <= firsts[i] || (holders[i].has_value() && (*holders[i] < 0 || *holders[i] >= ranks))) {
@@ -33,13 +44,24 @@ absl::StatusOr<DocumentLayout> DocumentLayout::Create(int64_t tokens,
           absl::StrFormat("documents: number %d starts at %d and ends at %d, held by rank %d of %d",
                           i, firsts[i], end, holders[i].value_or(-1), ranks));
     }
-    const Document document = {.first = firsts[i], .tokens = end - firsts[i]};
-    if (!holders[i].has_value()) {
-      layout.spread_.push_back(document);
-      continue;
-    }
-    layout.whole_[*holders[i]].push_back(document);
-    layout.spread_tokens_[*holders[i]] -= document.tokens;
+    (holders[i].has_value() ? layout.whole_[*holders[i]] : layout.spread_)
+        .push_back({.first = firsts[i], .tokens = end - firsts[i]});
+  }
+  return layout;
+}
+
+absl::StatusOr<DocumentLayout> DocumentLayout::Create(int64_t tokens,
+                                                      std::span<const int64_t> firsts,
+                                                      std::span<const std::optional<int>> holders,
+                                                      int ranks, int stripe) {
+  if (ranks < 1 || stripe < 1 || tokens < 1 || tokens % (int64_t{ranks} * stripe) != 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "documents: %d tokens do not divide by ranks × stripe = %d × %d", tokens, ranks, stripe));
+  }
+  ASSIGN_OR_RETURN(DocumentLayout layout, Sort(tokens, firsts, holders, ranks, stripe));
+  layout.local_tokens_ = tokens / ranks;
+  for (int rank = 0; rank < ranks; ++rank) {
+    layout.spread_tokens_.push_back(layout.local_tokens() - Sum(layout.WholeLengths(rank)));
   }
   const int64_t least = *std::ranges::min_element(layout.spread_tokens_);
   if (least < 0 || (least == 0 && !layout.spread_.empty())) {
@@ -51,8 +73,44 @@ absl::StatusOr<DocumentLayout> DocumentLayout::Create(int64_t tokens,
   return layout;
 }
 
+absl::StatusOr<DocumentLayout> DocumentLayout::CreateApart(
+    int64_t tokens, std::span<const int64_t> firsts, std::span<const std::optional<int>> holders,
+    int ranks, int stripe) {
+  if (ranks < 1 || stripe < 1 || tokens < 1) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "documents: %d tokens in stripes of %d over %d ranks", tokens, stripe, ranks));
+  }
+  ASSIGN_OR_RETURN(DocumentLayout layout, Sort(tokens, firsts, holders, ranks, stripe));
+  layout.is_apart_ = true;
+  for (int rank = 0; rank < ranks; ++rank) {
+    std::ranges::stable_sort(layout.whole_[rank], std::greater(), &Document::tokens);
+    int64_t held = 0;
+    for (const Document& document : layout.spread_) {
+      held += HeldOf(document.tokens, rank, ranks, stripe);
+    }
+    layout.spread_tokens_.push_back(held);
+    layout.local_tokens_ = std::max(layout.local_tokens_, held + Sum(layout.WholeLengths(rank)));
+  }
+  layout.local_tokens_ = (layout.local_tokens_ + stripe - 1) / stripe * stripe;
+  return layout;
+}
+
+int64_t DocumentLayout::HeldOf(int64_t length, int rank, int ranks, int64_t stripe) {
+  const int64_t round = ranks * stripe;
+  return length / round * stripe + std::clamp<int64_t>(length % round - rank * stripe, 0, stripe);
+}
+
 template <typename Visit>
 void DocumentLayout::VisitStripes(Visit visit) const {
+  if (is_apart_) {
+    for (const Document& document : spread_) {
+      for (int64_t place = 0; place < document.tokens; place += stripe_) {
+        visit(static_cast<int>(place / stripe_ % ranks_), place,
+              std::min<int64_t>(stripe_, document.tokens - place));
+      }
+    }
+    return;
+  }
   const int64_t largest = *std::ranges::max_element(spread_tokens_);
   for (int64_t held = 0; held < largest; held += stripe_) {
     for (int rank = 0; rank < ranks_; ++rank) {
@@ -83,6 +141,9 @@ std::vector<int64_t> DocumentLayout::Positions(int rank) const {
   for (const Document& whole : whole_[rank]) {
     for (int64_t i = 0; i < whole.tokens; ++i) positions.push_back(whole.first + i);
   }
+  for (int64_t next = tokens_; std::ssize(positions) < local_tokens(); ++next) {
+    positions.push_back(next);
+  }
   return positions;
 }
 
@@ -100,6 +161,10 @@ std::vector<int64_t> DocumentLayout::RingFirsts() const {
   return firsts;
 }
 
+std::vector<int64_t> DocumentLayout::SpreadLengths() const {
+  return Lengths(spread_);
+}
+
 std::vector<int64_t> DocumentLayout::WholeFirsts(int rank) const {
   std::vector<int64_t> firsts;
   int64_t next = 0;
@@ -108,6 +173,10 @@ std::vector<int64_t> DocumentLayout::WholeFirsts(int rank) const {
     next += document.tokens;
   }
   return firsts;
+}
+
+std::vector<int64_t> DocumentLayout::WholeLengths(int rank) const {
+  return Lengths(whole_[rank]);
 }
 
 }  // namespace ringleader::ring

@@ -8,6 +8,10 @@
 // are numbered as if all ranks had got as many (ShardLayout's kStriped of ring_tokens() tokens):
 // places that nobody holds are passed over, so places keep the order of tokens, but not their
 // distances.
+//
+// Patterns that go by distances want those. Apart, each spread document is dealt in stripes by
+// itself, the first to rank 0, as if it were a sequence: places are its positions. Then ranks hold
+// unequally many tokens, and those with fewer than others end with filler.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +22,12 @@
 #include "absl/status/statusor.h"
 
 namespace ringleader::ring {
+
+// How many tokens memory is planned for where spread documents are apart and ranks would hold
+// `local_tokens` each if they held equally many: hardly any sequence asks for more.
+inline int64_t MostLocalTokensApart(int64_t local_tokens) {
+  return local_tokens + (local_tokens + 15) / 16;
+}
 
 // Immutable.
 class DocumentLayout {
@@ -30,29 +40,50 @@ class DocumentLayout {
                                                std::span<const std::optional<int>> holders,
                                                int ranks, int stripe);
 
+  // The same with spread documents apart; ranks hold what they are given. INVALID_ARGUMENT where
+  // documents do not ascend, or a holder is no rank.
+  static absl::StatusOr<DocumentLayout> CreateApart(int64_t tokens, std::span<const int64_t> firsts,
+                                                    std::span<const std::optional<int>> holders,
+                                                    int ranks, int stripe);
+
   int64_t tokens() const { return tokens_; }  // of the sequence
   int ranks() const { return ranks_; }
   int stripe() const { return stripe_; }  // tokens
-  int64_t local_tokens() const { return tokens_ / ranks_; }
+  bool is_apart() const { return is_apart_; }
+  // Of each rank, filler included: apart the most that one holds, up to whole stripes.
+  int64_t local_tokens() const { return local_tokens_; }
 
-  // Positions in the sequence of the rank's tokens, in its local order: [local_tokens()].
+  // Positions in the sequence of the rank's tokens, in its local order: [local_tokens()]. Filler's
+  // are those behind the sequence, from tokens() on.
   std::vector<int64_t> Positions(int rank) const;
 
   // How many of each rank's tokens, its first ones, are of spread documents: all zero, or none.
+  // (Apart, ranks may hold none of short ones.)
   std::span<const int64_t> spread_tokens() const { return spread_tokens_; }
-  bool has_spread() const { return spread_tokens_[0] > 0; }
-  // Places in stripes that ranks have, held or not: a multiple of ranks × stripe.
+  bool has_spread() const { return !spread_.empty(); }
+  // Not apart: places in stripes that ranks have, held or not: a multiple of ranks × stripe.
   int64_t ring_tokens() const;
-  // Their places at which a spread document starts, ascending from 0.
+  // Not apart: their places at which a spread document starts, ascending from 0.
   std::vector<int64_t> RingFirsts() const;
+  // Lengths of the spread documents, in the order in which ranks hold parts of them.
+  std::vector<int64_t> SpreadLengths() const;
   // Which of the rank's tokens after those a document starts with: their numbers, ascending from 0.
   std::vector<int64_t> WholeFirsts(int rank) const;
+  // Lengths of the rank's whole documents, in their local order; apart, the longest first.
+  std::vector<int64_t> WholeLengths(int rank) const;
+
+  // How many tokens of a document of `length`, dealt in stripes by itself, `rank` holds.
+  static int64_t HeldOf(int64_t length, int rank, int ranks, int64_t stripe);
 
  private:
   struct Document {
     int64_t first = 0, tokens = 0;
   };
 
+  // Sets everything but what ranks hold.
+  static absl::StatusOr<DocumentLayout> Sort(int64_t tokens, std::span<const int64_t> firsts,
+                                             std::span<const std::optional<int>> holders, int ranks,
+                                             int stripe);
   // Calls visit(rank, place, count) for each stripe that a rank holds, in the order of the spread
   // documents' tokens.
   template <typename Visit>
@@ -61,8 +92,10 @@ class DocumentLayout {
   int64_t tokens_ = 0;
   int ranks_ = 1;
   int stripe_ = 1;
+  bool is_apart_ = false;
+  int64_t local_tokens_ = 0;
   std::vector<Document> spread_;              // in the order of the sequence
-  std::vector<std::vector<Document>> whole_;  // [rank], likewise
+  std::vector<std::vector<Document>> whole_;  // [rank], in their local order
   std::vector<int64_t> spread_tokens_;        // [rank]
 };
 

@@ -1,6 +1,7 @@
 #include "ring/document_layout.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <random>
 #include <set>
@@ -143,6 +144,65 @@ TEST(DocumentLayoutTest, WholeDocumentsThatFillTheRanksLeaveNothingToSpread) {
   EXPECT_THAT(layout->Positions(1), ElementsAre(0, 1, 2, 11, 12, 13, 14, 15));
 }
 
+// Each spread document by itself: a rank has what its part of a ShardLayout of the document is, cut
+// at the document's end; then the whole ones, the longest first; then filler.
+TEST(DocumentLayoutTest, ApartASpreadDocumentIsDealtAsASequence) {
+  std::mt19937 random(9);
+  for (int trial = 0; trial < 300; ++trial) {
+    const Problem problem = RandomProblem(random);
+    const auto layout = DocumentLayout::CreateApart(problem.tokens - 1, problem.firsts,
+                                                    problem.holders, problem.ranks, problem.stripe);
+    if (problem.firsts.back() == problem.tokens - 1) continue;  // a document without tokens
+    ASSERT_TRUE(layout.ok()) << layout.status();
+    EXPECT_TRUE(layout->is_apart());
+    const int64_t tokens = problem.tokens - 1, round = problem.ranks * problem.stripe;
+    EXPECT_EQ(layout->local_tokens() % problem.stripe, 0);
+    int64_t most = 0;
+    for (int rank = 0; rank < problem.ranks; ++rank) {
+      std::vector<int64_t> expected, lengths;
+      for (size_t i = 0; i < problem.firsts.size(); ++i) {
+        if (problem.holders[i].has_value()) continue;
+        const int64_t length = std::min(problem.End(i), tokens) - problem.firsts[i];
+        lengths.push_back(length);
+        const ShardLayout stripes = {.kind = LayoutKind::kStriped,
+                                     .ranks = problem.ranks,
+                                     .rank = rank,
+                                     .stripe = problem.stripe,
+                                     .tokens = (length + round - 1) / round * round};
+        int64_t held = 0;
+        for (int64_t j = 0; j < stripes.local_tokens(); ++j) {
+          if (stripes.Position(j) >= length) continue;
+          expected.push_back(problem.firsts[i] + stripes.Position(j));
+          ++held;
+        }
+        EXPECT_EQ(DocumentLayout::HeldOf(length, rank, problem.ranks, problem.stripe), held);
+      }
+      EXPECT_EQ(layout->SpreadLengths(), lengths);
+      EXPECT_EQ(layout->has_spread(), !lengths.empty());
+      EXPECT_EQ(layout->spread_tokens()[rank], std::ssize(expected));
+      const std::vector<int64_t> positions = layout->Positions(rank);
+      const std::vector<int64_t> whole = layout->WholeLengths(rank),
+                                 firsts = layout->WholeFirsts(rank);
+      EXPECT_TRUE(std::ranges::is_sorted(whole, std::greater()));
+      ASSERT_EQ(whole.size(), firsts.size());
+      for (size_t i = 0; i < whole.size(); ++i) {
+        EXPECT_EQ(firsts[i], std::ssize(expected) - layout->spread_tokens()[rank]);
+        const int64_t first = positions[std::ssize(expected)];
+        const auto document = std::ranges::find(problem.firsts, first) - problem.firsts.begin();
+        EXPECT_EQ(problem.holders[document], rank);
+        EXPECT_EQ(std::min(problem.End(document), tokens) - first, whole[i]);
+        for (int64_t p = 0; p < whole[i]; ++p) expected.push_back(first + p);
+      }
+      most = std::max<int64_t>(most, std::ssize(expected));
+      for (int64_t next = tokens; std::ssize(expected) < layout->local_tokens(); ++next) {
+        expected.push_back(next);
+      }
+      EXPECT_EQ(positions, expected);
+    }
+    EXPECT_LT(layout->local_tokens() - most, problem.stripe);
+  }
+}
+
 TEST(DocumentLayoutTest, WhatDoesNotFitIsNamed) {
   const auto error = [](int64_t tokens, std::vector<int64_t> firsts, Holders holders) {
     return std::string(DocumentLayout::Create(tokens, firsts, holders, 2, 4).status().message());
@@ -154,6 +214,14 @@ TEST(DocumentLayoutTest, WhatDoesNotFitIsNamed) {
   EXPECT_THAT(error(16, {0, 4, 4}, Holders(3)), HasSubstr("starts at 4 and ends at 4"));
   EXPECT_THAT(error(16, {0, 9}, {0, 1}), HasSubstr("whole documents of 9 tokens of 8"));
   EXPECT_THAT(error(16, {0, 8}, {0, std::nullopt}), HasSubstr("none of those that are spread"));
+  const std::vector<int64_t> firsts = {0, 4};
+  const auto apart = [&](int64_t tokens, const Holders& holders, int stripe) {
+    const auto layout = DocumentLayout::CreateApart(tokens, firsts, holders, 2, stripe);
+    return std::string(layout.status().message());
+  };
+  EXPECT_THAT(apart(9, {2, 0}, 4), HasSubstr("held by rank 2 of 2"));
+  EXPECT_THAT(apart(4, Holders(2), 4), HasSubstr("starts at 4 and ends at 4"));
+  EXPECT_THAT(apart(9, Holders(2), 0), HasSubstr("9 tokens in stripes of 0 over 2 ranks"));
 }
 
 }  // namespace

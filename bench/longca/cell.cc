@@ -1,8 +1,10 @@
 #include "bench/longca/cell.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <fstream>
 #include <numeric>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -106,6 +108,30 @@ std::string Picture(std::span<const Cell> cells, int heads, int head_dim) {
 }
 
 }  // namespace
+
+int AddCells(std::vector<Cell> more, int heads, int head_dim, std::vector<Cell>* cells) {
+  int wrong = 0;
+  for (Cell& cell : more) {
+    std::printf("%-22s %-13s %-32s %-8s %7ld tokens, %d ranks: ", cell.mask.c_str(),
+                cell.choice.c_str(), cell.scheme.c_str(), cell.direction.c_str(),
+                static_cast<long>(cell.tokens), cell.ranks);
+    if (cell.note.empty()) {
+      std::printf(
+          "%.2f ms (mean of ranks %.2f), %.1f GFLOP/s, %.2f MiB sent, imbalance %.2f, "
+          "error %.1e%s\n",
+          cell.slowest.median, cell.mean.median, cell.gflops(heads, head_dim), cell.mib_moved,
+          cell.imbalance, cell.error, cell.is_wrong() ? ": WRONG" : "");
+    } else {
+      std::printf("%s\n", cell.note.c_str());
+    }
+    std::fflush(stdout);
+    const bool has_failed =
+        !cell.note.empty() && cell.note != "unsupported" && cell.note != "out of memory";
+    wrong += cell.is_wrong() || has_failed ? 1 : 0;
+    cells->push_back(std::move(cell));
+  }
+  return wrong;
+}
 
 bool WriteTable(const std::string& folder, const std::string& name, std::span<const Cell> cells,
                 int heads, int head_dim) {

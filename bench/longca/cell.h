@@ -32,8 +32,10 @@ struct Cell {
   double peak_mib = 0;   // of the process, all ranks together
   double error = 0;  // largest of outputs' or gradients', relative, at a length that fp64 checks
 
-  // Outputs of 1e-4 come from other sums, not from another mask.
-  bool is_wrong() const { return note.empty() && !(error < 1e-4); }
+  // Errors of less come from other sums, or from rounding, not from another mask.
+  double tolerance = 1e-4;
+
+  bool is_wrong() const { return note.empty() && !(error < tolerance); }
   // Per second, on all ranks: 4 d for each visible pair and head forward, 10 d backward.
   double gflops(int heads, int head_dim) const;
 };
@@ -41,6 +43,9 @@ struct Cell {
 // Milliseconds by [repetition] of the slowest rank and of the mean rank. by_rank:
 // [rank][repetition].
 void SetTimes(std::span<const std::vector<double>> by_rank, Cell* cell);
+
+// Prints `more`, appends them, and returns how many of them are wrong or failed.
+int AddCells(std::vector<Cell> more, int heads, int head_dim, std::vector<Cell>* cells);
 
 // Writes NAME.csv and NAME.svg, a bar of each cell's gflops, into `folder`; false where it cannot.
 bool WriteTable(const std::string& folder, const std::string& name, std::span<const Cell> cells,

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/status_macros.h"
 #include "worker/comm/communicator.h"
 
 namespace ringleader::bench {
@@ -59,7 +60,8 @@ class CountingCommunicator : public comm::Communicator {
   absl::Status Barrier() override { return counted_->Barrier(); }
   absl::StatusOr<std::unique_ptr<comm::Communicator>> Split(
       const std::vector<int>& ranks) override {
-    return counted_->Split(ranks);
+    ASSIGN_OR_RETURN(std::unique_ptr<comm::Communicator> part, counted_->Split(ranks));
+    return std::make_unique<CountingCommunicator>(std::move(part), &bytes_);
   }
   void Abort(const std::string& reason) override { counted_->Abort(reason); }
   absl::Status status() const override { return counted_->status(); }

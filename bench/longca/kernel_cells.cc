@@ -196,6 +196,7 @@ absl::Status Measure(MaskKind kind, const Choice& choice, int threads, int repet
   for (Cell& cell : *cells) {
     std::vector<double> times;
     for (int repetition = -1; repetition < repetitions; ++repetition) {  // the first warms up
+      FlushCaches();
       const auto start = std::chrono::steady_clock::now();
       RETURN_IF_ERROR(cell.direction == "forward" ? run.Forward() : run.Backward());
       if (repetition >= 0) times.push_back(Milliseconds(start));

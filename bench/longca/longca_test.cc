@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -14,12 +15,16 @@
 #include "bench/longca/kernel_cells.h"
 #include "bench/longca/problem.h"
 #include "bench/longca/ring_cells.h"
+#include "ring/head_shares.h"
 
 namespace ringleader::bench {
 namespace {
 
 using kernels::MaskKind;
+using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 TEST(CellTest, TheSlowestRankAndTheMeanAreOfEachRepetition) {
   Cell cell;
@@ -57,17 +62,15 @@ TEST(KernelCellsTest, EveryMaskIsRightAloneAndWithLists) {
 }
 
 TEST(RingCellsTest, EveryMaskThatJobsCanAskForIsRightUnderEveryScheme) {
-  std::set<std::string> unsupported;
+  std::map<std::string, std::set<std::string>> unsupported;  // masks by scheme
+  std::vector<Scheme> schemes = SchemesOn(4);
+  schemes.push_back({{ring::RingKind::kFlat, 1, 1}, kernels::LayoutKind::kContiguous});
+  schemes.push_back({{ring::RingKind::kFlat, 2, 1}, kernels::LayoutKind::kStriped});
   for (int kind = 0; kind < kernels::kMaskKinds; ++kind) {
-    for (const Scheme& scheme :
-         {Scheme{{ring::RingKind::kFlat, 1, 1}, kernels::LayoutKind::kContiguous},
-          Scheme{{ring::RingKind::kFlat, 2, 1}, kernels::LayoutKind::kStriped},
-          Scheme{{ring::RingKind::kFlat, 4, 1}, kernels::LayoutKind::kZigzag},
-          Scheme{{ring::RingKind::kHierarchical, 2, 2}, kernels::LayoutKind::kStriped},
-          Scheme{{ring::RingKind::kAllGather, 4, 1}, kernels::LayoutKind::kStriped}}) {
+    for (const Scheme& scheme : schemes) {
       const auto cells = RingCells(static_cast<MaskKind>(kind), scheme, 1024, 1);
       for (const Cell& cell : cells) {
-        if (cell.note == "unsupported") unsupported.insert(cell.mask);
+        if (cell.note == "unsupported") unsupported[cell.scheme].insert(cell.mask);
         if (!cell.note.empty()) {
           EXPECT_EQ(cell.note, "unsupported") << cell.mask;
           continue;
@@ -78,15 +81,90 @@ TEST(RingCellsTest, EveryMaskThatJobsCanAskForIsRightUnderEveryScheme) {
       }
     }
   }
-  EXPECT_EQ(unsupported,
-            (std::set<std::string>{"shared_question", "causal_blockwise", "global_sliding"}));
+  for (const Scheme& scheme : schemes) {
+    using Masks = std::set<std::string>;
+    EXPECT_EQ(unsupported[scheme.name()],
+              scheme.has_helpers ? Masks({"full", "full_window", "full_documents", "global_sliding",
+                                          "prefix_causal", "block_causal_documents"})
+                                 : Masks({"shared_question", "causal_blockwise", "global_sliding"}))
+        << scheme.name();
+  }
+}
+
+TEST(RingCellsTest, SchemesAreThoseThatHeadsDivideInto) {
+  const auto names = [](int ranks) {
+    std::vector<std::string> names;
+    for (const Scheme& scheme : SchemesOn(ranks)) {
+      EXPECT_EQ(scheme.ranks(), ranks) << scheme.name();
+      names.push_back(scheme.name());
+    }
+    return names;
+  };
+  EXPECT_THAT(names(2),
+              ElementsAre("flat contiguous", "flat contiguous with helpers", "flat zigzag",
+                          "all-gather zigzag", "flat striped", "all-gather striped",
+                          "all-gather striped in 2 head groups", "ulysses"));
+  EXPECT_THAT(names(4),
+              ElementsAre("flat contiguous", "flat contiguous with helpers", "flat zigzag",
+                          "hierarchical zigzag", "all-gather zigzag", "flat striped",
+                          "hierarchical striped", "all-gather striped",
+                          "all-gather striped in 2 head groups", "usp, flat striped", "ulysses"));
+  EXPECT_THAT(names(3), Not(Contains(HasSubstr("ulysses"))));
+}
+
+double MibOf(int64_t floats) {
+  return static_cast<double>(floats) * sizeof(float) / 1048576;
 }
 
 // What a ring's rank sends forward: its keys and values to each of the others, once.
 TEST(RingCellsTest, BytesAreThoseOfTheKeysAndValues) {
-  const auto cells = RingCells(
-      MaskKind::kFull, {{ring::RingKind::kFlat, 4, 1}, kernels::LayoutKind::kStriped}, 1024, 1);
-  EXPECT_EQ(cells[0].mib_moved, 3.0 * 2 * 256 * kKvHeads * kHeadDim * 4 / 1048576);
+  const auto moved = [](const Scheme& scheme) {
+    return RingCells(MaskKind::kFull, scheme, 1024, 1)[0].mib_moved;
+  };
+  const double keys = MibOf(int64_t{3} * 2 * 256 * kKvHeads * kHeadDim);
+  EXPECT_EQ(moved({{ring::RingKind::kFlat, 4, 1}, kernels::LayoutKind::kStriped}), keys);
+  Scheme gather = {{ring::RingKind::kAllGather, 4, 1}, kernels::LayoutKind::kStriped};
+  EXPECT_EQ(moved(gather), keys);
+  gather.head_groups = 2;
+  EXPECT_EQ(moved(gather), keys);
+  const Scheme ulysses = {{}, kernels::LayoutKind::kContiguous, /*head_ranks=*/4};
+  const ring::HeadShares shares = {.ranks = 4, .heads = kHeads, .kv_heads = kKvHeads};
+  EXPECT_EQ(moved(ulysses), MibOf(shares.ForwardValues(256, kHeadDim)));
+}
+
+// Contiguous ranks have between one and all shards of keys to attend to. Helpers make odd numbers
+// of ranks even, and leave even numbers a shard apart.
+TEST(RingCellsTest, HelpersEvenOutContiguousRanks) {
+  const auto imbalance = [](int ranks, bool has_helpers) {
+    const auto cells = RingCells(MaskKind::kCausal,
+                                 {.ring = {ring::RingKind::kFlat, ranks, 1},
+                                  .layout = kernels::LayoutKind::kContiguous,
+                                  .has_helpers = has_helpers},
+                                 ranks * 512, 1);
+    EXPECT_EQ(cells[0].note, "");
+    return cells[0].imbalance;
+  };
+  // Shards of 8 x 8 tiles: 36 on the diagonal, 64 elsewhere.
+  EXPECT_DOUBLE_EQ(imbalance(4, false), (36 + 3 * 64) / (36 + 1.5 * 64));
+  EXPECT_DOUBLE_EQ(imbalance(4, true), (36 + 2 * 64) / (36 + 1.5 * 64));
+  EXPECT_DOUBLE_EQ(imbalance(3, false), (36 + 2 * 64) / (36.0 + 64));
+  EXPECT_DOUBLE_EQ(imbalance(3, true), 1);
+  EXPECT_DOUBLE_EQ(imbalance(5, true), 1);
+}
+
+// Of three ranks the first helps the last. Forward it sends most: its keys to the second and what
+// it found to the last. Backward the last does: its queries with what they come with, and the
+// gradients of the second's keys.
+TEST(RingCellsTest, BytesOfHelpersAreKeysQueriesAndWhatWasFound) {
+  const auto cells = RingCells(MaskKind::kCausal,
+                               {.ring = {ring::RingKind::kFlat, 3, 1},
+                                .layout = kernels::LayoutKind::kContiguous,
+                                .has_helpers = true},
+                               384, 1);
+  const int64_t keys = int64_t{2} * 128 * kKvHeads * kHeadDim, queries = 128 * kHeads * kHeadDim,
+                rows = 128 * kHeads;
+  EXPECT_EQ(cells[0].mib_moved, MibOf(keys + queries + rows));
+  EXPECT_EQ(cells[1].mib_moved, MibOf(2 * queries + 2 * rows + keys));
 }
 
 TEST(WriteTableTest, HoldsEveryCellAndWhatWasNotMeasured) {

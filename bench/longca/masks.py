@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""Masks x kernels x directions x lengths on one GPU: every mask of ringleader.kernels beside what PyTorch has, cuDNN's
-attention where it can do the mask and FlexAttention (compiled) everywhere. Writes a CSV file, a picture and rows of
+"""Masks x choices of tiles x kernels x directions x lengths on one GPU: every mask of ringleader.kernels beside what PyTorch
+has, cuDNN's attention and FlashAttention where they can do the mask and FlexAttention (compiled) everywhere. Writes a CSV file, a picture and rows of
 bench/results/figures/masks_schemes.json. bench/longca/run.sh says how it is started; `--device cpu` runs it in small
 shapes and without rows, to see that it runs.
 
 A cell is the median, and the 20th and 80th percentile, of runs before each of which the L2 cache is flushed. What makes a
-mask's data is outside of the clock, in plan_ms; what a call makes of it is inside. TFLOP/s count visible pairs, 4 d FLOPs
+mask's data (intervals, lists of tiles, FlexAttention's BlockMask) is outside of the clock, in plan_ms, and inside in
+with_plan_ms; what a call makes of it is inside of both. TFLOP/s count visible pairs of visited tiles, 4 d FLOPs
 each forward and 10 d backward. `error` is of the output, or the largest of the gradients', against the first kernel's, of
 the norm. A kernel that cannot do a cell says "unsupported" or "out of memory"."""
 
 import argparse
 import csv
 import datetime
+import itertools
 import json
 import math
 import pathlib
@@ -20,16 +22,16 @@ import statistics
 import time
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from ringleader.kernels import documents_from_ids, key_intervals, sparse_attention
+from choices import Choice, pairs_of
+from peers import KERNELS, Unsupported, attention_of, backend_of
+from ringleader.kernels import documents_from_ids, key_intervals
 from ringleader.kernels.masks import NAMES
 
 COMMAND = "bench/longca/run.sh build/wheels"
-KERNELS = ("ringleader", "cudnn", "flex")
-COLUMNS = ("mask", "tokens", "direction", "kernel", "ms", "p20_ms", "p80_ms", "plan_ms", "tflops", "share", "peak_mib",
-           "error", "note")
+COLUMNS = ("mask", "choice", "tokens", "direction", "kernel", "backend", "ms", "p20_ms", "p80_ms", "plan_ms", "with_plan_ms",
+           "tflops", "share", "peak_mib", "error", "note")
+LONGEST_DENSE = 131072  # tokens; of longer ones choices of at most a fifth of the tiles alone
 
 
 class Problem:
@@ -42,11 +44,13 @@ class Problem:
             torch.randn(1, tokens, h, head_dim, device=device, dtype=torch.bfloat16, generator=generator).transpose(1, 2)
             .requires_grad_() for h in (heads, kv_heads, kv_heads))
         self.d_out = torch.randn_like(self.q)
-        # Lengths even over the logarithms of 128 to 8192 tokens.
+        # As ProLong has them at 131,072 tokens, scaled (bench/length_distributions.h): mostly of 1K to 64K, one in eighteen
+        # of 64K to 256K.
         ids, drawn, first = torch.zeros(1, tokens, dtype=torch.int64), random.Random(20251123), 0
         while first < tokens:
             ids[:, first:] += 1
-            first += int(128 * 64 ** drawn.random())
+            low, high = (65536, 262144) if drawn.random() < 0.055 else (1024, 65536)
+            first += max(1, int(low * (high / low) ** drawn.random() * tokens / 131072))
         self.documents = documents_from_ids(ids.to(device))
         self.window, self.block = min(1024, tokens // 4), min(1024, tokens // 4)
         self.global_window, self.prefix = max(tokens // 12, 1), tokens // 3
@@ -80,45 +84,6 @@ class Problem:
         }[name]
 
 
-def synchronize(device):
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-def attention_of(kernel, name, p):
-    """-> (a function of q, k, v, seconds that making the mask's data took), or None where it cannot do the mask."""
-    if kernel == "cudnn":
-        if name not in ("full", "causal") or p.device == "cpu":
-            return None
-
-        def attend(q, k, v):
-            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-                return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=name == "causal",
-                                                                        enable_gqa=True)
-        return attend, 0.0
-    if kernel == "ringleader":
-        def plan():
-            return p.intervals(name)
-    else:
-        def plan():
-            return create_block_mask(p.mask_mod(name), None, None, p.tokens, p.tokens, device=p.device,
-                                     _compile=p.device == "cuda")
-    plan()  # compiles
-    synchronize(p.device)
-    start = time.perf_counter()
-    made = plan()
-    synchronize(p.device)
-    seconds = time.perf_counter() - start
-    if kernel == "ringleader":
-        return (lambda q, k, v: sparse_attention(q, k, v, mask=made)), seconds
-    if p.device == "cuda":
-        # A mask is a recompilation; beyond a few of one function Dynamo would fall back to its slow way, without a word.
-        torch._dynamo.reset()
-        torch._dynamo.config.fail_on_recompile_limit_hit = True
-    flex = torch.compile(flex_attention, dynamic=False) if p.device == "cuda" else flex_attention
-    return (lambda q, k, v: flex(q, k, v, block_mask=made, enable_gqa=True)), seconds
-
-
 def milliseconds(run, device, repeats, flush):
     """Of each of `repeats` runs."""
     for _ in range(2):
@@ -146,20 +111,17 @@ def error_of(found, expected):
     return max(errors) if all(map(math.isfinite, errors)) else math.inf
 
 
-def measure(kernel, name, p, repeats, flush, expected):
+def measure(kernel, name, choice, p, repeats, flush, expected):
     """-> (rows by direction, output or None)"""
     directions = ("forward", "backward")
-    rows = {d: {"mask": name, "tokens": p.tokens, "direction": d, "kernel": kernel} for d in directions}
+    rows = {d: {"mask": name, "choice": choice.name, "tokens": p.tokens, "direction": d, "kernel": kernel,
+                "backend": backend_of(kernel, p.device)} for d in directions}
+    chosen = choice.draw(p.tokens, p.q.shape[1], p.device)
     if p.device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     try:
-        made = attention_of(kernel, name, p)
-        if made is None:
-            for row in rows.values():
-                row["note"] = "unsupported"
-            return rows, None
-        attend, seconds = made
+        attend, seconds = attention_of(kernel, name, chosen, p)
         q, k, v = (x.detach() for x in (p.q, p.k, p.v))
         forward = milliseconds(lambda: attend(q, k, v), p.device, repeats, flush)
         backward, gradients = None, ()
@@ -170,14 +132,19 @@ def measure(kernel, name, p, repeats, flush, expected):
             gradients = torch.autograd.grad(out, (p.q, p.k, p.v), p.d_out, retain_graph=True)
             backward = milliseconds(lambda: torch.autograd.grad(out, (p.q, p.k, p.v), p.d_out, retain_graph=True),
                                     p.device, repeats, flush)
-    except torch.OutOfMemoryError:
+    except (Unsupported, torch.OutOfMemoryError) as error:
         for row in rows.values():
-            row["note"] = "out of memory"
+            row["note"] = "unsupported" if isinstance(error, Unsupported) else "out of memory"
+        return rows, None
+    except RuntimeError as error:
+        if "No available kernel" not in str(error):  # what PyTorch says where a forced back end cannot
+            raise
+        for row in rows.values():
+            row["note"] = "unsupported"
         return rows, None
     found = {"forward": (out.detach(),), "backward": gradients}
     expected = expected or found
-    made = p.intervals(name).rows.long()
-    pairs = (made[..., 1] - made[..., 0] + made[..., 3] - made[..., 2]).sum().item()
+    pairs = pairs_of(p.intervals(name).rows[0], chosen)
     for direction, times, flops in zip(directions, (forward, backward), (4, 10)):
         row = rows[direction]
         if times is None:
@@ -187,6 +154,7 @@ def measure(kernel, name, p, repeats, flush, expected):
         error = error_of(found[direction], expected[direction] or found[direction])
         row.update(ms=statistics.median(times), p20_ms=fifths[0], p80_ms=fifths[3], plan_ms=seconds * 1e3, error=error,
                    share=pairs / p.tokens**2)
+        row["with_plan_ms"] = row["ms"] + row["plan_ms"]
         row["tflops"] = flops * p.q.shape[3] * pairs * p.q.shape[1] / row["ms"] * 1e-9
         if p.device == "cuda":
             row["peak_mib"] = torch.cuda.max_memory_allocated() / 2**20
@@ -194,20 +162,21 @@ def measure(kernel, name, p, repeats, flush, expected):
 
 
 def picture(rows, path):
-    """Bars of TFLOP/s, a row of charts for each length and direction."""
-    charts = sorted({(row["tokens"], row["direction"]) for row in rows}, key=lambda c: (c[0], c[1] != "forward"))
-    colors, step, height = dict(zip(KERNELS, ("#1f77b4", "#2ca02c", "#ff7f0e"))), 76, 190
+    """Bars of TFLOP/s, a row of charts for each length, choice and direction."""
+    charts = sorted({(row["tokens"], row["choice"], row["direction"]) for row in rows},
+                    key=lambda c: (c[0], c[1] != "all", c[1], c[2] != "forward"))
+    colors, step, height = dict(zip(KERNELS, ("#1f77b4", "#2ca02c", "#9467bd", "#ff7f0e"))), 96, 190
     width = step * len(NAMES) + 60
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height * len(charts) + 30}" '
              'font-family="sans-serif" font-size="10">', '<rect width="100%" height="100%" fill="white"/>']
     for i, kernel in enumerate(KERNELS):
         parts.append(f'<rect x="{60 + 110 * i}" y="8" width="10" height="10" fill="{colors[kernel]}"/>'
                      f'<text x="{75 + 110 * i}" y="17">{kernel}</text>')
-    for c, (tokens, direction) in enumerate(charts):
-        here = [row for row in rows if (row["tokens"], row["direction"]) == (tokens, direction)]
+    for c, chart in enumerate(charts):
+        here = [row for row in rows if (row["tokens"], row["choice"], row["direction"]) == chart]
         top = max((row.get("tflops", 0) for row in here), default=0) or 1
         base = 30 + height * (c + 1) - 45
-        parts.append(f'<text x="8" y="{base - height + 62}">{tokens} tokens, {direction}: TFLOP/s</text>')
+        parts.append(f'<text x="8" y="{base - height + 62}">{chart[0]} tokens, {chart[1]} tiles, {chart[2]}: TFLOP/s</text>')
         for m, mask in enumerate(NAMES):
             parts.append(f'<text x="{60 + step * m}" y="{base + 12 + 11 * (m % 2)}">{mask}</text>')
             for row in (row for row in here if row["mask"] == mask and "tflops" in row):
@@ -219,19 +188,31 @@ def picture(rows, path):
 
 
 def figures(rows, common):
-    """The lowest ratios over masks at 32K."""
+    """The lowest ratios over masks at 32K, and TFLOP/s at 128K."""
     found = []
-    for direction in ("forward", "backward"):
-        for peer, asked in (("cudnn", 0.95), ("flex", 1.5)):
-            tflops = {(row["mask"], row["kernel"]): row["tflops"] for row in rows
-                      if row["tokens"] == 32768 and row["direction"] == direction and "tflops" in row}
-            ratios = {mask: tflops[mask, "ringleader"] / tflops[mask, peer] for mask in NAMES
-                      if (mask, peer) in tflops and (mask, "ringleader") in tflops}
+    for direction, of_documents, of_lists in (("forward", 560, 620), ("backward", 440, 530)):
+        def tflops(tokens, choice):
+            return {(row["mask"], row["kernel"]): row["tflops"] for row in rows if "tflops" in row
+                    and (row["tokens"], row["choice"], row["direction"]) == (tokens, choice, direction)}
+
+        at_32k = tflops(32768, "all")
+        for peer, asked in (("cudnn", 0.95), ("flash", 0.95), ("flex", 1.5)):
+            ratios = {mask: at_32k[mask, "ringleader"] / at_32k[mask, peer] for mask in NAMES
+                      if (mask, peer) in at_32k and (mask, "ringleader") in at_32k}
             if ratios:
                 lowest = min(ratios, key=ratios.get)
                 found.append({"row": f"12 masks at 32K, GQA 64:8, {direction} per visible pair, lowest ratio to {peer}",
                               "value": round(ratios[lowest], 3), "asked": f">= {asked}", "met": ratios[lowest] >= asked,
                               "peer": peer, "mask": lowest, "ratios": {m: round(r, 3) for m, r in ratios.items()}, **common})
+        documents = tflops(131072, "all").get(("causal_documents", "ringleader"))
+        lists = [of[mask, "ringleader"] for of in (tflops(131072, f"uniform {share} %") for share in ("12.5", "50"))
+                 for mask in ("full",) if (mask, "ringleader") in of]
+        for row, value, asked in ((f"causal documents at 128K, GQA 64:8, {direction}, TFLOP/s", documents, of_documents),
+                                  (f"block lists of 128 at 128K, 12.5 and 50 % kept, GQA 64:8, {direction}, lowest TFLOP/s",
+                                   min(lists, default=None), of_lists)):
+            if value is not None:
+                found.append({"row": row, "value": round(value, 1), "asked": f">= {asked}", "met": value >= asked,
+                              "peer": "none", **common})
     return found
 
 
@@ -240,6 +221,8 @@ def main():
     parser.add_argument("--folder", type=pathlib.Path, required=True, help="of longca_masks.csv and longca_masks.svg")
     parser.add_argument("--figures", type=pathlib.Path, help="the file of rows, which other rows stay in")
     parser.add_argument("--tokens", type=int, nargs="+", default=[8192, 32768])
+    parser.add_argument("--densities", type=float, nargs="*", default=[5, 20, 50],
+                        help="of choices of tiles, percent, drawn evenly and as models choose")
     parser.add_argument("--masks", nargs="+", default=list(NAMES), choices=list(NAMES))
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
@@ -248,6 +231,7 @@ def main():
     hardware = torch.cuda.get_device_name() if on_gpu else "cpu"
     common = {"hardware": hardware, "commit": options.commit, "date": datetime.date.today().isoformat(), "command": COMMAND}
     flush = torch.empty((256 if on_gpu else 1) << 20, dtype=torch.uint8, device=options.device)
+    choices = [Choice()] + [Choice(kind, share / 100) for share in options.densities for kind in ("uniform", "learned")]
     rows = []
     options.folder.mkdir(parents=True, exist_ok=True)
     with open(options.folder / "longca_masks.csv", "w", newline="") as file:
@@ -255,10 +239,12 @@ def main():
         writer.writeheader()
         for tokens in options.tokens:
             problem = Problem(options.device, tokens, *((64, 8, 128) if on_gpu else (4, 2, 64)))
-            for mask in options.masks:
+            for mask, choice in itertools.product(options.masks, choices):
+                if tokens > LONGEST_DENSE and choice.density > 0.2:
+                    continue
                 expected = None
                 for kernel in KERNELS:
-                    cells, found = measure(kernel, mask, problem, 9 if on_gpu else 3, flush, expected)
+                    cells, found = measure(kernel, mask, choice, problem, 9 if on_gpu else 3, flush, expected)
                     expected = found if expected is None else expected
                     for row in cells.values():
                         rows.append(row)
@@ -267,8 +253,8 @@ def main():
                         print(", ".join(f"{k} {x:.3f}" if isinstance(x, float) else f"{x}" for k, x in row.items()), flush=True)
                     for direction, row in cells.items():
                         if not row.get("error", 0) <= 2e-2:  # nor NaN
-                            raise SystemExit(f"longca: {kernel}'s {direction} of {mask} at {tokens} tokens is off by "
-                                             f"{row['error']:.3f} of the norm")
+                            raise SystemExit(f"longca: {kernel}'s {direction} of {mask} ({choice.name}) at {tokens} tokens is off "
+                                             f"by {row['error']:.3f} of the norm")
     picture(rows, options.folder / "longca_masks.svg")
     new = figures(rows, common)
     if not on_gpu or options.figures is None or not new:

@@ -1,8 +1,10 @@
 #include "bench/longca/problem.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <fstream>
+#include <numeric>
 #include <random>
 #include <string>
 
@@ -41,15 +43,17 @@ std::mt19937& Seeded(uint64_t seed) {
 
 }  // namespace
 
+MaskedSequence::MaskedSequence(int64_t length, uint64_t seed)
+    : tokens(length), documents(DrawDocuments(length, seed)) {}
+
 Problem::Problem(int64_t length, uint64_t seed)
-    : tokens(length),
-      documents(DrawDocuments(length, seed)),
+    : MaskedSequence(length, seed),
       q(RandomTensor(length, kHeads, kHeadDim, Seeded(seed))),
       k(RandomTensor(length, kKvHeads, kHeadDim, Seeded(seed + 1))),
       v(RandomTensor(length, kKvHeads, kHeadDim, Seeded(seed + 2))),
       d_out(RandomTensor(length, kHeads, kHeadDim, Seeded(seed + 3))) {}
 
-Mask Problem::MaskOf(MaskKind kind) const {
+Mask MaskedSequence::MaskOf(MaskKind kind) const {
   const auto part = [&](int64_t of) {
     return static_cast<int32_t>(std::max<int64_t>(1, tokens / of));
   };
@@ -76,6 +80,12 @@ double LargestError(const MaskedAttention& expected, const Tensor& out, const Te
                     const Tensor& dk, const Tensor& dv) {
   return std::max({RelativeError(out.data, expected.out), RelativeError(dq.data, expected.dq),
                    RelativeError(dk.data, expected.dk), RelativeError(dv.data, expected.dv)});
+}
+
+void FlushCaches() {
+  static const std::vector<int64_t> kMore(size_t{64} << 17, 1);  // 64 MiB
+  static std::atomic<int64_t> read = 0;
+  read += std::accumulate(kMore.begin(), kMore.end(), int64_t{0});
 }
 
 double TakePeakMib() {

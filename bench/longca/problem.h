@@ -11,19 +11,26 @@ namespace ringleader::bench {
 
 inline constexpr int kHeads = 4, kKvHeads = 2, kHeadDim = 64, kTile = 64;
 
-struct Problem {
+// A length with its documents.
+struct MaskedSequence {
   // Documents have the lengths that one of kLengthDistributions (bench/length_distributions.h)
   // gives a sequence of 131,072 tokens, scaled to `tokens`.
-  Problem(int64_t tokens, uint64_t seed);
+  MaskedSequence(int64_t tokens, uint64_t seed);
 
   kernels::Mask MaskOf(kernels::MaskKind kind) const;
+
+  int64_t tokens;
+  std::vector<int32_t> documents;  // first positions
+};
+
+struct Problem : MaskedSequence {
+  Problem(int64_t tokens, uint64_t seed);
+
   // fp64, of what `mask` shows by its slices (kernels/masks/testing/slices.h) and `visits`, [heads,
   // tiles, tiles], keeps of its tiles; empty: all.
   kernels::reference::testing::MaskedAttention Expected(const kernels::Mask& mask,
                                                         const std::vector<char>& visits) const;
 
-  int64_t tokens;
-  std::vector<int32_t> documents;  // first positions
   kernels::reference::testing::Tensor q, k, v, d_out;
 };
 
@@ -33,6 +40,9 @@ double LargestError(const kernels::reference::testing::MaskedAttention& expected
                     const kernels::reference::testing::Tensor& dq,
                     const kernels::reference::testing::Tensor& dk,
                     const kernels::reference::testing::Tensor& dv);
+
+// Reads more than caches hold, so that what is measured next begins without its data in them.
+void FlushCaches();
 
 // The most memory that this process has held since the last call, MiB; 0 where the system does not
 // tell.

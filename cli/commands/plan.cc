@@ -14,6 +14,7 @@
 #include "coordinator/planner/deal/sample_steps.h"
 #include "coordinator/planner/planner.h"
 #include "jobspec/jobspec.h"
+#include "jobspec/values/attention_spec.h"
 #include "jobspec/values/model_spec.h"
 #include "model_shape/model_config.h"
 
@@ -137,7 +138,8 @@ absl::StatusOr<int> Plan(const Context& context, const Flags& flags) {
   ASSIGN_OR_RETURN(v1::StepPlan plan,
                    planner::MakePlan(spec, model, cluster, cost_model, flags.measured));
   ASSIGN_OR_RETURN(const std::string basis,
-                   PredictFromLengths(flags, spec, model, cluster, cost_model, &plan));
+                   PredictFromLengths(flags, jobspec::PlannedJob(spec, plan), model, cluster,
+                                      cost_model, &plan));
   std::string compared;
   if (!flags.steps.empty()) {
     ASSIGN_OR_RETURN(compared, CompareSteps(flags.steps, plan.prediction().step_seconds()));

@@ -171,8 +171,6 @@ nlohmann::ordered_json SamplesToJson(const Totals& totals) {
 void AddSampleRows(const Totals& totals, std::vector<std::vector<std::string>>* rows) {
   rows->push_back({"samples", absl::StrFormat("%.0f in %.0f micro-batches", totals.samples,
                                               totals.micro_batches)});
-  rows->push_back({"padding", absl::StrFormat("%.0f tokens, %s", totals.padding_tokens,
-                                              FormatPercent(PaddingShare(totals)))});
   rows->push_back({"groups as predicted",
                    absl::StrFormat("slowest %.3f of the mean", totals.dealt_imbalance.value())});
   const bool dropped = totals.job.spec().data().overlong() == v1::DataSpec::DROP;
@@ -225,6 +223,9 @@ nlohmann::ordered_json ToJson(const Totals& totals) {
     json["balance"] = {{"moved", totals.balanced}, {"anchor_missed", totals.anchor_missed}};
   }
   if (totals.samples > 0) json["samples"] = SamplesToJson(totals);
+  if (totals.padding_tokens > 0) {
+    json["padding"] = {{"tokens", totals.padding_tokens}, {"share", PaddingShare(totals)}};
+  }
   return json;
 }
 
@@ -252,6 +253,10 @@ void WriteTable(std::ostream& out, const Totals& totals, int columns) {
   rows.push_back(
       {"tokens/s", FormatCount(totals.seconds > 0 ? totals.tokens / totals.seconds : 0)});
   if (totals.samples > 0) AddSampleRows(totals, &rows);
+  if (totals.padding_tokens > 0) {
+    rows.push_back({"padding", absl::StrFormat("%.0f tokens, %s", totals.padding_tokens,
+                                               FormatPercent(PaddingShare(totals)))});
+  }
   if (totals.balanced > 0) {
     rows.push_back(
         {"balance", absl::StrFormat("%.0f choices moved, %s missed the anchor", totals.balanced,

@@ -120,7 +120,10 @@ Notes NotesOf(const v1::JobSpec& spec, const model::ModelConfig& model, const v1
   if (spec.resources().engine() == ResourcesSpec::CPU && spec.resources().threads() == 0) {
     notes["resources.threads"] = "a node's cores divided by its trainers";
   }
-  if (model.known()) AddMemoryNotes(spec, model, machines, &notes);
+  if (jobspec::PicksHeads(parallelism)) {
+    notes["parallelism.heads"] = absl::StrCat(plan.heads(), " by prediction");
+  }
+  if (model.known()) AddMemoryNotes(jobspec::PlannedJob(spec, plan), model, machines, &notes);
   return notes;
 }
 

@@ -116,6 +116,7 @@ absl::Status ControllerCore::BeginPlanning(store::ReadTransaction& transaction, 
   if (machine.job().progress().checkpoint_step() > 0) {
     ASSIGN_OR_RETURN(kept, transaction.GetPlan(id));
   }
+  const bool kept_was_missed = kept.has_value() && machine.Missed(kept->version());
   const uint64_t ticket = ++last_ticket_;
   Planning& planning = planning_[id];
   planning = {.ticket = ticket,
@@ -132,6 +133,7 @@ absl::Status ControllerCore::BeginPlanning(store::ReadTransaction& transaction, 
                          .placements = placements,
                          .nodes = planning.nodes,
                          .kept = std::move(kept),
+                         .kept_was_missed = kept_was_missed,
                          .is_overtaken = planning.is_overtaken};
   if (machine.job().has_model_shape()) request.shape = machine.job().model_shape();
   plans_under_way_->Begin(owner);

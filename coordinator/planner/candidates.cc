@@ -52,7 +52,7 @@ absl::StatusOr<std::vector<Candidate>> Candidates(const v1::JobSpec& spec, const
   }
   if (asked.layout() == ParallelismSpec::DOCUMENTS ||
       (by_documents && wanted(ParallelismSpec::DOCUMENTS) && jobspec::HeadRanks(asked) == 1 &&
-       jobspec::CheckByDocuments(spec).ok())) {
+       jobspec::TrainsAlikeByDocuments(spec))) {
     layouts.emplace_back(ParallelismSpec::DOCUMENTS, tile);
   }
   if (wanted(ParallelismSpec::ZIGZAG)) layouts.emplace_back(ParallelismSpec::ZIGZAG, 0);

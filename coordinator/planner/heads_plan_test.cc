@@ -3,9 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
+#include "absl/strings/str_format.h"
 #include "coordinator/planner/memory.h"
 #include "coordinator/planner/testing/planner_problems.h"
+#include "jobspec/values/attention_spec.h"
 
 namespace ringleader::planner {
 namespace {
@@ -116,6 +119,139 @@ TEST(HeadsPlanTest, ARingGoesAroundTheTrainersThatShare) {
   ASSERT_TRUE(usp.ok() && whole.ok()) << usp.status() << whole.status();
   const double hops = usp->prediction().communication_seconds() - usp->prediction().head_seconds();
   EXPECT_LT(hops, 0.6 * whole->prediction().communication_seconds());
+}
+
+// A model with as many KV heads as heads: a ring sends four times what heads that are shared out
+// among eight do.
+model::ModelConfig WithAllKvHeads() {
+  model::ModelConfig model = ThreeBillion();
+  model.kv_heads = model.heads;
+  return model;
+}
+
+TEST(HeadsPlanTest, TheFastestNumberIsPicked) {
+  const model::ModelConfig model = WithAllKvHeads();
+  const auto planned = [&](const v1::JobSpec& spec, double bytes_per_second) {
+    ClusterShape cluster = Gpus(1, 8);
+    cluster.intra_node.bytes_per_second = bytes_per_second;
+    auto plan = MakePlan(spec, model, cluster, CostModel(spec, model, cluster));
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    return *std::move(plan);
+  };
+  const v1::JobSpec open = HeadsJob(8, 0, 524288);
+  std::vector<uint32_t> picked;
+  for (const double link : {3e9, 400e9}) {
+    const v1::StepPlan plan = planned(open, link);
+    picked.push_back(plan.heads());
+    const v1::JobSpec job = jobspec::PlannedJob(open, plan);
+    EXPECT_EQ(job.parallelism().heads(), plan.heads());
+    EXPECT_EQ(plan.ring().inner() * plan.ring().outer(), 8 / plan.heads());
+    // The same as where the job file gives that number, and faster than where it gives another.
+    for (const uint32_t heads : {1u, 2u, 4u, 8u}) {
+      const v1::StepPlan given = planned(HeadsJob(8, heads, 524288), link);
+      EXPECT_EQ(given.heads(), 0u) << "the job file says";
+      const double seconds = given.prediction().step_seconds();
+      if (heads == plan.heads()) {
+        EXPECT_EQ(plan.prediction().step_seconds(), seconds);
+        EXPECT_EQ(plan.layout(), given.layout());
+        EXPECT_EQ(plan.ring().kind(), given.ring().kind());
+      } else {
+        EXPECT_LT(plan.prediction().step_seconds(), seconds * 1.005);
+        EXPECT_THAT(plan.reasons(),
+                    Contains(HasSubstr(heads == 1 ? "heads whole on each trainer would take"
+                                                  : absl::StrFormat("heads shared out among %d "
+                                                                    "trainers would take",
+                                                                    heads))));
+      }
+    }
+  }
+  EXPECT_THAT(picked, ::testing::ElementsAre(8, 1));
+}
+
+TEST(HeadsPlanTest, WhatDoesNotGoWithSharedHeadsIsNotPicked) {
+  v1::JobSpec spec = HeadsJob(8, 0, 524288);
+  spec.mutable_attention()->mutable_balance()->set_anchor(v1::AttentionSpec::Balance::MEAN);
+  const auto plan = Plan(spec, Gpus(1, 8));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->heads(), 1u);
+  EXPECT_THAT(plan->reasons(), Contains(HasSubstr("heads are not shared out among 4: "
+                                                  "parallelism.heads: 4 does not go with "
+                                                  "attention.balance.anchor")));
+  // 16 heads over 16 trainers: an odd number each.
+  const auto many = Plan(HeadsJob(16, 0, 524288), Gpus(2, 8));
+  ASSERT_TRUE(many.ok()) << many.status();
+  EXPECT_THAT(many->reasons(), Contains(HasSubstr("heads are not shared out among 16: ")));
+}
+
+TEST(HeadsPlanTest, AResumedAttemptKeepsTheNumber) {
+  const model::ModelConfig model = WithAllKvHeads();
+  const v1::JobSpec spec = HeadsJob(8, 0, 524288);
+  ClusterShape slow = Gpus(1, 8);
+  slow.intra_node.bytes_per_second = 3e9;
+  const auto before = MakePlan(spec, model, slow, CostModel(spec, model, slow));
+  ASSERT_TRUE(before.ok()) << before.status();
+  const ClusterShape fast = Gpus(1, 8);
+  const auto after = MakePlan(spec, model, fast, CostModel(spec, model, fast), {}, {}, &*before);
+  ASSERT_TRUE(after.ok()) << after.status();
+  EXPECT_EQ(after->heads(), before->heads());
+  EXPECT_EQ(after->version(), before->version());
+  EXPECT_EQ(after->ring().inner(), before->ring().inner());
+}
+
+// All numbers are compared, so all of them count.
+TEST(HeadsPlanTest, WhatThePlanMayCostCountsEveryNumber) {
+  const model::ModelConfig model = ThreeBillion();
+  const auto cost = [&](uint32_t heads) {
+    const v1::JobSpec spec = HeadsJob(512, heads, 33554432);
+    double least = 0, most = 1;  // seconds that are refused, and that are enough
+    for (int i = 0; i < 20; ++i) {
+      const double middle = (least + most) / 2;
+      const absl::Status status =
+          MakePlan(spec, model, Gpus(64, 8), CostModel(spec, model, Gpus(64, 8)), {},
+                   {.seconds = middle, .stop = [] { return true; }})
+              .status();
+      (absl::IsResourceExhausted(status) ? least : most) = middle;
+    }
+    return most;
+  };
+  EXPECT_NEAR(cost(0) / (cost(1) + cost(2) + cost(4) + cost(8)), 1, 1e-3);
+}
+
+// Groups of heads send as many bytes, hide all but the first group's, and hold two groups at most.
+TEST(HeadsPlanTest, GatheringInGroupsHidesTheGather) {
+  const model::ModelConfig model = WithAllKvHeads();
+  const auto job = [](uint32_t groups) {
+    v1::JobSpec spec = LongJob(8, 524288);
+    spec.mutable_attention()->set_pattern(v1::AttentionSpec::DENSE);
+    spec.mutable_parallelism()->set_layout(ParallelismSpec::STRIPED);
+    spec.mutable_parallelism()->set_ring(ParallelismSpec::ALL_GATHER);
+    spec.mutable_parallelism()->set_head_groups(groups);
+    return spec;
+  };
+  ClusterShape cluster = Gpus(1, 8);
+  cluster.intra_node.bytes_per_second = 30e9;
+  const auto predicted = [&](uint32_t groups) {
+    const auto plan = MakePlan(job(groups), model, cluster, CostModel(job(groups), model, cluster));
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    if (groups > 1) {
+      EXPECT_THAT(plan->reasons(),
+                  Contains(HasSubstr(absl::StrFormat(
+                      "gathered in %d groups of heads, as parallelism.head_groups", groups))));
+    }
+    return plan->prediction();
+  };
+  const v1::Prediction at_once = predicted(1), in_groups = predicted(8);
+  EXPECT_NEAR(in_groups.attention_seconds(), at_once.attention_seconds(), 1e-9);
+  EXPECT_NEAR(in_groups.communication_seconds() / at_once.communication_seconds(), 1, 0.01);
+  EXPECT_LT(in_groups.exposed_communication_seconds(),
+            0.9 * at_once.exposed_communication_seconds());
+  const auto keys = [&](uint32_t groups) {
+    return EstimateMemory(job(groups), model, cluster, ParallelismSpec::ALL_GATHER).keys_and_values;
+  };
+  EXPECT_DOUBLE_EQ(keys(8), keys(1) / 4) << "two of eight groups";
+  const auto refused = MakePlan(job(3), model, cluster, CostModel(job(3), model, cluster));
+  EXPECT_THAT(std::string(refused.status().message()),
+              HasSubstr("parallelism.head_groups: 3 does not divide the 16 KV heads"));
 }
 
 TEST(HeadsPlanTest, WhatCannotWorkIsRefusedByName) {

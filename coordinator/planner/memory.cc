@@ -8,6 +8,7 @@
 #include "model_shape/memory_estimate.h"
 #include "model_shape/model_config.h"
 #include "patterns/pattern.h"
+#include "ring/document_layout.h"
 #include "ring/head_shares.h"
 
 namespace ringleader::planner {
@@ -16,7 +17,12 @@ namespace {
 constexpr double kGiB = 1024.0 * 1024 * 1024;
 
 double LocalTokens(const v1::JobSpec& spec) {
-  return static_cast<double>(spec.data().sequence_length()) / spec.parallelism().context();
+  const double even =
+      static_cast<double>(spec.data().sequence_length()) / spec.parallelism().context();
+  const bool is_apart = jobspec::IsByDocuments(spec.parallelism().layout()) &&
+                        spec.attention().pattern() != v1::AttentionSpec::DENSE;
+  return is_apart ? static_cast<double>(ring::MostLocalTokensApart(static_cast<int64_t>(even)))
+                  : even;
 }
 
 // What the job asks for, or else the policy that keeps least.
@@ -37,6 +43,13 @@ ring::HeadShares SharesOf(const v1::JobSpec& spec, const model::ModelConfig& mod
   return {.ranks = static_cast<int>(jobspec::HeadRanks(spec.parallelism())),
           .heads = model.heads,
           .kv_heads = model.kv_heads};
+}
+
+// Ranks' keys and values that one holds where they are gathered: where that is done in groups of
+// heads, two groups of all.
+double GatheredShards(const v1::ParallelismSpec& parallelism) {
+  const double ranks = jobspec::RingRanks(parallelism), groups = jobspec::HeadGroups(parallelism);
+  return groups > 1 ? 2 * ranks / groups : ranks;
 }
 
 }  // namespace
@@ -76,7 +89,7 @@ MemoryEstimate EstimateMemory(const v1::JobSpec& spec, const model::ModelConfig&
                                      .host_layers = moves ? model.layers - 1 : 0};
   const ring::HeadShares shares = SharesOf(spec, model);
   const double copies =
-      ring == v1::ParallelismSpec::ALL_GATHER ? jobspec::RingRanks(spec.parallelism()) : 2;
+      ring == v1::ParallelismSpec::ALL_GATHER ? GatheredShards(spec.parallelism()) : 2;
   const auto lower_bound = [&](model::ParameterSharding sharding) {
     const model::TrainingMemory memory = model::EstimateMemory(model, shape, plan, sharding);
     MemoryEstimate estimate;

@@ -30,6 +30,14 @@ double PlanCost::seconds() const {
          static_cast<double>(tiles) / kTilesPerSecond;
 }
 
+PlanCost& PlanCost::operator+=(const PlanCost& other) {
+  rank_steps += other.rank_steps;
+  blocks += other.blocks;
+  tiles += other.tiles;
+  bytes += other.bytes;
+  return *this;
+}
+
 PlanCost CostOf(const v1::JobSpec& spec, const model::ModelConfig& model, int layouts,
                 int compared) {
   const auto attention = jobspec::AttentionOptionsOf(spec.attention());

@@ -28,6 +28,7 @@ struct PlanCost {
   double bytes = 0;
 
   double seconds() const;  // of one core
+  PlanCost& operator+=(const PlanCost& other);
 };
 
 // What it takes to plan in `layouts` layouts, of which `compared` are compared on rings that are

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <memory>
 #include <set>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +12,7 @@
 #include "base/status_macros.h"
 #include "coordinator/planner/candidates.h"
 #include "coordinator/planner/deal/sample_steps.h"
+#include "coordinator/planner/head_choices.h"
 #include "coordinator/planner/memory.h"
 #include "coordinator/planner/simulate/pricer.h"
 #include "jobspec/jobspec.h"
@@ -69,6 +71,7 @@ absl::Status CheckModel(const v1::JobSpec& spec, const model::ModelConfig& model
   ASSIGN_OR_RETURN(patterns::AttentionOptions attention,
                    jobspec::AttentionOptionsOf(spec.attention()));
   attention.head_ranks = static_cast<int>(jobspec::HeadRanks(spec.parallelism()));
+  attention.head_groups = static_cast<int>(jobspec::HeadGroups(spec.parallelism()));
   return patterns::CheckHeads(attention, model.heads, model.kv_heads);
 }
 
@@ -82,10 +85,11 @@ void AddReasons(const ParallelismSpec& asked, const GroupShape& group,
   }
   const v1::Prediction& mine = plan->prediction();
   if (const uint32_t heads = jobspec::HeadRanks(asked); heads > 1) {
-    plan->add_reasons(absl::StrFormat(
-        "heads as parallelism.heads asks: %d trainers at a time attend to all that they hold with "
-        "1/%d of the heads each; for that each sends %.4g GB in a step, %.4g s",
-        heads, heads, mine.head_bytes() / 1e9, mine.head_seconds()));
+    plan->add_reasons(
+        absl::StrFormat("heads as %s: %d trainers at a time attend to all that they hold with "
+                        "1/%d of the heads each; for that each sends %.4g GB in a step, %.4g s",
+                        plan->heads() > 0 ? "predicted to be fastest" : "parallelism.heads asks",
+                        heads, heads, mine.head_bytes() / 1e9, mine.head_seconds()));
   }
   if (jobspec::RingRanks(asked) == 1) return;
   plan->add_reasons(
@@ -93,6 +97,13 @@ void AddReasons(const ParallelismSpec& asked, const GroupShape& group,
                       NameOf(*plan), mine.worker_imbalance(), mine.step_imbalance()));
   if (forced_layout) plan->add_reasons("layout as parallelism.layout asks");
   if (forced_ring) plan->add_reasons("ring as parallelism.ring asks");
+  if (const uint32_t groups = jobspec::HeadGroups(asked); groups > 1) {
+    plan->add_reasons(
+        absl::StrFormat("keys and values are gathered in %d groups of heads, as "
+                        "parallelism.head_groups asks: those "
+                        "of the next group travel while a group is attended with",
+                        groups));
+  }
   if (asked.ring_window() > 0) {
     plan->add_reasons(
         absl::StrFormat("windows of %d trainers as parallelism.ring_window asks: a hop between "
@@ -202,81 +213,163 @@ void SetMemory(const v1::JobSpec& spec, const model::ModelConfig& model,
       static_cast<uint64_t>(EstimateMemory(spec, model, cluster, plan->ring().kind()).total()));
 }
 
-}  // namespace
+// What plans of one job have in common, but for its layout and ring: how many trainers share out
+// heads.
+struct Way {
+  v1::JobSpec spec;
+  GroupShape group;
+  std::vector<Candidate> candidates = {};
+  bool keeps = false;  // what an earlier attempt's plan had
+  std::unique_ptr<Pricer> pricer = nullptr;
+  std::vector<v1::StepPlan> tried = {};
+  absl::Status refused = absl::OkStatus();  // the first of its candidates that cannot be
+};
 
-absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const model::ModelConfig& model,
-                                      const ClusterShape& cluster, const CostModel& cost_model,
-                                      const patterns::PatternHints& hints, const PlanLimits& limits,
-                                      const v1::StepPlan* kept) {
-  RETURN_IF_ERROR(jobspec::CheckEnumerators(spec));
+absl::StatusOr<Way> PrepareWay(const v1::JobSpec& spec, const model::ModelConfig& model,
+                               const ClusterShape& cluster, const v1::StepPlan* kept) {
   RETURN_IF_ERROR(CheckCluster(spec, cluster));
   if (model.known()) RETURN_IF_ERROR(CheckModel(spec, model));
-  const GroupShape group = RingGroupOf(spec, cluster);
-  const bool kept_by_documents = kept != nullptr && jobspec::IsByDocuments(kept->layout());
-  ASSIGN_OR_RETURN(std::vector<Candidate> candidates, Candidates(spec, group, kept_by_documents));
-  const bool keeps = kept != nullptr && Keep(*kept, spec.parallelism(), group, &candidates);
-  if (model.known()) RETURN_IF_ERROR(CheckCost(CostOfAll(spec, model, candidates), spec, limits));
+  Way way = {.spec = spec, .group = RingGroupOf(spec, cluster)};
+  const bool by_documents = kept != nullptr && jobspec::IsByDocuments(kept->layout());
+  ASSIGN_OR_RETURN(way.candidates, Candidates(spec, way.group, by_documents));
+  way.keeps = kept != nullptr && Keep(*kept, spec.parallelism(), way.group, &way.candidates);
+  return way;
+}
 
-  // Not by what reports say: a new attempt from the start adds in the same order as the last.
-  const CostModel usual = cost_model.Unfitted();
-  const patterns::PatternHints nothing_measured;
+// Prices all candidates; with an unknown model takes the first.
+absl::Status CompareCandidates(const model::ModelConfig& model, const ClusterShape& cluster,
+                               const CostModel& usual, const PlanLimits& limits, Way* way) {
+  static const patterns::PatternHints kNothingMeasured;
   std::set<Pricer::Layout> layouts;
-  for (const Candidate& candidate : candidates)
-    layouts.insert({candidate.layout, candidate.stripe});
-  Pricer pricer(spec, model, cluster, nothing_measured, layouts);
-  std::vector<v1::StepPlan> tried;
-  absl::Status refused;
-  for (const Candidate& candidate : candidates) {
+  for (const Candidate& one : way->candidates) layouts.insert({one.layout, one.stripe});
+  way->pricer = std::make_unique<Pricer>(way->spec, model, cluster, kNothingMeasured, layouts);
+  for (const Candidate& candidate : way->candidates) {
     if (limits.stop && limits.stop()) return absl::CancelledError("the planner was stopped");
-    absl::StatusOr<v1::StepPlan> plan = Try(candidate, spec, model, cluster, group, usual, &pricer);
-    if (!model.known()) return plan;
+    absl::StatusOr<v1::StepPlan> plan =
+        Try(candidate, way->spec, model, cluster, way->group, usual, way->pricer.get());
     if (plan.ok()) {
-      tried.push_back(*std::move(plan));
-    } else if (refused.ok()) {
-      refused = plan.status();
+      way->tried.push_back(*std::move(plan));
+      if (!model.known()) break;
+    } else if (way->refused.ok()) {
+      way->refused = plan.status();
     }
   }
-  if (tried.empty()) return refused;
+  return absl::OkStatus();
+}
 
-  v1::StepPlan* best = &tried[0];
-  for (v1::StepPlan& plan : tried) {
-    if (plan.prediction().step_seconds() < best->prediction().step_seconds() * (1 - kTie)) {
-      best = &plan;
+// Why so many trainers share out heads, where the planner picked.
+void AddHeadReasons(const std::vector<Way>& ways, const std::vector<std::string>& refusals,
+                    const v1::StepPlan* kept, v1::StepPlan* plan) {
+  if (kept != nullptr && kept->heads() > 0) return;  // KeepReason() says why
+  for (const Way& way : ways) {
+    const uint32_t heads = jobspec::HeadRanks(way.spec.parallelism());
+    if (heads == plan->heads()) continue;
+    if (way.tried.empty()) {
+      plan->add_reasons(absl::StrFormat("heads are not shared out among %d: %s", heads,
+                                        std::string(way.refused.message())));
+      continue;
     }
+    const v1::StepPlan& rival = *std::ranges::min_element(
+        way.tried, {}, [](const v1::StepPlan& p) { return p.prediction().step_seconds(); });
+    plan->add_reasons(absl::StrFormat(
+        "%s would take %.4g s a step with %s, not %.4g s (the exchange of heads %.4g s, exposed "
+        "communication in all %.4g s)",
+        heads == 1 ? "heads whole on each trainer"
+                   : absl::StrFormat("heads shared out among %d trainers", heads),
+        rival.prediction().step_seconds(), NameOf(rival), plan->prediction().step_seconds(),
+        rival.prediction().head_seconds(), rival.prediction().exposed_communication_seconds()));
   }
-  v1::StepPlan plan = *best;
-  AddReasons(spec.parallelism(), group, tried, &plan);
-  AddHostReason(spec, model, cluster, &plan);
+  for (const std::string& refusal : refusals) plan->add_reasons(refusal);
+}
+
+// Adds to the plan that was chosen what is not compared: reasons, weights, and the price of all of
+// it at `cost_model` and `hints`.
+absl::Status CompletePlan(const Way& way, const model::ModelConfig& model,
+                          const ClusterShape& cluster, const CostModel& cost_model,
+                          const CostModel& usual, const patterns::PatternHints& hints,
+                          const v1::StepPlan* kept, v1::StepPlan* plan) {
+  const v1::JobSpec& spec = way.spec;
+  AddReasons(spec.parallelism(), way.group, way.tried, plan);
+  AddHostReason(spec, model, cluster, plan);
   if (kept != nullptr) {
-    plan.add_reasons(KeepReason(*kept, keeps));
-    plan.set_version(kept->version() + (keeps ? 0 : 1));
+    plan->add_reasons(KeepReason(*kept, way.keeps));
+    plan->set_version(kept->version() + (way.keeps ? 0 : 1));
   }
   // The usual speed again: who trains which sample decides the order of sums.
-  if (keeps) {
-    *plan.mutable_sample_weights() = kept->sample_weights();
-    *plan.mutable_earlier_weights() = kept->earlier_weights();
-    plan.set_weights_from_step(kept->weights_from_step());
-    *plan.mutable_group_permille() = kept->group_permille();
-    *plan.mutable_earlier_shapes() = kept->earlier_shapes();
-    plan.set_shape_from_step(kept->shape_from_step());
+  if (way.keeps) {
+    *plan->mutable_sample_weights() = kept->sample_weights();
+    *plan->mutable_earlier_weights() = kept->earlier_weights();
+    plan->set_weights_from_step(kept->weights_from_step());
+    *plan->mutable_group_permille() = kept->group_permille();
+    *plan->mutable_earlier_shapes() = kept->earlier_shapes();
+    plan->set_shape_from_step(kept->shape_from_step());
   } else {
-    RETURN_IF_ERROR(WeighSamples(spec, model, usual, pricer, &plan));
+    RETURN_IF_ERROR(WeighSamples(spec, model, usual, *way.pricer, plan));
   }
   Pricer measured(spec, model, cluster, hints);
-  Pricer& same_tiles = hints == nothing_measured ? pricer : measured;
-  ASSIGN_OR_RETURN(*plan.mutable_prediction(), same_tiles.Price(plan, cost_model));
-  if (jobspec::IsByDocuments(plan.layout())) {
-    ASSIGN_OR_RETURN(std::string reason, same_tiles.ReasonByDocuments(plan));
-    plan.add_reasons(std::move(reason));
+  Pricer& same_tiles = hints == patterns::PatternHints() ? *way.pricer : measured;
+  ASSIGN_OR_RETURN(*plan->mutable_prediction(), same_tiles.Price(*plan, cost_model));
+  if (jobspec::IsByDocuments(plan->layout())) {
+    ASSIGN_OR_RETURN(std::string reason, same_tiles.ReasonByDocuments(*plan));
+    plan->add_reasons(std::move(reason));
   }
-  if (spec.data().batching() == v1::DataSpec::SAMPLES && !plan.sample_weights().empty()) {
-    const v1::SampleWeight &least = plan.sample_weights(0), &most = *plan.sample_weights().rbegin();
-    plan.add_reasons(absl::StrFormat(
+  if (spec.data().batching() == v1::DataSpec::SAMPLES && !plan->sample_weights().empty()) {
+    const v1::SampleWeight &least = plan->sample_weights(0),
+                           &most = *plan->sample_weights().rbegin();
+    plan->add_reasons(absl::StrFormat(
         "samples are dealt to %d groups by predicted milliseconds (%d tokens %.4g, %d tokens %.4g)",
         spec.parallelism().data(), least.tokens(), least.milliseconds(), most.tokens(),
         most.milliseconds()));
   }
-  SetMemory(spec, model, cluster, &plan);
+  SetMemory(spec, model, cluster, plan);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& asked, const model::ModelConfig& model,
+                                      const ClusterShape& cluster, const CostModel& cost_model,
+                                      const patterns::PatternHints& hints, const PlanLimits& limits,
+                                      const v1::StepPlan* kept) {
+  RETURN_IF_ERROR(jobspec::CheckEnumerators(asked));
+  const HeadChoices choices = HeadChoicesOf(asked, model, kept);
+  std::vector<Way> ways;
+  std::vector<std::string> refusals = choices.refusals;
+  PlanCost cost;
+  for (const v1::JobSpec& spec : choices.jobs) {
+    absl::StatusOr<Way> way = PrepareWay(spec, model, cluster, kept);
+    if (!way.ok() && ways.empty()) return way.status();
+    if (!way.ok()) {
+      refusals.emplace_back(way.status().message());
+      continue;
+    }
+    if (model.known()) cost += CostOfAll(spec, model, way->candidates);
+    ways.push_back(*std::move(way));
+  }
+  if (model.known()) RETURN_IF_ERROR(CheckCost(cost, asked, limits));
+
+  // Not by what reports say: a new attempt from the start adds in the same order as the last.
+  const CostModel usual = cost_model.Unfitted();
+  const Way* chosen = nullptr;
+  const v1::StepPlan* best = nullptr;
+  for (Way& way : ways) {
+    RETURN_IF_ERROR(CompareCandidates(model, cluster, usual, limits, &way));
+    for (const v1::StepPlan& plan : way.tried) {
+      const bool is_better = best == nullptr || plan.prediction().step_seconds() <
+                                                    best->prediction().step_seconds() * (1 - kTie);
+      if (!is_better) continue;
+      best = &plan;
+      chosen = &way;
+    }
+  }
+  if (best == nullptr) return ways.front().refused;
+  v1::StepPlan plan = *best;
+  if (jobspec::PicksHeads(asked.parallelism())) {
+    plan.set_heads(jobspec::HeadRanks(chosen->spec.parallelism()));
+    AddHeadReasons(ways, refusals, kept, &plan);
+  }
+  if (!model.known()) return plan;
+  RETURN_IF_ERROR(CompletePlan(*chosen, model, cluster, cost_model, usual, hints, kept, &plan));
   return plan;
 }
 

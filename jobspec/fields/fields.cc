@@ -23,6 +23,7 @@ constexpr When kAlways = {};
 constexpr When kSparse = {"attention.pattern", "dense", /*is_not=*/true};
 constexpr When kStriped = {"parallelism.layout", "striped"};
 constexpr When kHierarchical = {"parallelism.ring", "hierarchical"};
+constexpr When kAllGather = {"parallelism.ring", "all_gather"};
 constexpr When kPacked = {"data.batching", "packed"};
 constexpr When kSamples = {"data.batching", "samples"};
 constexpr When kDecay = {"training.schedule", "constant", /*is_not=*/true};
@@ -125,11 +126,12 @@ constexpr Field kFieldsAfterPatterns[] = {
     {"parallelism.data", Need::kDefault, "1", {1, 65536}, kAlways,
      "Groups of such trainers, each with sequences of its own. `context` × `data` = "
      "`resources.trainers`."},
-    {"parallelism.heads", Need::kDefault, "1", {1, 65536}, kAlways,
+    {"parallelism.heads", Need::kDefault, "1", {0, 65536}, kAlways,
      "Of the `context` trainers, how many neighbours at a time share out heads: they exchange what they hold before "
      "and after attention, so that each attends to all of their tokens with its own heads (Ulysses). With fewer than "
      "`context` a ring goes around them, of `context` / `heads` (USP). Divides `context`, the model's heads, and its KV heads or a "
-     "multiple of them; patterns that choose online want an even number of heads on each ([attention.md](attention.md#shared-heads))."},
+     "multiple of them; patterns that choose online want an even number of heads on each ([attention.md](attention.md#shared-heads)). "
+     "0: the planner picks by the predicted seconds of a step."},
     {"parallelism.layout", Need::kDefault, "auto", {}, kAlways,
      "How a sequence is dealt to the trainers of a group. The sequence length must be a "
      "multiple of `context` × tile (`contiguous`, `documents`), 2 × `context` × tile (`zigzag`) or "
@@ -143,6 +145,10 @@ constexpr Field kFieldsAfterPatterns[] = {
     {"parallelism.ring_window", Need::kDefault, "0", {0, 65536}, kHierarchical,
      "How many neighbours make an inner ring, a divisor of the ring's trainers: the window of LoongTrain's double "
      "ring. 0: those of a node."},
+    {"parallelism.head_groups", Need::kDefault, "1", {1, 65536}, kAllGather,
+     "In how many groups of heads, one after the other, keys and values are gathered: those of the next group travel while "
+     "a group is attended with, and no trainer holds more than two groups of all tokens. Divides the KV heads of a trainer; "
+     "patterns that choose online want an even number of heads in a group."},
     {"parallelism.stripe", Need::kDefault, "0", {0, kMaxTokens}, kStriped,
      "Tokens in one stripe, a multiple of `attention.tile`; 0: the planner picks."},
     {"parallelism.replan", Need::kDefault, "auto", {}, kAlways,

@@ -60,6 +60,14 @@ absl::StatusOr<RingKind> RingOf(ParallelismSpec::Ring ring) {
   return Convert(kRings, ring, "parallelism.ring");
 }
 
+v1::JobSpec PlannedJob(const v1::JobSpec& spec, const v1::StepPlan& plan) {
+  v1::JobSpec planned = spec;
+  if (PicksHeads(spec.parallelism()) && plan.heads() > 0) {
+    planned.mutable_parallelism()->set_heads(plan.heads());
+  }
+  return planned;
+}
+
 absl::StatusOr<patterns::AttentionOptions> AttentionOptionsOf(const v1::AttentionSpec& spec) {
   const std::string name = EnumeratorText(v1::AttentionSpec::Pattern_descriptor(), spec.pattern());
   for (const patterns::PatternDefinition* definition : patterns::Definitions()) {

@@ -15,6 +15,7 @@
 #include "ring/division.h"
 #include "ring/ring_schedule.h"
 #include "ringleader/v1/job_spec.pb.h"
+#include "ringleader/v1/plan.pb.h"
 
 namespace ringleader::jobspec {
 
@@ -39,9 +40,21 @@ inline bool IsByDocuments(v1::ParallelismSpec::Layout layout) {
 }
 absl::StatusOr<ring::RingKind> RingOf(v1::ParallelismSpec::Ring ring);
 
-// Trainers that share out heads; jobs made before there was a choice have all on each.
+// Whether the planner says how many trainers share out heads (StepPlan.heads).
+inline bool PicksHeads(const v1::ParallelismSpec& parallelism) {
+  return parallelism.has_heads() && parallelism.heads() == 0;
+}
+// The job as `plan` runs it: with that plan's heads where it picks them.
+v1::JobSpec PlannedJob(const v1::JobSpec& spec, const v1::StepPlan& plan);
+
+// Trainers that share out heads; jobs made before there was a choice have all on each, and those
+// whose planner picks until it has.
 inline uint32_t HeadRanks(const v1::ParallelismSpec& parallelism) {
   return std::max(1u, parallelism.heads());
+}
+// Groups of heads whose keys and values are gathered one after the other; 1 on other rings.
+inline uint32_t HeadGroups(const v1::ParallelismSpec& parallelism) {
+  return std::max(1u, parallelism.head_groups());
 }
 // Trainers of a ring, each with its own tokens or, where heads are shared out, standing for those
 // that do.
@@ -53,8 +66,14 @@ inline uint32_t RingRanks(const v1::ParallelismSpec& parallelism) {
 // defaults, and so do layout, stripe and ring, which are a plan's.
 absl::StatusOr<patterns::AttentionOptions> AttentionOptionsOf(const v1::AttentionSpec& spec);
 
-// Whether documents may be laid out by themselves: kept apart, under a pattern that allows it.
+// Whether documents may be laid out by themselves, which asks for documents that are kept apart.
 absl::Status CheckByDocuments(const v1::JobSpec& spec);
+// Whether that changes where they lie alone: under patterns other than dense it also changes what
+// is chosen, for each document in place of the whole sequence.
+bool TrainsAlikeByDocuments(const v1::JobSpec& spec);
+
+// Whether the job's other fields go with the heads that it shares out.
+absl::Status CheckHeadRanks(const v1::JobSpec& spec);
 
 // Every sequence of a step.
 absl::Status CheckSequencesDivide(const v1::JobSpec& spec, const ring::Division& division);

@@ -364,7 +364,8 @@ void BenchKeyGroups(const Shape& shape, float density, Report& report) {
       static_cast<int64_t>(index::KeyGroupWorkspaceBytes(heads, gate)));
   const std::vector<std::pair<const char*, BlockStep>> steps = {
       {"energy",
-       DimEnergyStep{.tokens = tokens, .energy = energy.data(), .largest = largest.data()}},
+       DimEnergyStep{
+           .tokens = tokens, .rows = tokens, .energy = energy.data(), .largest = largest.data()}},
       {"pick", PickDimsStep{.energy = energy.data(),
                             .largest = largest.data(),
                             .dims = dims.data(),

@@ -27,8 +27,13 @@ absl::Status CudaStatus(cudaError_t error, const char* what, const char* file, i
                                              file, line, Hint(error)));
 }
 
-absl::Status CheckPointer(const void* pointer, const char* name) {
+absl::Status CheckSet(const void* pointer, const char* name) {
   if (pointer == nullptr) return absl::InvalidArgumentError(absl::StrFormat("%s is null", name));
+  return absl::OkStatus();
+}
+
+absl::Status CheckPointer(const void* pointer, const char* name) {
+  if (absl::Status set = CheckSet(pointer, name); !set.ok()) return set;
   if (reinterpret_cast<uintptr_t>(pointer) % 16 != 0) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "%s (%p) is not 16-byte aligned; pass an aligned allocation", name, pointer));

@@ -12,6 +12,9 @@ namespace ringleader::kernels::fused {
 // Ok, or INTERNAL with the CUDA error, the place and what was being done.
 absl::Status CudaStatus(cudaError_t error, const char* what, const char* file, int line);
 
+// INVALID_ARGUMENT naming `name` unless `pointer` is set. It may be a rank's place in an array of
+// all ranks'.
+absl::Status CheckSet(const void* pointer, const char* name);
 // INVALID_ARGUMENT naming `name` unless `pointer` is set and 16-byte aligned (the kernels load 16
 // bytes at a time).
 absl::Status CheckPointer(const void* pointer, const char* name);

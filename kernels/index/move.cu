@@ -63,7 +63,8 @@ __global__ void NoteChoicesKernel(const SelectArgs selected, int blocks, HeadCho
   unsigned long long tiles = 0;
   for (int delta = threadIdx.x; delta < blocks; delta += kThreads) {
     if (bits[delta / 64] >> delta % 64 & 1) {
-      tiles += static_cast<unsigned long long>(DiagonalCost(/*by_tiles=*/true, blocks, delta));
+      tiles += static_cast<unsigned long long>(
+          DiagonalCost(/*by_tiles=*/true, selected.content_blocks(), delta));
     }
   }
   tiles = WarpSum(tiles);

@@ -12,6 +12,7 @@ namespace {
 
 namespace cg = cooperative_groups;
 using fused::CheckPointer;
+using fused::CheckSet;
 using fused::CheckSize;
 
 constexpr int kCandidateCluster = 8;
@@ -275,7 +276,10 @@ __device__ void SelectDiagonals(const SelectArgs& args, int head, int blocks,
                                 SelectShared& shared) {
   const int32_t* mass = args.diagonal_mass + static_cast<int64_t>(head) * blocks;
   const int forced = min(blocks, args.local_blocks + 1), ranks = args.layout.ranks;
-  const auto cost_of = [&](int b) { return DiagonalCost(args.diagonals_by_tiles, blocks, b); };
+  const int64_t content_blocks = args.content_blocks();
+  const auto cost_of = [&](int b) {
+    return DiagonalCost(args.diagonals_by_tiles, content_blocks, b);
+  };
   uint64_t total = 0, forced_sum = 0;  // the second: CountAndMass
   for (int b = threadIdx.x; b < blocks; b += kSelectThreads) {
     total += static_cast<uint64_t>(mass[b]);
@@ -384,8 +388,8 @@ absl::Status SelectColumnCandidates(const ColumnCandidatesArgs& args, cudaStream
   RETURN_IF_ERROR(
       CheckSize(args.layout.tokens, "SelectColumnCandidates: tokens", 1, INT32_MAX - 1024));
   RETURN_IF_ERROR(CheckPointer(args.column_mass, "SelectColumnCandidates: column_mass"));
-  RETURN_IF_ERROR(CheckPointer(args.mass, "SelectColumnCandidates: mass"));
-  RETURN_IF_ERROR(CheckPointer(args.positions, "SelectColumnCandidates: positions"));
+  RETURN_IF_ERROR(CheckSet(args.mass, "SelectColumnCandidates: mass"));
+  RETURN_IF_ERROR(CheckSet(args.positions, "SelectColumnCandidates: positions"));
   size_t bytes = 0;
   const int64_t share = (args.layout.local_tokens() + kCandidateCluster - 1) / kCandidateCluster;
   bool cache = false;
@@ -413,8 +417,8 @@ absl::Status Select(const SelectArgs& args, cudaStream_t stream) {
   RETURN_IF_ERROR(CheckSize(args.tile, "Select: tile", 64, 128, 64));
   RETURN_IF_ERROR(CheckBudgets(args.column_budgets, "Select: column_budgets"));
   RETURN_IF_ERROR(CheckBudgets(args.diagonal_budgets, "Select: diagonal_budgets"));
-  RETURN_IF_ERROR(CheckPointer(args.candidate_mass, "Select: candidate_mass"));
-  RETURN_IF_ERROR(CheckPointer(args.candidate_positions, "Select: candidate_positions"));
+  RETURN_IF_ERROR(CheckSet(args.candidate_mass, "Select: candidate_mass"));
+  RETURN_IF_ERROR(CheckSet(args.candidate_positions, "Select: candidate_positions"));
   RETURN_IF_ERROR(CheckPointer(args.diagonal_mass, "Select: diagonal_mass"));
   if (SelectWorkspaceBytes(args.heads, args.layout.tokens) > 0) {
     RETURN_IF_ERROR(CheckPointer(args.workspace, "Select: workspace"));

@@ -51,6 +51,7 @@ struct SelectArgs {
   HeadBudgets column_budgets = {};         // counts at most max_columns
   HeadBudgets diagonal_budgets = {};
   bool diagonals_by_tiles = false;  // DiagonalCost's
+  int64_t content_tokens = 0;       // before the padding, whose tiles cost nothing; 0: all
   ShardLayout layout;               // of this rank; below 2^31 tokens
   int32_t heads = 0;
   int32_t tile = 128;
@@ -73,6 +74,10 @@ struct SelectArgs {
   // ring schedule, the exact load of every ring step.
   int64_t* load = nullptr;      // [ranks]
   IndexMass* masses = nullptr;  // [heads]
+
+  RINGLEADER_HOST_DEVICE int64_t content_blocks() const {
+    return ((content_tokens == 0 ? layout.tokens : content_tokens) + tile - 1) / tile;
+  }
 
   RINGLEADER_HOST_DEVICE int64_t next_rank() const {
     return candidate_stride > 0 ? candidate_stride : int64_t{heads} * max_columns;

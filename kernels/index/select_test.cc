@@ -87,9 +87,9 @@ std::vector<uint64_t> CheckDiagonals(const Estimate& estimate, const SelectionBu
   const int32_t* block_mass = &estimate.diagonal_mass[h * blocks];
   std::vector<uint64_t> bits(words);
   reference::Taken taken;
-  const int32_t chosen =
-      reference::SelectDiagonals(block_mass, static_cast<int>(blocks), selected.shape.local_blocks,
-                                 mass, cap, bits.data(), selected.shape.diagonals_by_tiles, &taken);
+  const int32_t chosen = reference::SelectDiagonals(
+      block_mass, static_cast<int>(blocks), selected.shape.local_blocks, mass, cap, bits.data(),
+      selected.shape.diagonals_by_tiles, &taken, selected.shape.content_blocks());
   EXPECT_EQ(selected.diagonal_counts.Read()[h], chosen);
   const auto got_bits = selected.diagonals.Read();
   EXPECT_TRUE(std::equal(bits.begin(), bits.end(), got_bits.begin() + h * words));
@@ -133,9 +133,11 @@ void AddLoad(const std::vector<uint64_t>& bits, const ShardLayout& layout, int t
 // Steps 4 and 5 on simulated ranks, compared with kernels/reference.
 void CheckSelection(const Estimate& estimate, int heads, ShardLayout layout, int tile,
                     int max_columns, int sink, int local_blocks, const std::vector<float>& mass,
-                    const std::vector<int32_t>& max_count, bool by_tiles = false) {
+                    const std::vector<int32_t>& max_count, bool by_tiles = false,
+                    int64_t padding = 0) {
   layout.rank = layout.ranks / 2;
   SelectionBuffers selected({.diagonals_by_tiles = by_tiles,
+                             .content_tokens = layout.tokens - padding,
                              .layout = layout,
                              .heads = heads,
                              .tile = tile,
@@ -159,6 +161,25 @@ void CheckSelection(const Estimate& estimate, int heads, ShardLayout layout, int
 
 ShardLayout Striped(int64_t tokens, int ranks) {
   return {.kind = LayoutKind::kStriped, .ranks = ranks, .stripe = 128, .tokens = tokens};
+}
+
+// Candidates of a rank need not lie at a multiple of 16 bytes: 655 columns are a density of 0.05 at
+// 131,072 tokens.
+TEST_F(IndexTest, AnyNumberOfColumnsMayBeSelected) {
+  Estimate estimate;
+  const int64_t tokens = 4096;
+  for (int64_t i = 0; i < 2 * tokens; ++i) {
+    estimate.column_mass.push_back(static_cast<int32_t>(random_() % 5000));
+  }
+  for (int64_t i = 0; i < 2 * tokens / 128; ++i) {
+    estimate.diagonal_mass.push_back(static_cast<int32_t>(random_() % 200000));
+  }
+  for (const int columns : {1, 101, 655}) {
+    for (const int ranks : {1, 4}) {
+      CheckSelection(estimate, 2, Striped(tokens, ranks), 128, columns, 1, 1, {0.9f, 1.0f},
+                     {columns, columns});
+    }
+  }
 }
 
 TEST_F(IndexTest, SelectionEqualsTheReference) {
@@ -194,6 +215,9 @@ TEST_F(IndexTest, SelectionEqualsTheReference) {
         CheckSelection(estimate, heads, Striped(tokens, ranks), 128, 512, 64, 1, mass, caps);
         CheckSelection(estimate, heads, Striped(tokens, ranks), 128, 512, 64, 1, mass,
                        {16000, 70, 1000, 512, 300, 1, 20000, 4000}, /*by_tiles=*/true);
+        CheckSelection(estimate, heads, Striped(tokens, ranks), 128, 512, 64, 1, mass,
+                       {16000, 70, 1000, 512, 300, 1, 20000, 4000}, /*by_tiles=*/true,
+                       /*padding=*/tokens / 5);
       }
     }
   }

@@ -30,6 +30,11 @@ struct IndexInputs {
   float move = 1.0f;
 };
 
+// Tokens of the sequence before the padding at its end, which has no say in what is chosen.
+inline int64_t ContentOf(const IndexInputs& inputs) {
+  return inputs.documents == nullptr ? inputs.layout.tokens : inputs.documents->host->content;
+}
+
 // The types that ranks sum.
 enum class SumType { kQueries, kInt32, kInt64 };  // kQueries: the type of q
 

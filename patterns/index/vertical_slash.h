@@ -16,7 +16,8 @@ struct VerticalSlash {
   kernels::ShardLayout layout;  // of this rank
   int32_t heads = 0;
   int32_t tile = 128;
-  int64_t blocks = 0;  // of `tile` tokens, of the sequence
+  int64_t blocks = 0;   // of `tile` tokens, of the sequence
+  int64_t content = 0;  // tokens before its padding
   float scale = 0.0f;
   int32_t queries = 0;  // estimate queries: E
   bool spread = false;  // they lie all over the sequence
@@ -44,6 +45,7 @@ struct VerticalSlash {
   // in unused slots. Candidates writes this rank's.
   DeviceArray<int32_t> candidates = {};
 
+  int64_t content_blocks() const { return (content + tile - 1) / tile; }
   int64_t candidate_slots() const { return int64_t{heads} * max_columns; }
   int32_t* CandidateMass(int rank) const {
     return candidates.data() + rank * 2 * candidate_slots();

@@ -32,12 +32,16 @@ TEST_F(DiskTest, TrainingOutlastsAFullDiskAndTheRecordIsWhole) {
   StartWorker("a", 2);
   Submit(Spec("job", 2, 800, {{"fake-step-ms", "25"}}));
   AwaitStep("job", 7);
-  {
-    std::ofstream ballast(disk + "/ballast");
+  const auto fill_up = [&] {
+    std::ofstream ballast(disk + "/ballast", std::ios::app);
     const std::string block(4096, 'b');
     while (ballast.write(block.data(), static_cast<std::streamsize>(block.size())).flush()) {
     }
-  }
+  };
+  fill_up();
+  // What fills the disk goes on when the coordinator gives up its reserve.
+  ASSERT_TRUE(Eventually([&] { return !fs::exists(disk + "/ringleader.db.reserve"); }));
+  fill_up();
   const absl::Time full = absl::Now();
   // Twice as long as the worker would let its trainers live out of sight of the coordinator.
   const absl::Duration long_enough = absl::Seconds(2 * coordinator_flags_["--fence-after"]);

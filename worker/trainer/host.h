@@ -26,8 +26,8 @@ struct StepRecord {
   // How the step was dealt over all groups, where documents are samples; zeros otherwise.
   uint64_t samples = 0;
   uint64_t micro_batches = 0;
-  uint64_t padding_tokens = 0;
-  double dealt_imbalance = 0;  // of the predicted times: max over groups / mean
+  uint64_t padding_tokens = 0;  // of packed sequences, too
+  double dealt_imbalance = 0;   // of the predicted times: max over groups / mean
   // What this rank's group trained, padding included; and, where a pattern is chosen for each
   // micro-batch, what those of each length visited (SampleWeights::BinOf), all layers and heads of
   // this rank.

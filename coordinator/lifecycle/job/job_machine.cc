@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "base/back_off.h"
 #include "coordinator/store/store.h"
+#include "jobspec/values/attention_spec.h"
 #include "proto/states.h"
 #include "proto/timestamps.h"
 
@@ -253,7 +254,7 @@ void JobMachine::Place(const std::vector<v1::Placement>& placements, const v1::S
   for (const v1::Placement& placement : placements) {
     v1::Command command;
     v1::StartTrainers* start = command.mutable_start();
-    *start->mutable_spec() = job_.spec();
+    *start->mutable_spec() = jobspec::PlannedJob(job_.spec(), plan);
     *start->mutable_plan() = plan;
     start->set_first_rank(placement.first_rank());
     start->set_trainers(placement.trainers());

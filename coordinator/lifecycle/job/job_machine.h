@@ -145,6 +145,8 @@ class JobMachine {
   void OnCheckpoint(const v1::CheckpointNotice& checkpoint);
   void OnModelExported(const std::string& path);
 
+  // Whether ranks trained past the step that this version of the plan was to change, without it.
+  bool Missed(uint64_t plan_version) const;
   // Ids of nodes on which a rank of the last attempt was slow.
   std::set<std::string> SlowNodes() const;
   // Ids of nodes that refused this job a moment ago.

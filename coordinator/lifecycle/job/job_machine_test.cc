@@ -40,6 +40,23 @@ TEST_F(JobMachineTest, StartsConnectsAndSucceeds) {
   EXPECT_TRUE(machine_.Finished());
 }
 
+// Trainers are told how many share out heads; the job's record says that the planner picks.
+TEST_F(JobMachineTest, TrainersGetTheHeadsThatThePlanPicked) {
+  for (const bool picks : {true, false}) {
+    v1::Job job = NewJob();
+    job.mutable_spec()->mutable_parallelism()->set_heads(picks ? 0 : 2);
+    JobMachine machine(job, &options_);
+    v1::StepPlan plan;
+    plan.set_heads(picks ? 4 : 0);
+    machine.Place({On("nodes/a", 0)}, plan, 7, now_);
+    const Effects effects = machine.Take();
+    ASSERT_EQ(effects.commands.size(), 1u);
+    const v1::StartTrainers& start = effects.commands[0].command.start();
+    EXPECT_EQ(start.spec().parallelism().heads(), picks ? 4u : 2u);
+    EXPECT_EQ(machine.job().spec().parallelism().heads(), picks ? 0u : 2u);
+  }
+}
+
 TEST_F(JobMachineTest, ARunningJobIsProfiledThroughRankZero) {
   EXPECT_EQ(machine_.Profile(2).code(), absl::StatusCode::kFailedPrecondition);
   Run();
@@ -363,6 +380,34 @@ TEST_F(JobMachineTest, ReportsThatComeAfterTheEndFillTheRecord) {
   for (const v1::StepReport& step : machine_.Take().steps) recorded.push_back(step.step());
   EXPECT_THAT(recorded, ElementsAre(2, 3));
   EXPECT_EQ(machine_.job().progress().step(), 4);
+}
+
+TEST_F(JobMachineTest, ReportsThatComeBeforeTheNextAttemptTrainsFillTheRecord) {
+  Run();
+  Step(1);
+  for (uint32_t rank = 0; rank < 4; ++rank) Exit(rank, TrainerExited::FAILED, rank > 0);
+  Pass(options_.retry_backoff);
+  Run();
+  v1::StepReport report;
+  report.set_step(2);
+  machine_.OnLateStep(1, report);
+  EXPECT_EQ(machine_.Take().steps.size(), 1u);
+}
+
+TEST_F(JobMachineTest, WhenItIsTriedAgainIsSaidUntilItIs) {
+  Run();
+  for (uint32_t rank = 0; rank < 4; ++rank) Exit(rank, TrainerExited::FAILED, rank > 0);
+  EXPECT_TRUE(machine_.job().has_retry_time());
+  Pass(options_.retry_backoff);
+  Run();
+  EXPECT_FALSE(machine_.job().has_retry_time());
+}
+
+TEST_F(JobMachineTest, TheSameReasonToWaitIsNoChange) {
+  machine_.Wait("no node is free");
+  EXPECT_TRUE(machine_.Take().job_changed);
+  machine_.Wait("no node is free");
+  EXPECT_FALSE(machine_.Take().any());
 }
 
 }  // namespace

@@ -29,7 +29,6 @@ std::optional<v1::StepReport> JobMachine::OnStep(v1::StepReport report, StepMerg
   for (const v1::Placement& placement : attempt->placements()) {
     effects_.nodes_that_served.push_back(placement.node());
   }
-  SettlePlanChanges(attempt, *merged);
   RecordStep(attempt, *merged);
   return merged;
 }
@@ -44,6 +43,14 @@ void JobMachine::SettlePlanChanges(v1::Attempt* attempt, const v1::StepReport& m
     change.set_state(is_over ? v1::PlanChange::MISSED : v1::PlanChange::IN_FORCE);
     effects_.job_changed = true;
   }
+}
+
+bool JobMachine::Missed(uint64_t plan_version) const {
+  return std::ranges::any_of(job_.attempts(), [&](const v1::Attempt& attempt) {
+    return std::ranges::any_of(attempt.plan_changes(), [&](const v1::PlanChange& change) {
+      return change.version() == plan_version && change.state() == v1::PlanChange::MISSED;
+    });
+  });
 }
 
 void JobMachine::NameSlowRanks(std::vector<v1::SlowRank> slow) {
@@ -83,6 +90,7 @@ void JobMachine::OnLateStep(uint32_t number, v1::StepReport report) {
 }
 
 void JobMachine::RecordStep(v1::Attempt* attempt, const v1::StepReport& merged) {
+  SettlePlanChanges(attempt, merged);
   if (attempt->last_step() == 0) {
     attempt->set_first_step(merged.step() - 1);
     const absl::Time began = ToTime(merged.time()) - absl::Seconds(merged.step_seconds());

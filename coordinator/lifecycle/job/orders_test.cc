@@ -136,6 +136,25 @@ TEST_F(OrdersTest, ChangesOfThePlanAreRecorded) {
   EXPECT_EQ(attempt().plan_changes(1).state(), v1::PlanChange::MISSED);
 }
 
+// The attempt died before all ranks had reported the step, so nothing was merged that would have
+// had the change withdrawn. One rank's word tells.
+TEST_F(OrdersTest, AChangeThatRanksTrainedPastIsKnownToBeMissed) {
+  Run();
+  v1::StepPlan plan;
+  plan.set_version(2);
+  plan.set_effective_step(3);
+  machine_.Replan(plan);
+  Step(1);
+  v1::StepReport last;
+  last.set_step(3);
+  last.set_plan_version(1);
+  machine_.OnStep(last, {});
+  EXPECT_FALSE(machine_.Missed(2));
+  for (uint32_t rank = 0; rank < 4; ++rank) Exit(rank, TrainerExited::FAILED, rank > 0);
+  EXPECT_TRUE(machine_.Missed(2));
+  EXPECT_FALSE(machine_.Missed(1));
+}
+
 TEST_F(OrdersTest, ASlowRanksNodeIsNamedAndShunnedByTheNextAttempt) {
   Run();
   EXPECT_THAT(machine_.SlowNodes(), IsEmpty());

@@ -26,6 +26,9 @@ struct PlanRequest {
   std::vector<v1::NodeInventory> nodes = {};  // of each placement, in order
   // The plan of the attempt whose checkpoint the next one resumes from: it adds in the same order.
   std::optional<v1::StepPlan> kept = {};
+  // The newest change of `kept` came too late for that attempt, which ended before it was
+  // withdrawn.
+  bool kept_was_missed = false;
   bool is_preview = false;  // nothing starts with it
   // True once something has overtaken the plan: whatever comes of it is not looked at. May be null.
   std::shared_ptr<const std::atomic<bool>> is_overtaken = nullptr;

@@ -182,6 +182,44 @@ TEST_F(PlanningTest, AnAttemptThatResumesIsPlannedLikeTheLast) {
   const std::optional<v1::StepPlan> kept = run(512, /*saves=*/true);
   ASSERT_TRUE(kept.has_value());
   EXPECT_EQ(kept->stripe(), 512u);
+  EXPECT_FALSE(plans_.waiting.at(0).request.kept_was_missed);
+}
+
+TEST_F(PlanningTest, WhatWasAnnouncedTooLateIsNotKept) {
+  auto session = Connect("a", "folder.1");
+  ASSERT_TRUE(Create("j").ok());
+  Answer();
+  token_ = session->Commands().back().fencing_token();
+  uint64_t sequence = 0;
+  for (const uint32_t rank : {0, 1}) Say(session, ++sequence, Ready(rank));
+  plans_.next.emplace();
+  plans_.next->set_version(2);
+  plans_.next->set_effective_step(2);
+  const auto step = [&](int32_t rank, uint64_t number) {
+    v1::AttemptEvent event;
+    event.mutable_step()->set_rank(rank);
+    event.mutable_step()->set_step(number);
+    event.mutable_step()->set_plan_version(1);
+    Say(session, ++sequence, event);
+  };
+  for (const int32_t rank : {0, 1}) step(rank, 1);
+  v1::AttemptEvent saved;
+  saved.mutable_checkpoint()->set_step(1);
+  saved.mutable_checkpoint()->set_path("/checkpoints/step-1");
+  Say(session, ++sequence, saved);
+  step(1, 2);
+  for (const uint32_t rank : {0, 1}) {
+    v1::AttemptEvent exited;
+    exited.mutable_trainer_exited()->set_rank(rank);
+    exited.mutable_trainer_exited()->set_outcome(v1::TrainerExited::FAILED);
+    exited.mutable_trainer_exited()->set_retryable(true);
+    Say(session, ++sequence, exited);
+  }
+  clock_.Advance(absl::Minutes(10));
+  controller_->RunOnce();
+  ASSERT_THAT(plans_.waiting, SizeIs(1));
+  EXPECT_EQ(plans_.waiting[0].request.kept->version(), 2u);
+  EXPECT_TRUE(plans_.waiting[0].request.kept_was_missed);
 }
 
 TEST_F(PlanningTest, ACancelledJobGivesItsSlotsBackAtOnce) {
@@ -407,13 +445,17 @@ TEST_F(PlanningTest, APreviewHoldsUpNobody) {
   auto session = RunJob();
   plans_.held = true;
   absl::StatusOr<JobController::Preview> preview;
-  std::thread caller([&] { preview = controller_->PreviewJob(Spec("k"), {}, ""); });
+  v1::ModelShape shape;
+  shape.set_layers(7);
+  std::thread caller([&] { preview = controller_->PreviewJob(Spec("k"), shape, ""); });
   const absl::Time give_up = absl::Now() + absl::Seconds(60);
   while (plans_.asked < 2 && absl::Now() < give_up) std::this_thread::yield();
   ASSERT_EQ(plans_.asked, 2);
   Say(session, 4, Step(1, 0));
   Say(session, 5, Step(1, 1));
   EXPECT_EQ(Job().progress().step(), 1);
+  EXPECT_EQ(plans_.waiting.at(0).request.shape.value_or(v1::ModelShape()).layers(), 7)
+      << "config.json is not read again";
   Answer();
   caller.join();
   ASSERT_TRUE(preview.ok()) << preview.status();

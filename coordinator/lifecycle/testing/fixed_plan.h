@@ -29,7 +29,7 @@ class FixedPlan : public PlanSource {
     return made;
   }
   std::optional<v1::StepPlan> Observe(const v1::Job&, const v1::StepReport&) override {
-    return std::nullopt;
+    return std::exchange(next, std::nullopt);
   }
   std::vector<v1::SlowRank> SlowRanks(const v1::Job&) override { return slow; }
   void Forget(const v1::Job&) override {}
@@ -59,7 +59,8 @@ class FixedPlan : public PlanSource {
     Done done;
   };
   bool held = false;
-  std::vector<v1::SlowRank> slow = {};  // of every job
+  std::optional<v1::StepPlan> next = {};  // announced with the next step
+  std::vector<v1::SlowRank> slow = {};    // of every job
   std::optional<v1::StepPlan> restored = {};
   std::vector<v1::StepReport> relearned = {};
   std::shared_ptr<const store::MeasurementList> measured = nullptr;

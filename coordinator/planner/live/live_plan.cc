@@ -194,14 +194,17 @@ bool LivePlan::ChangeShape(const v1::StepReport& report, std::optional<v1::StepP
   return true;
 }
 
-std::optional<v1::StepPlan> LivePlan::Observe(const v1::StepReport& report,
+std::optional<v1::StepPlan> LivePlan::Observe(const v1::StepReport& report, absl::Duration age,
                                               const balance::LengthDensities& densities,
                                               const balance::LatencyTable& measured) {
   slow_.Observe(report);
   LearnWhatAChangeCosts(report);
   std::optional<v1::StepPlan> next;
   if (is_left_alone_ || !IsTaken(report, &next) || !may_change_) return next;
-  if (!MayChangeSoon(report)) return std::nullopt;
+  const auto lead = static_cast<double>(LeadSteps(report.step_seconds()));
+  if (!MayChangeSoon(report) || age > lead * absl::Seconds(report.step_seconds())) {
+    return std::nullopt;
+  }
   next = ReplanWeights(spec_, plan_, report, densities, measured);
   if (next.has_value()) {
     next->set_effective_step(report.step() + LeadSteps(report.step_seconds()));

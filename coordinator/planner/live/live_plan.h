@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "balance/latency_table.h"
 #include "balance/length_densities.h"
 #include "coordinator/planner/live/reshape.h"
@@ -30,8 +31,10 @@ class LivePlan {
 
   const v1::StepPlan& plan() const { return plan_; }
 
-  // Takes in a merged report. Returns the plan to announce, if there is a change to make.
-  std::optional<v1::StepPlan> Observe(const v1::StepReport& report,
+  // Takes in a merged report, of a step that ended `age` ago. Returns the plan to announce, if
+  // there is a change to make. Nothing new follows from a report that was under way for longer than
+  // a change is announced ahead: ranks have long trained the step that it would be dated.
+  std::optional<v1::StepPlan> Observe(const v1::StepReport& report, absl::Duration age,
                                       const balance::LengthDensities& densities,
                                       const balance::LatencyTable& measured);
 

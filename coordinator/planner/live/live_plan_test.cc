@@ -39,7 +39,7 @@ class LivePlanTest : public ::testing::Test {
       report.set_step_seconds(1);
       report.set_plan_version(version);
       report.mutable_rank_paces()->Add(paces_.begin(), paces_.end());
-      if (auto next = live->Observe(report, {}, {})) return next;
+      if (auto next = live->Observe(report, age_, {}, {})) return next;
     }
     return std::nullopt;
   }
@@ -54,6 +54,7 @@ class LivePlanTest : public ::testing::Test {
   v1::JobSpec spec_;
   v1::StepPlan plan_;
   uint64_t step_ = 0;
+  absl::Duration age_;
   std::vector<float> paces_ = {10, 10, 10, 10};
 };
 
@@ -132,6 +133,18 @@ TEST_F(LivePlanTest, ARestartedCoordinatorGoesOnFromWhatWasAnnounced) {
   const auto withdrawal = Train(&missed, 30, 1);
   ASSERT_TRUE(withdrawal.has_value());
   EXPECT_EQ(withdrawal->layout(), v1::ParallelismSpec::STRIPED);
+}
+
+// Reports that waited, e.g. for a coordinator with a full disk, are of steps long before the
+// ranks'.
+TEST_F(LivePlanTest, NothingIsDatedByAReportThatWaited) {
+  LivePlan live(spec_, plan_, nullptr, true);
+  Train(&live, 100, 1);
+  live.TakeShape(1, Better(v1::ParallelismSpec::ZIGZAG, plan_));
+  age_ = absl::Seconds(6);
+  EXPECT_FALSE(Train(&live, 10, 1).has_value());
+  age_ = absl::Seconds(4);
+  EXPECT_TRUE(Train(&live, 1, 1).has_value());
 }
 
 TEST_F(LivePlanTest, ASlowRanksGroupGetsLess) {

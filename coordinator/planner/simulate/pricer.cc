@@ -306,7 +306,10 @@ absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
       .group = GroupOf(cluster_, setting.ring.ranks() * setting.heads.ranks, setting.heads.ranks),
       .intra_node = cluster_.intra_node,
       .inter_node = cluster_.inter_node,
-      .kv_bytes = kv * (cuda ? 2 : 4)};
+      .kv_bytes = kv * (cuda ? 2 : 4),
+      .head_groups = setting.ring.kind == ring::RingKind::kAllGather
+                         ? static_cast<int>(jobspec::HeadGroups(spec_.parallelism()))
+                         : 1};
   // Seconds of a layer's backward pass, with what it computes again.
   const double mlp_backward =
       0.75 * static_cast<double>(model_.layers * model_.mlp_weights()) /

@@ -289,20 +289,28 @@ double GatherSeconds(const RingSetup& setup, double bytes) {
 }
 
 // Nobody waits for anybody after the gather: a rank attends to its own keys meanwhile, and to all
-// others after it.
+// others after it. Groups of heads are gathered one after the other, beside the computation; the
+// gradients of each go home after its own.
 double PlayGather(const RingSetup& setup, const ring::TileLoads& loads,
                   const std::vector<double>& totals, const StepSeconds& seconds) {
-  const double gather = GatherSeconds(setup, setup.kv_bytes);
+  const double groups = setup.head_groups;
+  const double gather = GatherSeconds(setup, setup.kv_bytes / groups);
+  const double home =
+      setup.gradient_bytes > 0 ? GatherSeconds(setup, setup.gradient_bytes / groups) : 0;
   double last = 0;
   for (int rank = 0; rank < loads.ranks(); ++rank) {
     const double own = loads.of(rank, rank), columns = loads.columns(rank);
-    const double begun = seconds.lead + (columns + own) * seconds.per_tile + seconds.per_step;
-    const double others = (totals[rank] - columns - own) * seconds.per_tile;
-    last = std::max(last, loads.ranks() == 1 ? begun
-                                             : std::max(begun, gather) + others +
-                                                   (loads.ranks() - 1) * seconds.per_step);
+    const double others = totals[rank] - columns - own;
+    double now = seconds.lead;
+    for (int group = 1; group <= setup.head_groups; ++group) {
+      now += ((columns + own) * seconds.per_tile + seconds.per_step) / groups;
+      if (loads.ranks() == 1) continue;
+      now = std::max(now, group * gather) +
+            (others * seconds.per_tile + (loads.ranks() - 1) * seconds.per_step) / groups + home;
+    }
+    last = std::max(last, now);
   }
-  return setup.gradient_bytes > 0 ? last + GatherSeconds(setup, setup.gradient_bytes) : last;
+  return last;
 }
 
 // Seconds of the hops that a rank makes; an inner ring that is no part of a node goes at the speed
@@ -322,9 +330,10 @@ double TransferSeconds(const RingSetup& setup, const RingSchedule& schedule) {
     }
   }
   if (Gathers(setup)) {  // each rank's share to every other
-    total = (setup.shape.ranks() - 1) * Transfer(slowest, setup.kv_bytes);
+    const int transfers = (setup.shape.ranks() - 1) * setup.head_groups;
+    total = transfers * Transfer(slowest, setup.kv_bytes / setup.head_groups);
     if (setup.gradient_bytes > 0) {
-      total += (setup.shape.ranks() - 1) * Transfer(slowest, setup.gradient_bytes);
+      total += transfers * Transfer(slowest, setup.gradient_bytes / setup.head_groups);
     }
   }
   return total;

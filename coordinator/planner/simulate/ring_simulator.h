@@ -19,6 +19,7 @@ struct RingSetup {
   Link inter_node;
   double kv_bytes = 0;        // keys and values of one rank
   double gradient_bytes = 0;  // of their gradients; 0: forward
+  int head_groups = 1;        // that are gathered one after the other
 };
 
 // What the loads' tiles take. A rank spends `per_tile` on a tile, `per_step` on every ring step,

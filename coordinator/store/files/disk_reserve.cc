@@ -12,15 +12,24 @@
 
 namespace ringleader::store {
 
-DiskReserve::DiskReserve(std::string path, int64_t bytes) : path_(std::move(path)), bytes_(bytes) {
+DiskReserve::DiskReserve(std::string path, int64_t bytes, const std::vector<std::string>& heirs)
+    : path_(std::move(path)), bytes_(bytes) {
   if (bytes_ == 0) {
     unlink(path_.c_str());  // one of an earlier process, which had other settings
     return;
+  }
+  for (const std::string& heir : heirs) {
+    if (const int fd = open(heir.c_str(), O_RDWR | O_CLOEXEC); fd >= 0) heirs_.push_back(fd);
   }
   absl::MutexLock lock(&mutex_);
   struct stat file = {};
   held_ = stat(path_.c_str(), &file) == 0 && int64_t{file.st_blocks} * 512 >= bytes_;
   if (!held_) TryToTake(bytes_);
+  if (!held_) AllocateForHeirs();
+}
+
+DiskReserve::~DiskReserve() {
+  for (const int heir : heirs_) close(heir);
 }
 
 int64_t DiskReserve::FreeBytes() const {
@@ -45,6 +54,17 @@ void DiskReserve::TryToTake(int64_t room) {
 void DiskReserve::GiveUpLocked() {
   held_ = false;
   unlink(path_.c_str());
+  AllocateForHeirs();
+}
+
+void DiskReserve::AllocateForHeirs() const {
+  for (const int heir : heirs_) {
+    struct stat file = {};
+    if (fstat(heir, &file) != 0) continue;
+    // As much as can be had; a file system that allocates nothing in advance leaves it free.
+    int64_t bytes = bytes_ / 4;
+    while (bytes > 0 && fallocate(heir, FALLOC_FL_KEEP_SIZE, file.st_size, bytes) != 0) bytes /= 2;
+  }
 }
 
 bool DiskReserve::held() const {
@@ -53,7 +73,6 @@ bool DiskReserve::held() const {
 }
 
 void DiskReserve::GiveUp() {
-  if (bytes_ == 0) return;
   absl::MutexLock lock(&mutex_);
   GiveUpLocked();
 }

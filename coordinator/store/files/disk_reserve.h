@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -16,7 +17,14 @@ namespace ringleader::store {
 class DiskReserve {
  public:
   // `path` of the file, which is made at once where there is room; `bytes`: its size, 0 for none.
-  DiskReserve(std::string path, int64_t bytes);
+  // `heirs`: files that each get a quarter of its blocks, beyond their end, when it is given up:
+  // what fills the disk mostly goes on, and would take what is merely free. They are open for as
+  // long as the reserve lives, which has to be longer than SQLite uses them: to close a file lets
+  // go of all locks that the process has on it.
+  DiskReserve(std::string path, int64_t bytes, const std::vector<std::string>& heirs = {});
+  ~DiskReserve();
+  DiskReserve(const DiskReserve&) = delete;
+  DiskReserve& operator=(const DiskReserve&) = delete;
 
   // Gives the reserve up when less than half its size is free besides, and takes it again when
   // there is room for it and as much. RESOURCE_EXHAUSTED while it is given up: names the file
@@ -32,9 +40,11 @@ class DiskReserve {
   // Takes it if there is so much room: a quota may leave less than the file system has free.
   void TryToTake(int64_t room) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int64_t FreeBytes() const;
+  void AllocateForHeirs() const;
 
   const std::string path_;
   const int64_t bytes_;
+  std::vector<int> heirs_;  // open
   mutable absl::Mutex mutex_;
   bool held_ ABSL_GUARDED_BY(mutex_) = false;
   bool said_ ABSL_GUARDED_BY(mutex_) = false;  // that it is given up

@@ -103,6 +103,31 @@ TEST_F(DiskReserveTest, AFullDiskIsSaidAndWhatIsVitalIsWritten) {
   EXPECT_TRUE(Create("vital", Need::kVital).ok());
 }
 
+// What fills the disk goes on when the reserve is given up, and takes all that is free then.
+TEST_F(DiskReserveTest, WhatFillsTheDiskDoesNotGetTheReserve) {
+  ASSERT_TRUE(Create("before", Need::kOrdinary).ok());
+  FillDisk();
+  EXPECT_FALSE(store_->Space().ok());
+  const auto fill_up = [&] {
+    std::ofstream more(small_ + "/more", std::ios::app);
+    while (more.put('m').flush()) {
+    }
+  };
+  fill_up();
+  for (int i = 0; i < 60; ++i) {
+    const absl::Status vital = Create(absl::StrCat("vital-", i), Need::kVital);
+    ASSERT_TRUE(vital.ok()) << i << ": " << vital;
+    if (i % 20 != 0) continue;
+    store_.reset();  // nor what is free between an end and a start
+    fill_up();
+    Open();
+    fill_up();
+  }
+  fs::remove(small_ + "/more");
+  MakeRoom();
+  EXPECT_TRUE(Create("after", Need::kOrdinary).ok());
+}
+
 // What was written is larger than what was free: nobody knew until the disk was full.
 TEST_F(DiskReserveTest, AWriteThatFindsTheDiskFullFreesTheReserveForWhatIsVital) {
   ASSERT_TRUE(Create("before", Need::kOrdinary).ok());
@@ -213,6 +238,22 @@ TEST(DiskReserveFileTest, AFileWithoutItsBlocksIsNoReserve) {
   struct stat file = {};
   ASSERT_EQ(stat(path.c_str(), &file), 0);
   EXPECT_GE(int64_t{file.st_blocks} * 512, kMebibyte);
+}
+
+TEST(DiskReserveFileTest, WhatItIsGivenUpForGetsBlocksThenAndNotBefore) {
+  const TempDir dir;
+  const std::string heir = dir.File("heir");
+  std::ofstream(heir) << "text";
+  DiskReserve reserve(dir.File("reserve"), kMebibyte, {heir});
+  const auto blocks = [&] {
+    struct stat file = {};
+    EXPECT_EQ(stat(heir.c_str(), &file), 0);
+    EXPECT_EQ(file.st_size, 4);
+    return int64_t{file.st_blocks} * 512;
+  };
+  EXPECT_LT(blocks(), kMebibyte / 4);
+  reserve.GiveUp();
+  EXPECT_GE(blocks(), kMebibyte / 4);
 }
 
 TEST(DiskReserveFileTest, AReserveThatDoesNotFitLeavesNothingBehind) {

@@ -39,12 +39,20 @@ class SqliteStore : public Store {
               std::unique_ptr<Connection> writer, uint64_t revision)
       : options_(std::move(options)),
         lock_(std::move(lock)),
+        reserve_(ReservePath(options_.path), options_.reserve_bytes,
+                 {options_.path, options_.path + "-wal"}),
         writer_(std::move(writer)),
-        revision_(revision),
-        reserve_(ReservePath(options_.path), options_.reserve_bytes) {
+        revision_(revision) {
     if (options_.on_damage) {
       integrity_check_ = std::make_unique<IntegrityCheck>(options_.path, options_.on_damage);
     }
+  }
+
+  ~SqliteStore() override {
+    // On a full disk the log stays as after a crash: its space would be gone at the next start.
+    if (reserve_.held()) return;
+    sqlite3_db_config(writer_->database().getHandle(), SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1,
+                      nullptr);
   }
 
   absl::Status Read(absl::FunctionRef<absl::Status(ReadTransaction&)> body) override {
@@ -200,9 +208,9 @@ class SqliteStore : public Store {
 
   const SqliteOptions options_;
   const std::unique_ptr<FileLock> lock_;
+  DiskReserve reserve_;                       // outlives all connections
   const std::unique_ptr<Connection> writer_;  // used by the queue's leader
   std::atomic<uint64_t> revision_;
-  DiskReserve reserve_;
 
   absl::Mutex queue_mu_;
   std::deque<Writer*> queue_ ABSL_GUARDED_BY(queue_mu_);  // the front leads

@@ -261,6 +261,7 @@ __global__ void __launch_bounds__(kGateThreads)
   const int words = (blocks + 31) / 32;
   uint32_t* chosen = args.chosen + row * words;
   KeepLargest(row_keys, own, keep, own, words, TiesGoLate(head), chosen, shared);
+  if (args.query_layout.Position(static_cast<int64_t>(a) * args.tile) >= args.content) return;
   __syncthreads();
   uint64_t kept = 0, total = 0;
   for (int b = threadIdx.x; b <= own; b += kGateThreads) {

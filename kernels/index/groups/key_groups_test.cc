@@ -77,7 +77,10 @@ class KeyGroupsTest : public GpuTest {
                                nullptr, nullptr),
                   absl::OkStatus());
       };
-      run(DimEnergyStep{.tokens = q.tokens, .energy = energy.data(), .largest = largest.data()});
+      run(DimEnergyStep{.tokens = q.tokens,
+                        .rows = q.tokens,
+                        .energy = energy.data(),
+                        .largest = largest.data()});
       run(PickDimsStep{.energy = energy.data(),
                        .largest = largest.data(),
                        .dims = dims.data(),

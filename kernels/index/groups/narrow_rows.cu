@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kThreads)
   const float most = MostEnergy(step.tokens * (rows.of_keys ? 1 : q.heads / k.heads));
   const int at_once = kThreads / row_threads;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kEnergyTokens,
-                end = min(first + kEnergyTokens, rows.tokens);
+                end = min(first + kEnergyTokens, step.rows);
   int64_t sums[8] = {};
   float maxima[8] = {};
 #pragma unroll 4
@@ -218,7 +218,8 @@ unsigned Parts(int64_t tokens, int of_block) {
 absl::Status SumDimEnergy(const Rows& q, const Rows& k, const DimEnergyStep& step,
                           cudaStream_t stream) {
   RETURN_IF_ERROR(CheckBoth(q, k));
-  RETURN_IF_ERROR(CheckSize(step.tokens, "DimEnergyStep: tokens", q.tokens, 1 << 30));
+  RETURN_IF_ERROR(CheckSize(step.rows, "DimEnergyStep: rows", 0, q.tokens));
+  RETURN_IF_ERROR(CheckSize(step.tokens, "DimEnergyStep: tokens", step.rows, 1 << 30));
   RETURN_IF_ERROR(CheckPointer(step.energy, "DimEnergyStep: energy"));
   RETURN_IF_ERROR(CheckPointer(step.largest, "DimEnergyStep: largest"));
   const size_t values = size_t{2} * k.heads * k.head_dim;
@@ -226,7 +227,8 @@ absl::Status SumDimEnergy(const Rows& q, const Rows& k, const DimEnergyStep& ste
                        "SumDimEnergy");
   RETURN_IF_CUDA_ERROR(cudaMemsetAsync(step.largest, 0, sizeof(float) * values, stream),
                        "SumDimEnergy");
-  SumDimEnergyKernel<<<dim3(Parts(q.tokens, kEnergyTokens), q.heads + k.heads), kThreads, 0,
+  if (step.rows == 0) return absl::OkStatus();
+  SumDimEnergyKernel<<<dim3(Parts(step.rows, kEnergyTokens), q.heads + k.heads), kThreads, 0,
                        stream>>>(q, k, step);
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "SumDimEnergy");
   return absl::OkStatus();

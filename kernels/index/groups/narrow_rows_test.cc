@@ -78,7 +78,10 @@ Results OnDevice(const Rows& q, const Rows& k) {
   const TokenMajor<const Bf16> q_view = q.On<Bf16>(q_rows.data()),
                                k_view = k.On<Bf16>(k_rows.data());
   EXPECT_EQ(SumDimEnergy(q_view, k_view,
-                         {.tokens = q.tokens, .energy = energy.data(), .largest = largest.data()},
+                         {.tokens = q.tokens,
+                          .rows = q.tokens,
+                          .energy = energy.data(),
+                          .largest = largest.data()},
                          nullptr),
             absl::OkStatus());
   EXPECT_EQ(PickDims(k.heads, k.head_dim,
@@ -110,9 +113,11 @@ Results OnCpu(const Rows& q, const Rows& k) {
   reference::Engine engine(2);
   const TokenMajor<const float> q_view = q.On<float>(q.floats.data()),
                                 k_view = k.On<float>(k.floats.data());
-  reference::SumDimEnergy(
-      engine, q_view, k_view,
-      {.tokens = q.tokens, .energy = results.energy.data(), .largest = results.largest.data()});
+  reference::SumDimEnergy(engine, q_view, k_view,
+                          {.tokens = q.tokens,
+                           .rows = q.tokens,
+                           .energy = results.energy.data(),
+                           .largest = results.largest.data()});
   reference::PickDims(k.heads, k.head_dim,
                       {.energy = results.energy.data(),
                        .largest = results.largest.data(),
@@ -171,7 +176,7 @@ TEST(NarrowRowsArgumentsTest, ErrorsNameTheArgumentAndWhatIsAllowed) {
   const auto message = [](int heads, int head_dim, int64_t stride, int64_t tokens) {
     const TokenMajor<const Bf16> q = {data, 1024, heads, head_dim, stride, head_dim},
                                  k = {data, 1024, 2, head_dim, stride, head_dim};
-    return std::string(SumDimEnergy(q, k, {.tokens = tokens}, nullptr).message());
+    return std::string(SumDimEnergy(q, k, {.tokens = tokens, .rows = 1024}, nullptr).message());
   };
   EXPECT_THAT(message(4, 80, 640, 1024), HasSubstr("head_dim is 80; 64 and 128 are supported"));
   EXPECT_THAT(message(3, 64, 640, 1024), HasSubstr("heads of q is 3"));

@@ -35,9 +35,11 @@ struct PickedRows {
       : dims(k.heads * kScoreDims), inverses(2 * k.heads) {
     std::vector<int64_t> energy(2 * k.heads * k.head_dim);
     std::vector<float> largest(energy.size());
-    RunBlockStep(
-        engine, q.view(), k.view(),
-        DimEnergyStep{.tokens = q.tokens, .energy = energy.data(), .largest = largest.data()});
+    RunBlockStep(engine, q.view(), k.view(),
+                 DimEnergyStep{.tokens = q.tokens,
+                               .rows = q.tokens,
+                               .energy = energy.data(),
+                               .largest = largest.data()});
     RunBlockStep(engine, q.view(), k.view(),
                  PickDimsStep{.energy = energy.data(),
                               .largest = largest.data(),

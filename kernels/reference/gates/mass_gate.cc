@@ -160,6 +160,7 @@ void SelectBlocksByMass(Engine& engine, const MassGateStep& step) {
       const int64_t row = head * tiles + tile, token = tile * step.tile;
       const int32_t* const mass = step.mass + row * blocks;
       const int64_t own = layout.Position(token) / step.tile;
+      const bool counts = layout.Position(token) < step.content;
       const int64_t first =
           step.document_starts == nullptr ? 0 : step.document_starts[token] / step.tile;
       order.resize(own - first);
@@ -170,9 +171,9 @@ void SelectBlocksByMass(Engine& engine, const MassGateStep& step) {
       order.push_back(own);
       for (const int64_t block : order) {
         step.chosen[row * words + block / 32] |= 1u << block % 32;
-        step.kept[head] += mass[block];
+        if (counts) step.kept[head] += mass[block];
       }
-      step.total[head] += std::accumulate(mass, mass + own + 1, int64_t{0});
+      if (counts) step.total[head] += std::accumulate(mass, mass + own + 1, int64_t{0});
     }
   });
 }

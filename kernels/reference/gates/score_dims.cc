@@ -18,11 +18,11 @@ bool IsFinite(float x) {
 }
 
 // Sums up the heads of `x` that share a KV head.
-void SumHead(const TokenMajor<const float>& x, int first_head, int heads, float most,
+void SumHead(const TokenMajor<const float>& x, int64_t rows, int first_head, int heads, float most,
              int64_t* energy, float* largest) {
   std::fill_n(energy, x.head_dim, int64_t{0});
   std::fill_n(largest, x.head_dim, 0.0f);
-  for (int64_t i = 0; i < x.tokens; ++i) {
+  for (int64_t i = 0; i < rows; ++i) {
     for (int head = first_head; head < first_head + heads; ++head) {
       const float* const row = x.data + i * x.token_stride + head * x.head_stride;
       for (int dim = 0; dim < x.head_dim; ++dim) {
@@ -54,7 +54,7 @@ void SumDimEnergy(Engine& engine, const TokenMajor<const float>& q,
   engine.pool().For(int64_t{2} * k.heads, [&](int64_t task, int) {
     const bool of_keys = task >= k.heads;
     const int kv_head = static_cast<int>(task % k.heads), heads = of_keys ? 1 : group;
-    SumHead(of_keys ? k : q, kv_head * heads, heads, MostEnergy(step.tokens * heads),
+    SumHead(of_keys ? k : q, step.rows, kv_head * heads, heads, MostEnergy(step.tokens * heads),
             step.energy + task * k.head_dim, step.largest + task * k.head_dim);
   });
 }

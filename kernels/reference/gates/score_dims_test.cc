@@ -36,7 +36,10 @@ Statistics Sum(const Tensor& q, const Tensor& k, int64_t tokens, int threads = 2
   const int64_t values = int64_t{2} * k.heads * k.head_dim;
   Statistics sums{std::vector<int64_t>(values, -1), std::vector<float>(values, -1.0f)};
   SumDimEnergy(engine, q.view(), k.view(),
-               {.tokens = tokens, .energy = sums.energy.data(), .largest = sums.largest.data()});
+               {.tokens = tokens,
+                .rows = q.tokens,
+                .energy = sums.energy.data(),
+                .largest = sums.largest.data()});
   return sums;
 }
 
@@ -132,6 +135,25 @@ TEST(ScoreDimsTest, RanksAddUpToOne) {
     }
     EXPECT_EQ(all, one);
   }
+}
+
+// What comes after the rows that count is padding.
+TEST(ScoreDimsTest, PaddingHasNoSay) {
+  std::mt19937 random(5);
+  Tensor all_q(96, 4, 64), all_k(96, 2, 64);
+  for (Tensor* const x : {&all_q, &all_k}) {
+    for (float& value : x->data) value = static_cast<float>(random() % 1000) * 0.01f;
+  }
+  const Tensor &q = all_q, &k = all_k;
+  Tensor q_rows(70, 4, 64), k_rows(70, 2, 64);
+  std::copy_n(q.data.begin(), q_rows.data.size(), q_rows.data.begin());
+  std::copy_n(k.data.begin(), k_rows.data.size(), k_rows.data.begin());
+  Engine engine(2);
+  Statistics sums{std::vector<int64_t>(2 * 2 * 64), std::vector<float>(2 * 2 * 64)};
+  SumDimEnergy(
+      engine, q.view(), k.view(),
+      {.tokens = 70, .rows = 70, .energy = sums.energy.data(), .largest = sums.largest.data()});
+  EXPECT_EQ(sums, Sum(q_rows, k_rows, 70));
 }
 
 TEST(ScoreDimsTest, HeadsOfZerosTakeTheFirstDims) {

@@ -69,8 +69,9 @@ int32_t SelectColumns(const ColumnCandidate* candidates, int64_t candidate_count
 }
 
 int32_t SelectDiagonals(const int32_t* diagonal_mass, int64_t blocks, int32_t local_blocks,
-                        float mass, int32_t max_count, uint64_t* words, bool by_tiles,
-                        Taken* taken) {
+                        float mass, int32_t max_count, uint64_t* words, bool by_tiles, Taken* taken,
+                        int64_t content_blocks) {
+  if (content_blocks == 0) content_blocks = blocks;
   std::fill_n(words, (blocks + 63) / 64, 0);
   std::vector<int64_t> order(blocks);
   std::iota(order.begin(), order.end(), 0);
@@ -87,7 +88,7 @@ int32_t SelectDiagonals(const int32_t* diagonal_mass, int64_t blocks, int32_t lo
       break;
     }
     covered += diagonal_mass[delta];
-    cost += DiagonalCost(by_tiles, blocks, delta);
+    cost += DiagonalCost(by_tiles, content_blocks, delta);
     words[delta / 64] |= uint64_t{1} << (delta % 64);
     ++count;
   }

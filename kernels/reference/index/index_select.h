@@ -36,10 +36,11 @@ int32_t SelectColumns(const ColumnCandidate* candidates, int64_t candidate_count
                       int64_t* positions, Taken* taken = nullptr, bool late = false);
 
 // diagonal_mass: [blocks]; forces the main diagonal and `local_blocks` next to it. Sets bits in
-// words[(blocks + 63) / 64] and returns how many. `by_tiles`: DiagonalCost's.
+// words[(blocks + 63) / 64] and returns how many. `by_tiles`: DiagonalCost's, in a sequence of
+// `content_blocks` before its padding; 0: of `blocks`.
 int32_t SelectDiagonals(const int32_t* diagonal_mass, int64_t blocks, int32_t local_blocks,
                         float mass, int32_t max_count, uint64_t* words, bool by_tiles = false,
-                        Taken* taken = nullptr);
+                        Taken* taken = nullptr, int64_t content_blocks = 0);
 
 // AdaptedCount for every head. max_counts: [2, heads], of columns and of diagonals.
 void AdaptBudgets(std::span<const double> recall, int32_t* max_counts);

@@ -256,6 +256,20 @@ TEST(SelectDiagonalsTest, OfAShareTheyCountForTheirTiles) {
   EXPECT_EQ(select(0.4f, 10), (std::pair<uint64_t, bool>{0b10001u, false}));
 }
 
+// However long the padding behind it is, a sequence keeps the same.
+TEST(SelectDiagonalsTest, TilesOfPaddingCostNothing) {
+  const auto select = [](std::vector<int32_t> mass, int max_tiles) {
+    uint64_t word = 0;
+    SelectDiagonals(mass.data(), std::ssize(mass), 0, 1.0f, max_tiles, &word, /*by_tiles=*/true,
+                    nullptr, /*content_blocks=*/5);
+    return word;
+  };
+  for (const int max_tiles : {5, 6, 7, 9, 10, 12}) {
+    EXPECT_EQ(select({10, 30, 40, 5, 45}, max_tiles),
+              select({10, 30, 40, 5, 45, 0, 0, 0, 0}, max_tiles));
+  }
+}
+
 TEST(DiagonalCostTest, AllOfTheLongestSequenceFitIntoAnInteger) {
   for (const int64_t blocks : {int64_t{1}, int64_t{4096}, int64_t{65535}, int64_t{1} << 18}) {
     int64_t sum = 0;

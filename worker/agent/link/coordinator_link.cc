@@ -49,7 +49,6 @@ void CoordinatorLink::Stop() {
     stopping_ = true;
     if (context_ != nullptr) context_->TryCancel();
   }
-  buffer_->Wake();
   if (thread_.joinable()) thread_.join();
 }
 

@@ -36,7 +36,7 @@ class FakeCoordinator : public v1::WorkerControl::Service {
     ++sessions_;
     v1::WorkerMessage message;
     if (!stream->Read(&message)) return grpc::Status::OK;
-    if (!refusal_.ok()) return refusal_;
+    if (!refusal_.ok() && sessions_ >= refuse_from_) return refusal_;
     v1::CoordinatorMessage welcome;
     welcome.mutable_welcome()->set_lease_milliseconds(lease_milliseconds_);
     welcome.mutable_welcome()->set_heartbeat_milliseconds(lease_milliseconds_ / 10);
@@ -47,6 +47,10 @@ class FakeCoordinator : public v1::WorkerControl::Service {
     v1::CoordinatorMessage command;
     command.mutable_command()->set_command_id(1);
     stream->Write(command);
+    if (ends_soon_) {
+      stream->Read(&message);  // its first heartbeat
+      return grpc::Status::OK;
+    }
     while (stream->Read(&message)) {
       ++(message.has_heartbeat() ? heartbeats_ : events_);
       if (!message.has_heartbeat() && !take_) continue;
@@ -69,6 +73,8 @@ class FakeCoordinator : public v1::WorkerControl::Service {
   int events() const { return events_; }
   int heartbeats() const { return heartbeats_; }
   void Take() { take_ = true; }
+  void RefuseFrom(int session) { refuse_from_ = session; }
+  void EndSoon() { ends_soon_ = true; }
   void set_lease_milliseconds(uint32_t lease) { lease_milliseconds_ = lease; }
 
  private:
@@ -76,6 +82,8 @@ class FakeCoordinator : public v1::WorkerControl::Service {
   const uint64_t window_bytes_;
   const grpc::Status refusal_;
   std::atomic<uint32_t> lease_milliseconds_ = 10'000;
+  std::atomic<int> refuse_from_ = 1;
+  std::atomic<bool> ends_soon_ = false;
   std::atomic<int> sessions_ = 0;
   std::atomic<int> events_ = 0;
   std::atomic<int> heartbeats_ = 0;
@@ -183,6 +191,34 @@ TEST_F(CoordinatorLinkTest, AWorkerThatIsRefusedForWhatItIsHearsWhyOnceAndTriesN
     ASSERT_EQ(refusals.size(), 1u);
     EXPECT_EQ(refusals[0].message(), "not nodes/a");
   }
+}
+
+// Why an earlier session came to nothing is no part of a later one's end.
+TEST_F(CoordinatorLinkTest, ARefusalCountsWhateverWasWrongBefore) {
+  FakeCoordinator coordinator(kProtocolVersion + 1, 0, {grpc::PERMISSION_DENIED, "not nodes/a"});
+  coordinator.RefuseFrom(2);
+  std::atomic<bool> refused = false;
+  CoordinatorLink link(coordinator.Channel(), &buffer_,
+                       {.hello = [] { return v1::WorkerHello(); },
+                        .on_welcome = [] {},
+                        .on_command = [](v1::Command) {},
+                        .on_refused = [&](const absl::Status&) { refused = true; }});
+  link.Start();
+  EXPECT_TRUE(Eventually([&] { return refused.load(); }));
+  EXPECT_EQ(coordinator.sessions(), 2);
+}
+
+// Not only once the next heartbeat is due.
+TEST_F(CoordinatorLinkTest, ASessionThatTheCoordinatorEndsIsMadeAgainAtOnce) {
+  FakeCoordinator coordinator(kProtocolVersion);
+  coordinator.set_lease_milliseconds(600'000);
+  coordinator.EndSoon();
+  CoordinatorLink link(coordinator.Channel(), &buffer_,
+                       {.hello = [] { return v1::WorkerHello(); },
+                        .on_welcome = [] {},
+                        .on_command = [](v1::Command) {}});
+  link.Start();
+  EXPECT_TRUE(Eventually([&] { return coordinator.sessions() >= 4; }));
 }
 
 TEST_F(CoordinatorLinkTest, AWorkerThatIsRefusedForTheMomentTriesAgain) {

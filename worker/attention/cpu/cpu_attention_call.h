@@ -55,6 +55,7 @@ class CpuCall : public AttentionCall {
     // Backward's; the gradients are dense, dq is zero.
     kernels::TokenMajor<const float> d_out = {};
     kernels::TokenMajor<float> dq = {}, dk = {}, dv = {};
+    int first_head = 0;  // of those of the layer
   };
   CpuCall(CpuAttentionDevice* device, int layer, const Tensors& tensors)
       : device_(*device), layer_(layer), tensors_(tensors) {}

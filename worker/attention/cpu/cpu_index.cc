@@ -165,7 +165,8 @@ absl::Status CpuCall::Select(const patterns::VerticalSlash& work, const LayerInd
     reference::Taken of_diagonals, of_columns;
     choice.slashes = reference::SelectDiagonals(
         diagonals, blocks, work.local_blocks, shares[work.heads + head], counts[work.heads + head],
-        index.diagonals.data() + head * index.diagonal_words, work.slashes_by_tiles, &of_diagonals);
+        index.diagonals.data() + head * index.diagonal_words, work.slashes_by_tiles, &of_diagonals,
+        work.content_blocks());
     std::vector<reference::ColumnCandidate> candidates;
     for (int rank = 0; rank < work.layout.ranks; ++rank) {
       for (int64_t c = head * columns; c < (head + 1) * columns; ++c) {
@@ -209,7 +210,8 @@ absl::Status CpuCall::NoteChoices(const patterns::VerticalSlash& work, const Lay
     const uint64_t* const bits = index.diagonals.data() + int64_t{head} * index.diagonal_words;
     for (int64_t delta = 0; delta < work.blocks; ++delta) {
       if ((bits[delta / 64] >> delta % 64 & 1) == 0) continue;
-      choices[head].diagonal_tiles += kernels::DiagonalCost(/*by_tiles=*/true, work.blocks, delta);
+      choices[head].diagonal_tiles +=
+          kernels::DiagonalCost(/*by_tiles=*/true, work.content_blocks(), delta);
     }
   }
   return absl::OkStatus();
@@ -283,7 +285,7 @@ absl::Status CpuCall::CountProbe(const patterns::VerticalSlash& work) {
   if (work.layout.ranks > 1) {
     RETURN_IF_ERROR(Sum(patterns::SumType::kInt32, visited.data(), work.heads));
   }
-  device_.StatsOf(layer_).AddProbe(visited, work.queries);
+  device_.StatsOf(layer_).AddProbe(visited, work.queries, tensors_.first_head);
   return absl::OkStatus();
 }
 

@@ -82,7 +82,8 @@ std::unique_ptr<DeviceSlots> CudaAttentionDevice::KvSlots(const ring::RingSchedu
                                                           size_t bytes_per_slot) {
   SlotMemory memory{.bytes_per_slot = bytes_per_slot};
   if (schedule.ranks > 1) {
-    memory.slots = Reserve(kv_memory_, schedule.kv_slots * bytes_per_slot, kKvChannels);
+    if (options_.overlaps_calls) kv_turn_ = 1 - kv_turn_;
+    memory.slots = Reserve(kv_memory_[kv_turn_], schedule.kv_slots * bytes_per_slot, kKvChannels);
   }
   return std::make_unique<DeviceSlots>(&communicator_, kKvChannels[0], kKvChannels[1],
                                        &stats_.timers(), memory);

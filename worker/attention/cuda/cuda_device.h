@@ -23,6 +23,7 @@ class CudaAttentionDevice : public AttentionDevice {
   struct Options {
     bool bf16_gradients = false;  // AttentionOptions'
     bool deterministic = false;
+    bool overlaps_calls = false;  // keys and values of a call travel during the one before it
   };
   // `communicator` spans the ranks that share one sequence and outlives it.
   CudaAttentionDevice(comm::DeviceCommunicator* communicator, const Options& options)
@@ -61,7 +62,8 @@ class CudaAttentionDevice : public AttentionDevice {
   const Options options_;
   comm::DeviceCommunicator& communicator_;
   DeviceStats stats_;
-  RingMemory kv_memory_, gradient_memory_, wire_memory_;
+  RingMemory kv_memory_[2], gradient_memory_, wire_memory_;
+  int kv_turn_ = 0;  // of kv_memory_, which of them is the newest call's
   // What BandTilesOf found by (owner, tokens, window), for the documents `band_documents_`.
   std::map<std::tuple<int, int64_t, int64_t>, int64_t> band_tiles_;
   std::shared_ptr<const DeviceDocuments> band_documents_;

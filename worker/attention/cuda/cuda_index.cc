@@ -154,6 +154,7 @@ absl::Status CudaCall::Select(const patterns::VerticalSlash& work, const LayerIn
       .diagonal_budgets = {.mass = work.budget_masses.data() + heads,
                            .max_count = work.budget_counts.data() + heads},
       .diagonals_by_tiles = work.slashes_by_tiles,
+      .content_tokens = work.content,
       .layout = work.layout,
       .heads = work.heads,
       .tile = work.tile,
@@ -223,7 +224,7 @@ absl::Status CudaCall::CountProbe(const patterns::VerticalSlash& work) {
     RETURN_IF_ERROR(
         Sum(patterns::SumType::kInt32, visited.mutable_data_ptr<int32_t>(), work.heads));
   }
-  device_.stats().AddProbe(layer_, visited, work.queries);
+  device_.stats().AddProbe(layer_, visited, work.queries, tensors_.first_head);
   return absl::OkStatus();
 }
 

@@ -115,7 +115,8 @@ absl::StatusOr<std::unique_ptr<ContextAttention>> CreateCudaRingAttention(
       options, std::make_unique<CudaTensorDevice>(
                    communicator, heads,
                    CudaAttentionDevice::Options{.bf16_gradients = options.bf16_gradients,
-                                                .deterministic = options.deterministic}));
+                                                .deterministic = options.deterministic,
+                                                .overlaps_calls = options.head_groups > 1}));
 }
 
 }  // namespace ringleader::attention

@@ -90,7 +90,8 @@ AttentionStats DeviceStats::Take(const ring::RingSchedule& schedule) {
   for (const Probe& probe : std::exchange(probes_, {})) {
     const torch::Tensor visited = probe.visited.cpu();
     stats.layers[probe.layer].AddProbe(
-        {visited.const_data_ptr<int32_t>(), static_cast<size_t>(visited.numel())}, probe.queries);
+        {visited.const_data_ptr<int32_t>(), static_cast<size_t>(visited.numel())}, probe.queries,
+        probe.first_head);
   }
   for (size_t layer = 0; layer < stats.layers.size(); ++layer) {
     const auto i = static_cast<int64_t>(layer);

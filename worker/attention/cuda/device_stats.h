@@ -36,8 +36,8 @@ class DeviceStats {
   // The layer estimates its recall.
   void SetEstimated(int layer) { HostOf(layer).recall = 0.0; }
   // LayerStats::AddProbe, of [heads] int32 on the device.
-  void AddProbe(int layer, const torch::Tensor& visited, int32_t queries) {
-    probes_.push_back({layer, queries, visited});
+  void AddProbe(int layer, const torch::Tensor& visited, int32_t queries, int first_head) {
+    probes_.push_back({layer, queries, first_head, visited});
   }
   DeviceTimers& timers() { return timers_; }
 
@@ -59,6 +59,7 @@ class DeviceStats {
   struct Probe {
     int layer = 0;
     int32_t queries = 0;
+    int first_head = 0;
     torch::Tensor visited;
   };
   std::vector<Probe> probes_;

@@ -51,8 +51,7 @@ absl::Status DeviceTimers::Begin(Phase phase, cudaStream_t stream) {
 
 absl::Status DeviceTimers::End(cudaStream_t stream) {
   ASSIGN_OR_RETURN(phase_.end, Record(stream));
-  intervals_.push_back(std::exchange(phase_, {}));
-  return intervals_.size() > kMaxIntervals ? Harvest(/*wait=*/false) : absl::OkStatus();
+  return Keep(std::exchange(phase_, {}));
 }
 
 absl::Status DeviceTimers::BeginWait(cudaStream_t stream) {
@@ -64,8 +63,12 @@ absl::Status DeviceTimers::BeginWait(cudaStream_t stream) {
 
 absl::Status DeviceTimers::EndWait(cudaStream_t stream) {
   ASSIGN_OR_RETURN(wait_.end, Record(stream));
-  intervals_.push_back(std::exchange(wait_, {}));
-  return absl::OkStatus();
+  return Keep(std::exchange(wait_, {}));
+}
+
+absl::Status DeviceTimers::Keep(const Interval& interval) {
+  intervals_.push_back(interval);
+  return intervals_.size() > kMaxIntervals ? Harvest(/*wait=*/false) : absl::OkStatus();
 }
 
 absl::Status DeviceTimers::Harvest(bool wait) {

@@ -44,6 +44,8 @@ class DeviceTimers {
   };
 
   absl::StatusOr<cudaEvent_t> Record(cudaStream_t stream);
+  // Keeps an interval that has ended; of very many, those that the device is through with are read.
+  absl::Status Keep(const Interval& interval);
   // Adds up the intervals at the front that the device is through with; all of them if `wait`.
   absl::Status Harvest(bool wait);
 

@@ -2,7 +2,6 @@
 
 #include <torch/torch.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -90,7 +89,7 @@ AttentionOutput DocumentAttention::Forward(int layer, const Tensor& q, const Ten
   const auto [spread, whole, causal_tiles] = *parts_;
   TORCH_CHECK(q.size(0) == spread + whole, "attention: q has ", q.size(0),
               " tokens; of the sequence's documents this rank holds ", spread, " + ", whole);
-  causal_tiles_[layer] += causal_tiles * static_cast<uint64_t>(q.size(1));
+  forwards_.Count(layer, causal_tiles * static_cast<uint64_t>(q.size(1)));
   AttentionOutput of_spread, of_whole;
   if (spread > 0 && whole > 0) {
     ring_->StartForward(layer, Spread(k, spread), Spread(v, spread));
@@ -154,30 +153,9 @@ void DocumentAttention::MarkMicroBatch() {
 
 AttentionStats DocumentAttention::TakeStats() {
   AttentionStats stats = ring_->TakeStats();
-  const AttentionStats whole = alone_->TakeStats();
-  stats.seconds.index += whole.seconds.index;
-  stats.seconds.forward += whole.seconds.forward;
-  stats.seconds.backward += whole.seconds.backward;
-  stats.seconds.exposed_communication += whole.seconds.exposed_communication;
-  stats.layers.resize(std::max(stats.layers.size(), whole.layers.size()));
-  for (size_t i = 0; i < stats.layers.size(); ++i) {
-    LayerStats& layer = stats.layers[i];
-    layer.tiles_per_ring_step.resize(ranks_);
-    if (i < whole.layers.size()) {
-      layer.tiles_per_ring_step[0] += whole.layers[i].TotalTiles();
-      layer.calls = std::max(layer.calls, whole.layers[i].calls);
-    }
-    layer.causal_tiles = causal_tiles_[static_cast<int>(i)];
-    if (layer.causal_tiles > 0) {
-      layer.density =
-          static_cast<double>(layer.TotalTiles()) / static_cast<double>(layer.causal_tiles);
-    }
-  }
-  causal_tiles_.clear();
-  for (size_t i = 0; i < stats.micro_batches.size(); ++i) {
-    stats.micro_batches[i].visited += whole.micro_batches[i].visited;
-    stats.micro_batches[i].causal += whole.micro_batches[i].causal;
-  }
+  Add(alone_->TakeStats(), &stats);
+  for (LayerStats& layer : stats.layers) layer.tiles_per_ring_step.resize(ranks_);
+  forwards_.MoveTo(&stats);
   return stats;
 }
 

@@ -1,15 +1,16 @@
-// Attention where documents lie as ring/document_layout.h has it: those that are spread go through
-// a ring of all ranks, and each rank attends to its whole ones by itself, while keys travel.
-// Nothing travels where no document is spread.
+// Dense attention where documents lie as ring/document_layout.h has it: those that are spread go
+// through a ring of all ranks, and each rank attends to its whole ones by itself, while keys
+// travel. Nothing travels where no document is spread. (Other patterns:
+// chosen_document_attention.h.)
 #pragma once
 
-#include <map>
 #include <memory>
 #include <optional>
 #include <span>
 
 #include "patterns/attention_options.h"
 #include "ring/document_layout.h"
+#include "worker/attention/documents/merged_stats.h"
 #include "worker/attention/runner/context_attention.h"
 
 namespace ringleader::attention {
@@ -51,8 +52,8 @@ class DocumentAttention : public ContextAttention {
 
   const int ranks_, rank_, tile_;
   const std::unique_ptr<ContextAttention> ring_, alone_;
-  std::optional<Parts> parts_;            // of the next forwards
-  std::map<int, uint64_t> causal_tiles_;  // by layer, since the last TakeStats
+  std::optional<Parts> parts_;  // of the next forwards
+  ForwardCounts forwards_;
 };
 
 }  // namespace ringleader::attention

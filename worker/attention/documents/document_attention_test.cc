@@ -275,8 +275,10 @@ TEST(DocumentAttentionErrorTest, WhatIsNotLaidOutIsNamed) {
           patterns::Pattern::kXAttention}) {
       options.pattern = pattern;
       options.window = 64;
-      const absl::Status refused = CreateCpuRingAttention(options, &communicator).status();
-      EXPECT_NE(std::string(refused.message()).find("parallelism.layout: documents goes with"),
+      const auto ring = CreateCpuRingAttention(options, &communicator);
+      ASSERT_TRUE(ring.ok()) << ring.status();
+      const absl::Status refused = (*ring)->SetLayout(layout(64, 1));
+      EXPECT_NE(std::string(refused.message()).find("goes with attention.pattern: dense alone"),
                 std::string::npos)
           << refused;
     }

@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -68,13 +69,18 @@ class ShortDocumentAttention::Record : public AttentionRecord {
     sparse_->StartBackward(k, v);
   }
 
-  // A row without a gradient of its output gives none to anybody.
+  // A row without a gradient of its output gives none to anybody. Its logarithm is taken away, too:
+  // of the other choice it would say nothing of the probabilities here, which might overflow.
   AttentionGradients Backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
                               const Tensor& lse, const Tensor& d_out) const override {
     const Tensor rows = is_short_.view({-1, 1, 1});
-    AttentionGradients gradients = sparse_->Backward(q, k, v, out, lse, d_out.masked_fill(rows, 0));
+    const Tensor of_heads = is_short_.view({1, -1});
+    constexpr double kNobody = -std::numeric_limits<double>::infinity();
+    AttentionGradients gradients = sparse_->Backward(
+        q, k, v, out, lse.masked_fill(of_heads, kNobody), d_out.masked_fill(rows, 0));
     const AttentionGradients dense =
-        dense_->Backward(q, k, v, out, lse, d_out.masked_fill(rows.logical_not(), 0));
+        dense_->Backward(q, k, v, out, lse.masked_fill(of_heads.logical_not(), kNobody),
+                         d_out.masked_fill(rows.logical_not(), 0));
     gradients.dq += dense.dq;
     gradients.dk += dense.dk;
     gradients.dv += dense.dv;
@@ -112,7 +118,9 @@ AttentionOutput ShortDocumentAttention::Forward(int layer, const Tensor& q, cons
   }
   TORCH_CHECK(q.size(0) == is_short_.size(0), "attention: q has ", q.size(0),
               " tokens; of the sequence's documents this rank holds ", is_short_.size(0));
-  is_short_ = is_short_.to(q.device());
+  // From pinned memory the copy waits for nothing.
+  if (q.is_cuda() && !is_short_.is_cuda()) is_short_ = is_short_.pin_memory();
+  is_short_ = is_short_.to(q.device(), is_short_.scalar_type(), /*non_blocking=*/q.is_cuda());
   const AttentionOutput sparse = sparse_->Forward(layer, q, k, v);
   const AttentionOutput dense = dense_->Forward(layer, q, k, v);
   Twice& twice = counted_twice_[layer];

@@ -98,5 +98,25 @@ TEST_F(CudaSharedHeadsTest, AnyNumberOfRanksComputesWhatOneComputes) {
   }
 }
 
+// Two buffers of gathered keys take turns: one is attended to while the other fills.
+TEST_F(CudaSharedHeadsTest, GroupsOfHeadsComputeWhatAllHeadsAtOnceCompute) {
+  const Sequence sequence(1024, 8, 4, 64);
+  for (const patterns::Pattern pattern :
+       {patterns::Pattern::kDense, patterns::Pattern::kVerticalSlash}) {
+    patterns::AttentionOptions options{.pattern = pattern,
+                                       .budget = {.vertical_mass = 0.5, .slash_mass = 0.4},
+                                       .tile = 64,
+                                       .stripe = 64};
+    const Result expected = testing::RunOnGpu(sequence, options);  // of kLayers layers
+    options.ring = {ring::RingKind::kAllGather, 2, 1};
+    for (const int groups : {2, 4}) {
+      options.head_groups = groups;
+      const Result actual = RunOnRanks(sequence, options);
+      testing::ExpectNear(actual, expected);
+      EXPECT_EQ(testing::kLayers * actual.TotalTiles(), expected.TotalTiles()) << groups;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace ringleader::attention

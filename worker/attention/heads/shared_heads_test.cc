@@ -1,5 +1,6 @@
-// Attention whose heads are shared out, alone and inside a ring: on any number of ranks the output,
-// the gradients and what is visited are those of one rank, and what travels is what is predicted.
+// Attention whose heads are shared out, alone and inside a ring, or attended with in groups: on any
+// number of ranks the output, the gradients and what is visited are those of one rank, and what
+// travels is what is predicted.
 #include "worker/attention/heads/shared_heads.h"
 
 #include <gtest/gtest.h>
@@ -164,6 +165,7 @@ struct Setting {
   int head_ranks;
   ring::RingShape ring = {};
   LayoutKind layout = LayoutKind::kStriped;
+  int head_groups = 1;
 };
 
 class SharedHeadsTest : public ::testing::TestWithParam<Setting> {
@@ -174,11 +176,13 @@ class SharedHeadsTest : public ::testing::TestWithParam<Setting> {
   static AttentionOptions Shared() {
     AttentionOptions options = Alone();
     options.head_ranks = GetParam().head_ranks;
+    options.head_groups = GetParam().head_groups;
     options.ring = GetParam().ring;
     options.layout = GetParam().layout;
     return options;
   }
-  // The numbers of KV heads that the pattern goes with: as many as heads, fewer, fewer than ranks.
+  // The numbers of KV heads that the pattern goes with: as many as heads, fewer, fewer than ranks;
+  // where there are groups, that divide into them.
   static std::vector<int> KvHeads() {
     std::vector<int> able;
     for (const int kv_heads : {8, 4, 2, 1}) {
@@ -189,7 +193,8 @@ class SharedHeadsTest : public ::testing::TestWithParam<Setting> {
 };
 
 TEST_P(SharedHeadsTest, AnyNumberOfRanksComputesWhatOneComputes) {
-  ASSERT_GE(KvHeads().size(), GetParam().pattern == Pattern::kKeyGroups ? 2u : 4u);
+  const bool any = GetParam().pattern != Pattern::kKeyGroups && GetParam().head_groups == 1;
+  ASSERT_GE(KvHeads().size(), any ? 4u : 2u);
   for (const int kv_heads : KvHeads()) {
     const Sequence sequence(1024, kv_heads);
     for (const std::vector<int64_t>& documents : {std::vector<int64_t>{}, kDocuments}) {
@@ -232,6 +237,23 @@ TEST_P(SharedHeadsTest, WhatTravelsIsWhatIsPredicted) {
   }
 }
 
+// Groups of heads are the same bits as all heads at once.
+TEST_P(SharedHeadsTest, GroupsAreTheSameBits) {
+  if (GetParam().head_groups == 1) return;
+  AttentionOptions at_once = Shared();
+  at_once.head_groups = 1;
+  const Sequence sequence(1024, KvHeads().back());
+  const Result expected = RunOnRanks(sequence, at_once, kDocuments);
+  const Result groups = RunOnRanks(sequence, Shared(), kDocuments);
+  EXPECT_TRUE(torch::equal(groups.out, expected.out));
+  EXPECT_TRUE(torch::equal(groups.dq, expected.dq));
+  EXPECT_TRUE(torch::equal(groups.dk, expected.dk));
+  EXPECT_TRUE(torch::equal(groups.dv, expected.dv));
+  for (size_t rank = 0; rank < groups.stats.size(); ++rank) {
+    EXPECT_EQ(groups.stats[rank].ring_bytes.sent, expected.stats[rank].ring_bytes.sent);
+  }
+}
+
 TEST_P(SharedHeadsTest, ABackwardThatWasStartedIsTheSame) {
   const Sequence sequence(1024, KvHeads().back());
   const Result expected = RunOnRanks(sequence, Shared(), kDocuments);
@@ -244,6 +266,7 @@ TEST_P(SharedHeadsTest, ABackwardThatWasStartedIsTheSame) {
 constexpr ring::RingShape kRing2{ring::RingKind::kFlat, 2, 1};
 constexpr ring::RingShape kRing2x2{ring::RingKind::kHierarchical, 2, 2};
 constexpr ring::RingShape kGather2{ring::RingKind::kAllGather, 2, 1};
+constexpr ring::RingShape kGather4{ring::RingKind::kAllGather, 4, 1};
 
 std::vector<Setting> Settings() {
   std::vector<Setting> settings;
@@ -254,7 +277,10 @@ std::vector<Setting> Settings() {
     settings.push_back({pattern, 4});
     settings.push_back({pattern, 2, kRing2});
     settings.push_back({pattern, 2, kGather2, LayoutKind::kZigzag});
+    settings.push_back({pattern, 1, kGather2, LayoutKind::kStriped, 2});
   }
+  settings.push_back({Pattern::kVerticalSlash, 1, kGather4, LayoutKind::kZigzag, 4});
+  settings.push_back({Pattern::kDense, 2, kGather2, LayoutKind::kStriped, 2});
   for (const Pattern pattern : {Pattern::kDense, Pattern::kVerticalSlash}) {
     settings.push_back({pattern, 2, kRing2x2});
     settings.push_back({pattern, 2, kRing2, LayoutKind::kContiguous});
@@ -268,7 +294,9 @@ INSTANTIATE_TEST_SUITE_P(Settings, SharedHeadsTest, ::testing::ValuesIn(Settings
                            const Setting& s = info.param;
                            return std::string(patterns::DefinitionOf(s.pattern).name) + "_" +
                                   std::to_string(s.head_ranks) + "_" +
-                                  testing::NameOf({s.layout, s.ring});
+                                  testing::NameOf({s.layout, s.ring}) +
+                                  (s.head_groups == 1 ? ""
+                                                      : "_in_" + std::to_string(s.head_groups));
                          });
 
 // Without a ring a sequence need only divide by the ranks: the last tile may be any part of one.
@@ -312,9 +340,14 @@ TEST(SharedHeadsEdgesTest, ProbesAreOfTheHeadsThatARankHas) {
   options.head_ranks = 2;
   options.ring = kRing2;
   const std::vector<double> shared = RunOnRanks(sequence, options).ProbedRecall();
+  options.head_ranks = 1;
+  options.head_groups = 2;
+  options.ring = kGather2;
+  const std::vector<double> groups = RunOnRanks(sequence, options).ProbedRecall();
   for (int head = 0; head < kHeads; ++head) {
     EXPECT_GT(expected[head], 0.0);
     EXPECT_NEAR(shared[head], expected[head], 1e-5) << head;
+    EXPECT_NEAR(groups[head], expected[head], 1e-5) << head;
   }
 }
 
@@ -339,6 +372,20 @@ TEST(SharedHeadsEdgesTest, WhatDoesNotFitIsRefusedByName) {
   EXPECT_EQ(check(options, 28, 4), "") << "nothing to choose";
   options.by_documents = true;
   EXPECT_NE(check(options, 28, 4).find("parallelism.layout: documents"), std::string::npos);
+  options = OptionsOf(Pattern::kVerticalSlash);
+  options.stripe = options.tile;
+  options.head_groups = 2;
+  EXPECT_EQ(check(options, 8, 2), "");
+  EXPECT_NE(check(options, 8, 1).find("parallelism.head_groups: 2 does not divide the 1 KV heads"),
+            std::string::npos);
+  EXPECT_NE(check(options, 6, 2).find("3 of 6 heads, an odd number"), std::string::npos);
+  EXPECT_NE(patterns::CheckOptions(options, 1).message().find("parallelism.ring: all_gather alone"),
+            std::string::npos);
+  options.adapt_heads = true;
+  EXPECT_NE(check(options, 8, 2)
+                .find("parallelism.head_groups: 2 does not go with "
+                      "attention.head_budgets: by_recall"),
+            std::string::npos);
   options = OptionsOf(Pattern::kKeyGroups);
   options.head_ranks = 4;
   EXPECT_NE(check(options, 8, 2).find("give 2 at most"), std::string::npos);

@@ -1,7 +1,8 @@
 // ContextAttention over the ranks that share a sequence, on any device: RingRunner between
 // LibTorch's tensors. Where heads are shared out, tensors are exchanged before the ring and after
 // it; all exchanges of a pass are under way together, and those of keys and values for backward
-// while the caller computes something else.
+// while the caller computes something else. Where heads are attended with in groups, each group is
+// a call of its own, and the keys of the next one travel during it.
 #pragma once
 
 #include <torch/types.h>
@@ -9,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -28,6 +30,7 @@ struct CallTensors {
   torch::Tensor out = {}, lse = {};
   torch::Tensor d_out = {};
   AttentionGradients gradients = {};
+  int first_head = 0;  // of the heads of one layer that are attended with one after the other
 };
 
 // A device's border to LibTorch. Throws c10::Error.
@@ -73,6 +76,13 @@ class RingAttention : public ContextAttention {
     std::optional<SharedHeads> heads;  // nullopt: this rank has all
   };
   class Record;
+  using Indices = std::vector<std::shared_ptr<const LayerIndex>>;  // by group of heads
+
+  // Sets out and lse of `tensors`, which hold all heads of this rank.
+  static absl::StatusOr<Indices> AttendGroups(Engine& engine, int layer, CallTensors* tensors);
+  // Sets the gradients.
+  static absl::Status GroupsBackward(Engine& engine, int layer, const Indices& indices,
+                                     CallTensors* tensors);
 
   explicit RingAttention(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}
 

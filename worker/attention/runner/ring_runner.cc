@@ -21,6 +21,8 @@ namespace {
 constexpr int kMostRanksOfRows = 256;
 // Sequences, and kinds of layers, whose rows are remembered.
 constexpr size_t kMostKnownRows = 8;
+// Documents by themselves that are remembered: one has 4 bytes for each of this rank's tokens.
+constexpr size_t kMostKnownDocuments = 16;
 
 absl::Status StartFirstHops(const ring::RingSchedule& schedule, ring::RingLink link,
                             RingSlots& kv) {
@@ -73,6 +75,15 @@ ShardLayout RingRunner::Mine(const DeviceDocuments* documents, const AttentionCa
 
 absl::Status RingRunner::SetDocuments(int64_t tokens, std::span<const int64_t> firsts,
                                       int64_t padding, std::span<const int64_t> prefix_ends) {
+  // The layers of a micro-batch turn from one of its documents to the next.
+  const bool is_single = padding > 0 && firsts.size() == 2 && firsts[0] == 0 &&
+                         firsts[1] == tokens - padding && prefix_ends.empty();
+  for (const KnownDocument& known : known_documents_) {
+    if (!is_single || known.tokens != tokens || known.padding != padding) continue;
+    probe_ = nullptr;
+    documents_ = known.documents;
+    return absl::OkStatus();
+  }
   const ShardLayout mine = LayoutOf(device_.rank(), tokens / device_.ranks());
   std::shared_ptr<const SequenceDocuments> documents;
   if (options_.mask == patterns::Mask::kCausal) {
@@ -85,10 +96,20 @@ absl::Status RingRunner::SetDocuments(int64_t tokens, std::span<const int64_t> f
                                                      has_window ? options_.window : 0));
   }
   UseDocuments(std::move(documents), tokens);
+  if (is_single) {
+    if (known_documents_.size() >= kMostKnownDocuments) known_documents_.clear();
+    known_documents_.push_back({tokens, padding, documents_});
+  }
   return absl::OkStatus();
 }
 
 absl::Status RingRunner::SetSpread(const ring::DocumentLayout& layout) {
+  if (options_.pattern != patterns::Pattern::kDense || layout.is_apart()) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "documents: a ring of several spread ones goes with attention.pattern: dense alone, not "
+        "with %s: places that no rank holds lie between their tokens",
+        std::string(patterns::DefinitionOf(options_.pattern).name)));
+  }
   const int64_t tokens = layout.ring_tokens();
   ASSIGN_OR_RETURN(std::shared_ptr<const SequenceDocuments> documents,
                    patterns::MakeUneven(LayoutOf(device_.rank(), tokens / device_.ranks()),
@@ -226,7 +247,8 @@ absl::StatusOr<Step> RingRunner::Arrive(const ring::RingSchedule& schedule, size
   return step;
 }
 
-absl::StatusOr<std::shared_ptr<const LayerIndex>> RingRunner::Forward(AttentionCall& call) {
+absl::StatusOr<std::shared_ptr<const LayerIndex>> RingRunner::Forward(AttentionCall& call,
+                                                                      AttentionCall* next) {
   if (started_ != nullptr) {
     return absl::FailedPreconditionError("forward between a backward's start and its call");
   }
@@ -256,6 +278,7 @@ absl::StatusOr<std::shared_ptr<const LayerIndex>> RingRunner::Forward(AttentionC
     RETURN_IF_ERROR(StartFirstHops(forward_, ring::RingLink::kOuter, *kv));
     RETURN_IF_ERROR(device_.End());
   }
+  if (next != nullptr) RETURN_IF_ERROR(StartForward(*next));
   ASSIGN_OR_RETURN(const std::shared_ptr<const LayerIndex> index, ChooseTiles(call));
   const Step own = OwnStep(*index, call);
   RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::forward));
@@ -354,9 +377,11 @@ absl::Status RingRunner::StartBackward(const LayerIndex& index, AttentionCall& c
   return device_.End();
 }
 
-absl::Status RingRunner::Backward(const LayerIndex& index, AttentionCall& call) {
+absl::Status RingRunner::Backward(const LayerIndex& index, AttentionCall& call,
+                                  AttentionCall* next) {
   if (started_ == nullptr) RETURN_IF_ERROR(StartBackward(index, call));
   const std::unique_ptr<RingSlots> kv = std::move(started_);
+  if (next != nullptr) RETURN_IF_ERROR(StartBackward(index, *next));
   const int64_t slot_tokens = SlotTokens(index.documents.get(), call.tokens());
   const Step own = OwnStep(index, call);
   RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::backward));

@@ -29,12 +29,16 @@ class RingRunner {
       const patterns::AttentionOptions& options, AttentionDevice* device);
 
   // The index serves the layer's Backward. FAILED_PRECONDITION between StartBackward and Backward.
-  absl::StatusOr<std::shared_ptr<const LayerIndex>> Forward(AttentionCall& call);
+  // `next`, if there is one, will be the next call: its keys and values travel during this one.
+  absl::StatusOr<std::shared_ptr<const LayerIndex>> Forward(AttentionCall& call,
+                                                            AttentionCall* next = nullptr);
   // ContextAttention::StartForward, AttentionRecord::StartBackward. FAILED_PRECONDITION if either
   // has been started already.
   absl::Status StartForward(AttentionCall& call);
   absl::Status StartBackward(const LayerIndex& index, AttentionCall& call);
-  absl::Status Backward(const LayerIndex& index, AttentionCall& call);
+  // `next` likewise: the backward of another call of the same sequence.
+  absl::Status Backward(const LayerIndex& index, AttentionCall& call,
+                        AttentionCall* next = nullptr);
 
   // ContextAttention's.
   void SetDense(bool dense) { all_dense_ = dense; }
@@ -56,6 +60,12 @@ class RingRunner {
     int64_t window = 0, local_tokens = 0;
     bool is_backward = false;
     std::shared_ptr<const ring::TravellingRows> rows;
+  };
+
+  // A document by itself, with or without padding, that forwards attended to.
+  struct KnownDocument {
+    int64_t tokens = 0, padding = 0;
+    std::shared_ptr<const DeviceDocuments> documents;
   };
 
   RingRunner(const patterns::AttentionOptions& options, AttentionDevice* device);
@@ -107,6 +117,7 @@ class RingRunner {
       probe_;                 // queries of this step's probe; null: to be chosen
   int64_t probe_tokens_ = 0;  // of the sequence that they are of
   std::vector<KnownRows> known_rows_;
+  std::vector<KnownDocument> known_documents_;
   RingBytes ring_bytes_;
   // Keys and values of a forward, and of a backward, that was started.
   std::unique_ptr<RingSlots> started_forward_, started_;

@@ -86,7 +86,8 @@ class LoggingDevice : public AttentionDevice {
 // A layer of any pattern, without arithmetic.
 class LoggingCall : public AttentionCall {
  public:
-  explicit LoggingCall(LoggingDevice* device) : log_(device->log) {}
+  explicit LoggingCall(LoggingDevice* device, std::string name = "")
+      : log_(device->log), name_(std::move(name)) {}
   int layer() const override { return 0; }
   CallShape shape() const override {
     return {.tokens = 128, .heads = 1, .kv_heads = 1, .head_dim = 64};
@@ -95,8 +96,8 @@ class LoggingCall : public AttentionCall {
   int64_t kv_row() const override { return 64; }
   absl::StatusOr<std::unique_ptr<RingSlots>> PlaceKv(const ring::RingSchedule& schedule,
                                                      int64_t /*slot_tokens*/) override {
-    log_.emplace_back("place");
-    auto slots = std::make_unique<LoggingSlots>("kv", &log_);
+    log_.emplace_back("place" + name_);
+    auto slots = std::make_unique<LoggingSlots>("kv" + name_, &log_);
     if (Gathers(schedule)) slots->Gather();
     return slots;
   }
@@ -166,6 +167,7 @@ class LoggingCall : public AttentionCall {
     return absl::OkStatus();
   }
   Log& log_;
+  const std::string name_;
 };
 
 struct Orders {
@@ -222,6 +224,30 @@ TEST(RingRunnerTest, AnAllGatherRunsBehindIndexAndOwnStep) {
   EXPECT_EQ(orders.started, "[, place, gather kv, ]");
   EXPECT_EQ(orders.backward,
             "[, delta, zero 0, attend own 0, wait kv all, zero 1, attend 1, round dq, return, ]");
+}
+
+// Of heads that are attended with in groups, the next group's keys travel during all of a call.
+TEST(RingRunnerTest, TheNextCallsKeysTravelDuringACall) {
+  LoggingDevice device(/*rank=*/0, /*ranks=*/2);
+  LoggingCall first(&device, " A"), second(&device, " B");
+  const auto runner =
+      RingRunner::Create({.tile = 64, .ring = {ring::RingKind::kAllGather, 2, 1}}, &device);
+  ASSERT_TRUE(runner.ok()) << runner.status();
+  const auto take = [&] { return absl::StrJoin(std::exchange(device.log, {}), ", "); };
+  const auto index = (*runner)->Forward(first, &second);
+  ASSERT_TRUE(index.ok()) << index.status();
+  EXPECT_EQ(take(),
+            "[, place A, gather kv A, ], [, place B, gather kv B, ], index[, ], [, output, "
+            "attend own 0, wait kv A all, attend 1, finish, ]");
+  ASSERT_TRUE((*runner)->Forward(second).ok());
+  EXPECT_EQ(take(), "index[, ], [, output, attend own 0, wait kv B all, attend 1, finish, ]");
+  ASSERT_TRUE((*runner)->Backward(**index, first, &second).ok());
+  EXPECT_EQ(take(),
+            "[, place A, gather kv A, ], [, place B, gather kv B, ], [, delta, zero 0, "
+            "attend own 0, wait kv A all, zero 1, attend 1, round dq, return, ]");
+  ASSERT_TRUE((*runner)->Backward(**index, second).ok());
+  EXPECT_EQ(take(),
+            "[, delta, zero 0, attend own 0, wait kv B all, zero 1, attend 1, round dq, return, ]");
 }
 
 // Heads get more or less by what all ranks' queries recalled, so that these agree twice.

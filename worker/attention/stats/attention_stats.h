@@ -1,6 +1,7 @@
 // What one step of attention did: counted by the device, read by the trainer after the step.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <span>
@@ -38,12 +39,13 @@ struct LayerStats {
     for (const uint64_t step : tiles_per_ring_step) tiles += step;
     return tiles;
   }
-  // One call's probe. visited: of each head, summed over `queries`, in units of 2^-kMassBits.
-  void AddProbe(std::span<const int32_t> visited, int32_t queries) {
-    ++probes;
-    probed_recall.resize(visited.size());
+  // One call's probe. visited: of each head from `first` on, summed over `queries`, in units of
+  // 2^-kMassBits. Heads that are attended with in groups are probed in the order of the groups.
+  void AddProbe(std::span<const int32_t> visited, int32_t queries, size_t first) {
+    if (first == 0) ++probes;
+    probed_recall.resize(std::max(probed_recall.size(), first + visited.size()));
     for (size_t head = 0; head < visited.size(); ++head) {
-      probed_recall[head] += std::ldexp(visited[head], -kernels::kMassBits) / queries;
+      probed_recall[first + head] += std::ldexp(visited[head], -kernels::kMassBits) / queries;
     }
   }
   // Sums over calls become means over them.

@@ -95,7 +95,8 @@ class NcclSession {
     absl::Time enqueued;
     std::shared_ptr<const DeviceEventPool::Event> done;
   };
-  // Transfers of a channel end in order.
+  // Transfers of a channel in the order in which the host has enqueued them; those of a ring and
+  // those among ranks that share heads may overtake each other.
   struct Queue {
     std::deque<Pending> pending;
     absl::Time last_end = absl::InfinitePast();

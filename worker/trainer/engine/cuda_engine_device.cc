@@ -103,7 +103,8 @@ class CudaDevice : public EngineDevice {
   double TakeOffloadSeconds() override;
   // The buffers that travel lie outside of LibTorch's memory and are never freed.
   uint64_t PeakBytes() const override {
-    return PeakDeviceBytes(device_) + ring_->allocated_bytes();
+    return PeakDeviceBytes(device_) + ring_->allocated_bytes() +
+           (alone_ == nullptr ? 0 : alone_->allocated_bytes());
   }
 
  private:

@@ -82,6 +82,21 @@ TEST_F(HeadsJobTest, AnyNumberOfRanksTrainsWhatOneRankTrains) {
   }
 }
 
+TEST_F(HeadsJobTest, HeadsThatAreGatheredInGroupsTrainTheSameBits) {
+  for (const Pattern pattern : {Pattern::kDense, Pattern::kVerticalSlash}) {
+    std::vector<double> losses;
+    for (const int groups : {1, 2, 4}) {
+      TrainingJob job = Job(2, 1, pattern, /*kv_heads=*/4);
+      job.attention.ring.kind = job.plan.ring.kind = ring::RingKind::kAllGather;
+      job.attention.head_groups = groups;
+      job.memory.recompute = model::Recompute::kFull;  // whose backward starts ahead
+      Complete(job);
+      if (losses.empty()) losses = Losses();
+      EXPECT_EQ(Losses(), losses) << groups;
+    }
+  }
+}
+
 TEST_F(HeadsJobTest, WhateverIsKeptForBackward) {
   std::vector<double> losses;
   for (const model::Recompute recompute :

@@ -7,6 +7,7 @@
 #include "patterns/check_options.h"
 #include "patterns/pattern.h"
 #include "ring/head_shares.h"
+#include "worker/attention/documents/chosen_document_attention.h"
 #include "worker/attention/documents/document_attention.h"
 #include "worker/attention/documents/short_document_attention.h"
 #include "worker/trainer/engine/model_source.h"
@@ -36,8 +37,15 @@ absl::StatusOr<std::unique_ptr<attention::ContextAttention>> AttentionOf(
     const patterns::AttentionOptions& options, int rank, EngineDevice& device) {
   ASSIGN_OR_RETURN(std::unique_ptr<attention::ContextAttention> ring, device.MakeRing(options));
   if (options.by_documents) {
+    const patterns::AttentionOptions by_itself = attention::AloneOptions(options);
     ASSIGN_OR_RETURN(std::unique_ptr<attention::ContextAttention> alone,
-                     device.MakeAttentionAlone(attention::AloneOptions(options)));
+                     device.MakeAttentionAlone(by_itself));
+    if (patterns::AreApart(options)) {
+      ASSIGN_OR_RETURN(std::unique_ptr<attention::ContextAttention> dense,
+                       device.MakeAttentionAlone(attention::DenseOptions(by_itself)));
+      return std::make_unique<attention::ChosenDocumentAttention>(
+          options, std::move(ring), std::move(alone), std::move(dense), rank);
+    }
     return std::make_unique<attention::DocumentAttention>(options, std::move(ring),
                                                           std::move(alone), rank);
   }

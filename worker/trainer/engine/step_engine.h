@@ -15,6 +15,8 @@
 #include "model_shape/model_config.h"
 #include "model_shape/parameter_layout.h"
 #include "patterns/attention_options.h"
+#include "patterns/check_options.h"
+#include "ring/document_layout.h"
 #include "worker/attention/stats/attention_stats.h"
 #include "worker/comm/communicator.h"
 #include "worker/data/loader.h"
@@ -129,7 +131,11 @@ class StepEngine {
   std::string DescribePrecision() const;
   absl::Status SetDocuments(const data::LocalSequence& sequence);
   model::TokenBatch Batch(const data::LocalSequence& sequence) const;
-  int64_t LocalTokens() const { return static_cast<int64_t>(job_.sequence_length) / job_.context; }
+  // Of the longest micro-batch, as memory is planned for it.
+  int64_t LocalTokens() const {
+    const int64_t even = static_cast<int64_t>(job_.sequence_length) / job_.context;
+    return patterns::AreApart(job_.attention) ? ring::MostLocalTokensApart(even) : even;
+  }
 
   const TrainingJob& job_;
   comm::Communicator& world_;

@@ -183,6 +183,7 @@ absl::StatusOr<TrainingJob> ToTrainingJob(const v1::TrainerAssignment& assignmen
   job.attention.threads = job.threads;
   job.attention.bf16_gradients = spec.parallelism().kv_gradients() == v1::ParallelismSpec::BFLOAT16;
   job.attention.head_ranks = static_cast<int>(jobspec::HeadRanks(spec.parallelism()));
+  job.attention.head_groups = static_cast<int>(jobspec::HeadGroups(spec.parallelism()));
   ASSIGN_OR_RETURN(job.plan, ToPlan(assignment.plan(), job.context, job.attention.head_ranks));
   job.plan_bytes = assignment.plan().SerializeAsString();
   job.attention = job.plan.Of(std::move(job.attention));

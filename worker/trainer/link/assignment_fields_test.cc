@@ -254,6 +254,10 @@ TEST(PlanFieldsTest, WhoSharesHeadsIsOneRankOfTheRing) {
             "plan 0: a ring of 3 x 1 ranks for parallelism.context 3 and parallelism.heads 3");
   v1::TrainerAssignment assignment = Assignment();
   EXPECT_EQ(JobOf(assignment).attention.head_ranks, 1);
+  EXPECT_EQ(JobOf(assignment).attention.head_groups, 1);
+  assignment.mutable_spec()->mutable_parallelism()->set_head_groups(2);
+  EXPECT_EQ(JobOf(assignment).attention.head_groups, 2);
+  assignment.mutable_spec()->mutable_parallelism()->clear_head_groups();
   assignment.mutable_spec()->mutable_parallelism()->set_heads(3);
   assignment.mutable_plan()->mutable_ring()->set_inner(1);
   const TrainingJob job = JobOf(assignment);

@@ -71,10 +71,10 @@ v1::StepReport ToProto(const StepRecord& record, int rank) {
     out->set_balanced(layer.balanced);
     out->set_anchor_missed(layer.anchor_missed);
   }
+  report.set_padding_tokens(record.padding_tokens);
   if (record.samples > 0) {
     report.set_samples(record.samples);
     report.set_micro_batches(record.micro_batches);
-    report.set_padding_tokens(record.padding_tokens);
     report.set_dealt_imbalance(record.dealt_imbalance);
     report.set_group_micro_batches(record.group_micro_batches);
     report.set_group_tokens(record.group_tokens);

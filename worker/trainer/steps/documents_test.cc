@@ -33,8 +33,8 @@ class DocumentsJobTest : public ::testing::TestWithParam<bool> {
     EXPECT_TRUE(data::Pack(pack).ok());
   }
 
-  TrainingJob Job(int context, bool samples) {
-    TrainingJob job = testing::TinyTrainingJob(directory_.path().string(), context, /*data=*/1);
+  TrainingJob Job(int context, bool samples, int data = 1) {
+    TrainingJob job = testing::TinyTrainingJob(directory_.path().string(), context, data);
     job.train_data = job.eval_data = directory_.File("packed/train");
     job.document_mask = true;
     job.batching = {.samples = samples, .overlong = data::Overlong::kSplit};
@@ -81,6 +81,55 @@ TEST_P(DocumentsJobTest, AnyNumberOfRanksTrainsWhatOneRankTrains) {
       const EvalOutcome& expected = alone[0].evals[e].outcome;
       EXPECT_EQ(hosts[0].evals[e].outcome.tokens, expected.tokens);
       EXPECT_NEAR(hosts[0].evals[e].outcome.loss, expected.loss, 1e-5 * expected.loss);
+    }
+  }
+}
+
+// Under a pattern that chooses, whatever the ranks, the dealing and the samples that share a
+// micro-batch: a document sees what it sees alone.
+TEST_P(DocumentsJobTest, AnyNumberOfRanksChoosesWhatOneRankChooses) {
+  for (const auto pattern : {patterns::Pattern::kVerticalSlash, patterns::Pattern::kKeyGroups}) {
+    const auto run = [&](int context, int data, bool by_documents) {
+      TrainingJob job = Job(context, GetParam(), data);
+      job.attention.pattern = pattern;
+      job.attention.estimate_queries = 16;
+      job.attention.density = 0.3;
+      job.attention.sequence_length = 512;
+      job.attention.budget = {.max_verticals = 16, .max_slashes = 2};
+      if (by_documents) LieByDocuments(&job);
+      return Run(job);
+    };
+    const std::vector<RecordingHost> one = run(1, 1, true);
+    ASSERT_EQ(one[0].steps.size(), 3u);
+    std::vector<std::vector<RecordingHost>> others;
+    others.push_back(run(2, 1, true));
+    others.push_back(run(4, 1, true));
+    others.push_back(run(2, 2, true));
+    // Samples that have a micro-batch each see what they see alone in stripes, too.
+    if (GetParam()) others.push_back(run(1, 1, false));
+    for (size_t i = 0; i < others.size(); ++i) {
+      for (size_t step = 0; step < 3; ++step) {
+        SCOPED_TRACE(::testing::Message() << "run " << i << ", step " << step);
+        const StepRecord &record = others[i][0].steps.at(step), &expected = one[0].steps[step];
+        EXPECT_EQ(record.tokens, expected.tokens);
+        EXPECT_NEAR(record.loss, expected.loss, 1e-5 * expected.loss);
+        EXPECT_NEAR(record.gradient_norm, expected.gradient_norm, 1e-5 * expected.gradient_norm);
+      }
+      for (size_t e = 0; e < one[0].evals.size(); ++e) {
+        EXPECT_NEAR(others[i][0].evals.at(e).outcome.loss, one[0].evals[e].outcome.loss,
+                    1e-5 * one[0].evals[e].outcome.loss);
+      }
+    }
+    // All ranks say what filled micro-batches up, and it is what they hold too much.
+    for (const RecordingHost& host : others[1]) {
+      const StepRecord& record = host.steps[0];
+      EXPECT_EQ(record.rank_tokens * 4, record.tokens + record.padding_tokens);
+      EXPECT_LT(record.padding_tokens, record.tokens);
+      EXPECT_TRUE(record.lengths.empty());
+    }
+    if (GetParam()) {
+      EXPECT_LT(others[1][0].steps[0].micro_batches, 8u);
+      EXPECT_EQ(others.back()[0].steps[0].micro_batches, others.back()[0].steps[0].samples);
     }
   }
 }

@@ -57,6 +57,7 @@ class SamplesJobTest : public ::testing::Test {
     if (pattern == patterns::Pattern::kKeyGroups || pattern == patterns::Pattern::kAdaSpa) {
       job.attention.density = 0.3;
     }
+    job.attention.adapt_heads = pattern == patterns::Pattern::kAdaSpa;
     job.attention.budget = {
         .vertical_mass = 0.7, .slash_mass = 0.7, .max_verticals = 16, .max_slashes = 3};
     job.checkpoint_directory = directory_.File("checkpoints-" + std::to_string(++jobs_));
@@ -125,8 +126,6 @@ INSTANTIATE_TEST_SUITE_P(
                       patterns::Pattern::kXAttention, patterns::Pattern::kKeyGroups,
                       patterns::Pattern::kAdaSpa));
 
-// Under dense attention short samples share micro-batches; a pattern that is chosen online and
-// keeps everything has one in each. What a sample sees is what it sees alone.
 // The same samples one after another to the groups: the same losses, further from even.
 TEST_F(SamplesJobTest, SamplesMayBeDealtInOrder) {
   const auto weights = *balance::SampleWeights::Create({{64, 1}, {512, 20}});
@@ -149,6 +148,8 @@ TEST_F(SamplesJobTest, SamplesMayBeDealtInOrder) {
   EXPECT_GT(more, 0);
 }
 
+// Under dense attention short samples share micro-batches; a pattern that is chosen online and
+// keeps everything has one in each. What a sample sees is what it sees alone.
 TEST_F(SamplesJobTest, ASampleSeesNothingOfThoseBesideIt) {
   ASSERT_EQ(Run(Job(1, 1)), absl::OkStatus());
   const std::vector<StepRecord> together = hosts_[0].steps;
@@ -276,6 +277,7 @@ TEST_F(SamplesJobTest, GroupsComeToTheirAnchor) {
     ASSERT_EQ(Run(job), absl::OkStatus());
     EXPECT_EQ(Losses(), unbalanced);
     EXPECT_EQ(hosts_[0].steps[0].layers[0].balanced, 0u);
+    EXPECT_TRUE(hosts_[2 * heavy].steps[0].lengths.contains(512));
 
     job.checkpoint_directory += "-moved";
     job.attention.balance.tolerance = 0.5f;
@@ -283,6 +285,8 @@ TEST_F(SamplesJobTest, GroupsComeToTheirAnchor) {
     EXPECT_LT(tiles_of(heavy), heavy_before);
     EXPECT_GE(tiles_of(1 - heavy), light_before);
     EXPECT_GT(hosts_[2 * heavy].steps[0].layers[0].balanced, 0u);
+    // Samples are not weighed anew by budgets that follow from their weights.
+    for (const RecordingHost& host : hosts_) EXPECT_TRUE(host.steps[0].lengths.empty());
     const std::vector<double> moved = Losses();
     EXPECT_NE(moved, unbalanced);
 

@@ -59,36 +59,77 @@ balance::Dealing StepLoop::Deal(std::span<const data::Sample> samples,
                                    .heads = job_.attention.head_ranks};
   rules.multiple = std::lcm<int64_t>(job_.attention.tile, division.Multiple());
   if (job_.deals_in_order) return balance::DealInOrder(tokens, weights, rules);
-  // What is chosen online is chosen for a whole micro-batch: a sample that shares it with others
-  // would attend to something else wherever it is dealt with others.
-  rules.one_sample = !patterns::DefinitionOf(job_.attention.pattern).is_known_before_data();
+  // What is chosen online is chosen for a whole micro-batch, unless documents lie by themselves: a
+  // sample that shares it with others would attend to something else wherever it is dealt with
+  // others.
+  rules.one_sample = !shape_.by_documents &&
+                     !patterns::DefinitionOf(job_.attention.pattern).is_known_before_data();
   return balance::Deal(tokens, weights, rules);
 }
+
+namespace {
+
+std::vector<data::Sample> Chosen(std::span<const data::Sample> samples,
+                                 const balance::MicroBatch& batch) {
+  std::vector<data::Sample> chosen;
+  for (const uint32_t number : batch.samples) chosen.push_back(samples[number]);
+  return chosen;
+}
+
+}  // namespace
 
 absl::StatusOr<data::LocalSequence> StepLoop::Read(const data::Loader& loader,
                                                    std::span<const data::Sample> samples,
                                                    const balance::MicroBatch& batch,
                                                    const balance::SampleWeights& weights) const {
-  std::vector<data::Sample> together;
-  for (const uint32_t number : batch.samples) together.push_back(samples[number]);
+  const std::vector<data::Sample> together = Chosen(samples, batch);
   if (!shape_.by_documents) {
     return loader.Read(together, LayoutOf(static_cast<uint64_t>(batch.padded)), job_.head_place());
   }
-  const std::vector<int64_t> firsts = loader.DocumentFirsts(together, batch.padded);
-  std::vector<int64_t> lengths;
-  for (size_t i = 0; i < firsts.size(); ++i) {
-    lengths.push_back((i + 1 < firsts.size() ? firsts[i + 1] : batch.padded) - firsts[i]);
-  }
-  const int stripe = shape_.stripe != 0 ? shape_.stripe : job_.attention.tile;
-  const balance::DocumentDealing dealing =
-      balance::DealDocuments(lengths, job_.context, stripe, weights);
-  ASSIGN_OR_RETURN(
-      ring::DocumentLayout layout,
-      ring::DocumentLayout::Create(batch.padded, firsts, dealing.holders, job_.context, stripe));
+  ASSIGN_OR_RETURN(ring::DocumentLayout layout, Lay(loader, together, batch.padded, weights));
   data::LocalSequence local =
       loader.Read(together, batch.padded, layout.Positions(job_.rank % job_.context));
   local.layout = std::make_shared<const ring::DocumentLayout>(std::move(layout));
   return local;
+}
+
+absl::StatusOr<ring::DocumentLayout> StepLoop::Lay(const data::Loader& loader,
+                                                   std::span<const data::Sample> samples,
+                                                   int64_t padded,
+                                                   const balance::SampleWeights& weights) const {
+  const bool is_apart = patterns::AreApart(shape_.Of(job_.attention));
+  int64_t tokens = padded;
+  if (is_apart) {  // ranks are filled up one by one
+    tokens = 0;
+    for (const data::Sample& sample : samples) tokens += static_cast<int64_t>(sample.tokens);
+  }
+  const std::vector<int64_t> firsts = loader.DocumentFirsts(samples, tokens);
+  std::vector<int64_t> lengths;
+  for (size_t i = 0; i < firsts.size(); ++i) {
+    lengths.push_back((i + 1 < firsts.size() ? firsts[i + 1] : tokens) - firsts[i]);
+  }
+  const int stripe = shape_.stripe != 0 ? shape_.stripe : job_.attention.tile;
+  const auto deal = is_apart ? balance::DealDocumentsApart : balance::DealDocuments;
+  const auto create = is_apart ? ring::DocumentLayout::CreateApart : ring::DocumentLayout::Create;
+  return create(tokens, firsts, deal(lengths, job_.context, stripe, weights).holders, job_.context,
+                stripe);
+}
+
+absl::StatusOr<uint64_t> StepLoop::CountPadding(const balance::Dealing& dealing,
+                                                std::span<const data::Sample> samples,
+                                                const balance::SampleWeights& weights) const {
+  if (!patterns::AreApart(shape_.Of(job_.attention))) {
+    return static_cast<uint64_t>(dealing.PaddingTokens());
+  }
+  int64_t padding = 0;
+  for (const std::vector<balance::MicroBatch>& group : dealing.groups) {
+    for (const balance::MicroBatch& batch : group) {
+      ASSIGN_OR_RETURN(const ring::DocumentLayout layout,
+                       Lay(*parts_.train, Chosen(samples, batch), batch.padded, weights));
+      padding += layout.local_tokens() * layout.ranks() - layout.tokens();
+    }
+  }
+  return static_cast<uint64_t>(padding);
 }
 
 absl::Status StepLoop::CheckShape(const PlanShape& shape) const {
@@ -101,6 +142,12 @@ absl::Status StepLoop::CheckShape(const PlanShape& shape) const {
     return absl::InvalidArgumentError(
         "documents cannot lie by themselves where tokens attend to those before their own "
         "(data.document_mask: false)");
+  }
+  if (job_.attention.pattern != patterns::Pattern::kDense &&
+      shape.by_documents != job_.attention.by_documents) {
+    return absl::InvalidArgumentError(
+        "a job whose pattern chooses cannot change to documents that lie by themselves or back: "
+        "they would see something else");
   }
   return ring::CheckDivides("data.sequence_length", static_cast<int64_t>(job_.sequence_length),
                             patterns::DivisionOf(options, job_.ring_ranks()));
@@ -138,6 +185,7 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
   record.group = group_;
   double data_seconds = 0;
   balance::Dealing dealing;
+  std::vector<float> moves;  // of this group's micro-batches
   {
     const Stopwatch whole(&record.step_seconds);
     RETURN_IF_ERROR(TakeShape(step));
@@ -150,13 +198,13 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
     if (job_.batching.samples) {
       record.samples = job_.global_batch;
       record.micro_batches = dealing.MicroBatches();
-      record.padding_tokens = static_cast<uint64_t>(dealing.PaddingTokens());
       record.dealt_imbalance = dealing.Imbalance();
       record.overlong = parts_.train->counts();
     }
+    ASSIGN_OR_RETURN(record.padding_tokens, CountPadding(dealing, samples, plan_.WeightsAt(step)));
     engine.BeginStep(step);
     const std::vector<balance::MicroBatch>& mine = dealing.groups[group_];
-    const std::vector<float> moves = MovesOf(dealing, samples, step);
+    moves = MovesOf(dealing, samples, step);
     for (const balance::MicroBatch& batch : mine) {
       parts_.host->SetPlace(step, "data");
       data::LocalSequence local;
@@ -189,7 +237,9 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
   stats.phases.checkpoint = record.phases.checkpoint;
   record.phases = stats.phases;
   record.phases.data = data_seconds;
-  if (job_.batching.samples) CountMicroBatches(dealing.groups[group_], stats, &record);
+  if (job_.batching.samples) {
+    CountMicroBatches(dealing.groups[group_], moves, stats, &record);
+  }
   record.layers = std::move(stats.layers);
   KeepProbe(&record);
   record.peak_memory_bytes = stats.peak_memory_bytes;
@@ -223,14 +273,21 @@ void StepLoop::CountDocuments(const data::LocalSequence& sequence, StepRecord* r
 }
 
 void StepLoop::CountMicroBatches(const std::vector<balance::MicroBatch>& mine,
-                                 const EngineStats& stats, StepRecord* record) const {
+                                 const std::vector<float>& moves, const EngineStats& stats,
+                                 StepRecord* record) const {
   record->group_micro_batches = mine.size();
   for (const balance::MicroBatch& batch : mine) {
     record->group_tokens += static_cast<uint64_t>(batch.padded);
   }
-  if (patterns::DefinitionOf(job_.attention.pattern).is_known_before_data()) return;
+  // By documents several samples share a micro-batch, and none of its length says how dense it is.
+  if (shape_.by_documents ||
+      patterns::DefinitionOf(job_.attention.pattern).is_known_before_data()) {
+    return;
+  }
   const balance::SampleWeights& weights = plan_.WeightsAt(record->step);
   for (size_t i = 0; i < mine.size(); ++i) {
+    // What a moved budget visits says nothing of the length.
+    if (moves[i] != 1.0f) continue;
     StepRecord::LengthRecord& of_length =
         record->lengths[weights.BinOf(static_cast<uint64_t>(mine[i].padded))];
     ++of_length.micro_batches;

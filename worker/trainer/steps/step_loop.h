@@ -59,6 +59,14 @@ class StepLoop {
                                            std::span<const data::Sample> samples,
                                            const balance::MicroBatch& batch,
                                            const balance::SampleWeights& weights) const;
+  // Lays out the documents of a micro-batch of `padded` tokens.
+  absl::StatusOr<ring::DocumentLayout> Lay(const data::Loader& loader,
+                                           std::span<const data::Sample> samples, int64_t padded,
+                                           const balance::SampleWeights& weights) const;
+  // Counts the tokens that fill up the step's micro-batches, of all groups.
+  absl::StatusOr<uint64_t> CountPadding(const balance::Dealing& dealing,
+                                        std::span<const data::Sample> samples,
+                                        const balance::SampleWeights& weights) const;
   // Returns the layout of this rank's part of a sequence of `tokens` tokens.
   kernels::ShardLayout LayoutOf(uint64_t tokens) const;
   // Whether sequences can lie and travel so.
@@ -71,8 +79,10 @@ class StepLoop {
                              uint64_t step) const;
   // Counts the documents of a micro-batch.
   static void CountDocuments(const data::LocalSequence& sequence, StepRecord* record);
-  // Sets what the record says of this group's micro-batches and their lengths.
-  void CountMicroBatches(const std::vector<balance::MicroBatch>& mine, const EngineStats& stats,
+  // Sets what the record says of this group's micro-batches, and of the lengths of those that
+  // visited what their own choice allows (`moves`: 1).
+  void CountMicroBatches(const std::vector<balance::MicroBatch>& mine,
+                         const std::vector<float>& moves, const EngineStats& stats,
                          StepRecord* record) const;
   // Sets the record's probed_recall, from its layers' where they have been probed.
   void KeepProbe(StepRecord* record);

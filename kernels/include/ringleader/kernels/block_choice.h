@@ -150,10 +150,12 @@ RINGLEADER_HOST_DEVICE inline float MostEnergy(int64_t terms) {
   return most;
 }
 
-// Sums up this rank's queries, over the query heads of a KV head, and its keys. Both results
-// are [2, kv_heads, head_dim]: of queries, then of keys; ranks take the sum and the maximum.
+// Sums up this rank's first `rows` queries, over the query heads of a KV head, and as many keys.
+// Both results are [2, kv_heads, head_dim]: of queries, then of keys; ranks take the sum and the
+// maximum.
 struct DimEnergyStep {
-  int64_t tokens = 0;         // of the sequence; at most 2^30
+  int64_t tokens = 0;         // of the sequence, those that all ranks sum up; at most 2^30
+  int64_t rows = 0;           // of them this rank's: what comes after them is padding
   int64_t* energy = nullptr;  // sums of squares
   float* largest = nullptr;   // magnitudes of what is finite
 };

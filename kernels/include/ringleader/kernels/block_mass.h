@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "ringleader/kernels/shard_layout.h"
 
@@ -45,6 +46,9 @@ struct MassGateStep {
   const int32_t* mass = nullptr;  // BlockMassStep's
   ShardLayout query_layout = {};
   const int32_t* document_starts = nullptr;
+  // Tokens before the padding at the sequence's end: tiles of padding alone add nothing to kept and
+  // total.
+  int64_t content = std::numeric_limits<int64_t>::max();
   int32_t heads = 0;
   int32_t tile = 128;
   const float* density = nullptr;  // [heads], in [0, 1]

@@ -198,5 +198,18 @@ TEST_F(LivePlansTest, WhatTheDataDoNotAllowIsRefusedByAllRanks) {
   }
 }
 
+// By documents each document's choice is its own: not the same job.
+TEST_F(LivePlansTest, WhatAPatternWouldChooseAnewIsRefusedByAllRanks) {
+  PlanShape by_documents = job_.plan;
+  by_documents.by_documents = true;
+  TrainingJob job = job_;
+  job.attention.pattern = patterns::Pattern::kSlidingWindow;
+  job.attention.window = 100;
+  for (const RecordingHost& host : Run(job, Changed(by_documents), 1)) {
+    EXPECT_THAT(Versions(host), Each(1));
+    EXPECT_THAT(host.places, Not(Contains(Pair(kChanged, "changing the layout"))));
+  }
+}
+
 }  // namespace
 }  // namespace ringleader::trainer

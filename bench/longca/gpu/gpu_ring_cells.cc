@@ -1,0 +1,214 @@
+#include "bench/longca/gpu/gpu_ring_cells.h"
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/status_macros.h"
+#include "bench/longca/asked_mask.h"
+#include "bench/longca/rank_run.h"
+#include "kernels/ops/cuda_call.h"
+#include "worker/attention/cuda/cuda_ring_attention.h"
+#include "worker/comm/nccl/nccl_communicator.h"
+#include "worker/comm/testing/local_communicator.h"
+#include "worker/comm/testing/local_device_communicator.h"
+
+namespace ringleader::bench {
+namespace {
+
+using comm::DeviceCommunicator;
+using kernels::MaskKind;
+using kernels::ops::Check;
+using kernels::ops::Stream;
+using kernels::reference::testing::Tensor;
+
+constexpr uint64_t kSeed = 20251123;
+constexpr int kGpuTile = 128;
+constexpr double kTolerance = 2e-2;  // bf16 in, out, and in what backward multiplies
+constexpr int64_t kFlushedBytes = int64_t{256} << 20;
+
+// A rank's part of a sequence: one of its tensors, of so many heads.
+struct Inputs {
+  torch::Tensor q, k, v, d_out;
+};
+
+torch::Tensor AsTorch(const Tensor& tensor) {
+  return torch::from_blob(const_cast<float*>(tensor.data.data()),
+                          {tensor.tokens, tensor.heads, tensor.head_dim});
+}
+
+Inputs PartOf(const Problem& problem, const torch::Tensor& positions) {
+  const auto part = [&](const Tensor& x) {
+    return AsTorch(x).index_select(0, positions).to(torch::kBFloat16).to(torch::kCUDA);
+  };
+  return {part(problem.q), part(problem.k), part(problem.v), part(problem.d_out)};
+}
+
+Inputs Random(int64_t tokens) {
+  const auto random = [&](int heads) {
+    return torch::randn({tokens, heads, kGpuHeadDim},
+                        torch::device(torch::kCUDA).dtype(torch::kBFloat16));
+  };
+  return {random(kGpuHeads), random(kGpuKvHeads), random(kGpuKvHeads), random(kGpuHeads)};
+}
+
+// Until all ranks are here, and this one's GPU is idle with nothing of the inputs in its L2 cache.
+void Meet(DeviceCommunicator& all) {
+  const auto bytes = torch::device(torch::kCUDA).dtype(torch::kByte);
+  torch::empty({kFlushedBytes}, bytes).zero_();
+  const torch::Tensor one = torch::zeros({1}, bytes.dtype(torch::kFloat));
+  const auto met = all.AllReduceSum(comm::Channel::kControl, one.mutable_data_ptr(), 1,
+                                    comm::ElementType::kFloat32, Stream());
+  Check(met.status());
+  if (*met != nullptr) Check((*met)->Order(Stream()));
+  c10::cuda::getCurrentCUDAStream().synchronize();
+}
+
+uint64_t BytesOf(const attention::AttentionStats& stats) {
+  return stats.ring_bytes.sent + stats.head_bytes;
+}
+
+// Throws c10::Error. `results`: null where nobody looks at them.
+void RunRank(const MaskedSequence& sequence, const Asked& asked, const Scheme& scheme,
+             const Problem* problem, int repetitions, DeviceCommunicator& all, RankRun* run,
+             Results* results) {
+  const c10::cuda::CUDAStreamGuard stream(c10::cuda::getStreamFromPool());
+  const auto ring = all.Split(scheme.RingOf(all.rank())),
+             heads = all.Split(scheme.HeadsOf(all.rank()));
+  Check(ring.status());
+  Check(heads.status());
+  const auto ranks = attention::CreateCudaRingAttention(
+      scheme.Options(asked, kGpuTile), ring->get(), scheme.head_ranks > 1 ? heads->get() : nullptr);
+  Check(ranks.status());
+  const torch::Tensor positions =
+      torch::tensor(scheme.PositionsOf(all.rank(), sequence.tokens, kGpuTile), torch::kLong);
+  const auto [q, k, v, d_out] =
+      problem == nullptr ? Random(positions.numel()) : PartOf(*problem, positions);
+  for (int repetition = -2; repetition < repetitions; ++repetition) {  // the first ones warm up
+    auto start = std::chrono::steady_clock::now();
+    Check((*ranks)->SetDocuments(sequence.tokens, asked.firsts, /*padding=*/0, asked.prefix_ends));
+    run->plan_ms = MillisecondsSince(start);
+    Meet(all);
+    start = std::chrono::steady_clock::now();
+    const attention::AttentionOutput forward = (*ranks)->Forward(/*layer=*/0, q, k, v);
+    c10::cuda::getCurrentCUDAStream().synchronize();
+    if (repetition >= 0) run->forward_ms.push_back(MillisecondsSince(start));
+    const attention::AttentionStats stats = (*ranks)->TakeStats();
+    run->tiles = static_cast<double>(stats.TotalTiles());
+    run->plan_ms += 1e3 * stats.seconds.index;
+    run->forward_bytes = static_cast<int64_t>(BytesOf(stats));
+    Meet(all);
+    start = std::chrono::steady_clock::now();
+    const attention::AttentionGradients gradients =
+        forward.record->Backward(q, k, v, forward.out, forward.lse, d_out);
+    c10::cuda::getCurrentCUDAStream().synchronize();
+    if (repetition >= 0) run->backward_ms.push_back(MillisecondsSince(start));
+    run->backward_bytes = static_cast<int64_t>(BytesOf((*ranks)->TakeStats()));
+    if (results == nullptr) continue;
+    const auto put = [&](const torch::Tensor& part, const Tensor& whole) {
+      AsTorch(whole).index_copy_(0, positions, part.to(torch::kFloat).cpu());
+    };
+    put(forward.out, results->out);
+    put(gradients.dq, results->dq);
+    put(gradients.dk, results->dk);
+    put(gradients.dv, results->dv);
+  }
+  Meet(all);  // nobody leaves while others' transfers run
+}
+
+using Body = std::function<void(DeviceCommunicator&)>;
+
+// `body` on a thread for each rank; a GPU each if there are as many.
+void RunOnGpus(int ranks, int gpus, const Body& body) {
+  if (ranks > gpus || ranks == 1) return comm::testing::RunDeviceRanks(ranks, body);
+  comm::testing::RunRanks(comm::testing::LocalCommunicators(ranks), [&](comm::Communicator& host) {
+    const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(host.rank()));
+    const auto device = comm::CreateNcclCommunicator({.device = host.rank()}, &host);
+    Check(device.status());
+    body(**device);
+    host.Barrier().IgnoreError();
+  });
+}
+
+// What the GPUs hold, MiB, the fullest of them.
+double HeldMib(int gpus) {
+  size_t most = 0;
+  for (int gpu = 0; gpu < gpus; ++gpu) {
+    const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(gpu));
+    size_t free = 0, total = 0;
+    if (cudaMemGetInfo(&free, &total) == cudaSuccess) most = std::max(most, total - free);
+  }
+  return static_cast<double>(most) / 1048576;
+}
+
+void RoundToBf16(Tensor* tensor) {
+  AsTorch(*tensor).copy_(AsTorch(*tensor).to(torch::kBFloat16));
+}
+
+}  // namespace
+
+const GpuRingCells::Checked& GpuRingCells::CheckedOf(MaskKind mask, int ranks) {
+  const auto known = checked_.find({mask, ranks});
+  if (known != checked_.end()) return known->second;
+  Problem problem(int64_t{2} * ranks * kGpuTile, kSeed);
+  for (Tensor* x : {&problem.q, &problem.k, &problem.v, &problem.d_out}) RoundToBf16(x);
+  auto expected = problem.Expected(problem.MaskOf(mask), {});
+  return checked_.try_emplace({mask, ranks}, Checked{std::move(problem), std::move(expected)})
+      .first->second;
+}
+
+absl::Status GpuRingCells::Fill(MaskKind mask, const Scheme& scheme, int repetitions,
+                                std::vector<Cell>* cells) {
+  const Checked& checked = CheckedOf(mask, scheme.ranks());
+  const MaskedSequence sequence(cells->front().tokens, kSeed);
+  std::vector<RankRun> few(scheme.ranks()), runs(scheme.ranks());
+  Results results(checked.problem.tokens);
+  RunOnGpus(scheme.ranks(), gpus_, [&](DeviceCommunicator& all) {
+    RunRank(checked.problem, *AskFor(checked.problem, mask), scheme, &checked.problem,
+            /*repetitions=*/1, all, &few[all.rank()], &results);
+  });
+  c10::cuda::CUDACachingAllocator::emptyCache();
+  double held_mib = 0;
+  RunOnGpus(scheme.ranks(), gpus_, [&](DeviceCommunicator& all) {
+    RunRank(sequence, *AskFor(sequence, mask), scheme, nullptr, repetitions, all, &runs[all.rank()],
+            nullptr);
+    if (all.rank() == 0) held_mib = HeldMib(gpus_);
+  });
+  ASSIGN_OR_RETURN(const auto rows,
+                   IntervalsOf(sequence.MaskOf(mask), static_cast<int32_t>(sequence.tokens),
+                               sequence.documents));
+  for (Cell& cell : *cells) {
+    FillFrom(runs, &cell);
+    cell.share = static_cast<double>(kernels::VisiblePairs(rows)) /
+                 static_cast<double>(sequence.tokens * sequence.tokens);
+    cell.peak_mib = held_mib;
+    cell.error = LargestError(checked.expected, results.out, results.dq, results.dk, results.dv);
+    cell.tolerance = kTolerance;
+  }
+  return absl::OkStatus();
+}
+
+std::vector<Cell> GpuRingCells::Measure(MaskKind mask, const Scheme& scheme, int64_t tokens,
+                                        int repetitions) {
+  std::vector<Cell> cells = EmptyCells(mask, scheme, tokens);
+  std::string note = "unsupported";
+  if (AskFor({kGpuTile, kSeed}, mask).has_value()) {
+    try {
+      note = std::string(Fill(mask, scheme, repetitions, &cells).message());
+    } catch (const c10::OutOfMemoryError&) {
+      note = "out of memory";
+    } catch (const c10::Error& error) {
+      note = error.what_without_backtrace();
+    }
+  }
+  for (Cell& cell : cells) cell.note = note;
+  return cells;
+}
+
+}  // namespace ringleader::bench

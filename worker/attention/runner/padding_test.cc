@@ -1,0 +1,104 @@
+// The padding that fills a micro-batch up, whose length depends on the number of ranks and on the
+// layout, has no say in what the content attends to.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "patterns/pattern.h"
+#include "worker/attention/testing/forward_on_ranks.h"
+
+namespace ringleader::attention {
+namespace {
+
+using kernels::reference::testing::Tensor;
+using patterns::AttentionOptions;
+using patterns::Pattern;
+
+constexpr int kHeads = 4, kKvHeads = 2, kHeadDim = 128, kTile = 64;
+constexpr int64_t kContent = 1000;
+
+// In the content all queries of the upper half of the heads look for ten keys; in the padding these
+// heads look for nothing, and the others' logits are large. So what heads keep of their mass, the
+// energies of dimensions and the scales are other ones with the padding than without.
+Tensor Draw(int64_t tokens, int heads, unsigned seed) {
+  Tensor x(tokens, heads, kHeadDim);
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  for (int64_t token = 0; token < tokens; ++token) {
+    for (int head = 0; head < heads; ++head) {
+      const bool looks = 2 * head >= heads, is_content = token < kContent;
+      const bool is_looked_for = heads == kHeads || (token >= 130 && token < 140);
+      for (int dim = 0; dim < kHeadDim; ++dim) {
+        float& value = x.data[(token * heads + head) * kHeadDim + dim];
+        value = (is_content ? 0.5f : looks ? 0.05f : 9.0f) * normal(random);
+        if (is_content && looks && is_looked_for && dim >= 40) value += heads == kHeads ? 1 : 2;
+      }
+    }
+  }
+  return x;
+}
+
+// The rows of the content.
+std::vector<float> Content(const AttentionOptions& options, int64_t tokens) {
+  const std::vector<int64_t> documents = {0, kContent};
+  std::vector<float> rows(kContent * kHeads * kHeadDim);
+  testing::ForwardOnRanks(
+      options, /*layer=*/0, Draw(tokens, kHeads, 1), Draw(tokens, kKvHeads, 2),
+      Draw(tokens, kKvHeads, 3),
+      [&](RingRunner& runner) {
+        ASSERT_TRUE(runner.SetDocuments(tokens, documents, tokens - kContent).ok());
+      },
+      [&](const auto& rank) {
+        const kernels::ShardLayout layout =
+            patterns::LayoutOf(options, options.ring.ranks(), rank.rank, rank.out.tokens);
+        for (int64_t i = 0; i < rank.out.tokens; ++i) {
+          const int64_t position = layout.Position(i);
+          if (position >= kContent) continue;
+          std::copy_n(rank.out.data.begin() + i * kHeads * kHeadDim, kHeads * kHeadDim,
+                      rows.begin() + position * kHeads * kHeadDim);
+        }
+      });
+  return rows;
+}
+
+class PaddingTest : public ::testing::TestWithParam<Pattern> {
+ protected:
+  static AttentionOptions Options(int ranks) {
+    return {.pattern = GetParam(),
+            .budget = {.vertical_mass = 0.6, .slash_mass = 0.5},
+            .adapt_heads = GetParam() == Pattern::kAdaSpa,
+            .window = 300,
+            .block_size = kTile,
+            .topk_blocks = 2,
+            .threshold = 0.5,
+            .density = GetParam() == Pattern::kVerticalSlash ? 0.0 : 0.4,
+            .sequence_length = 2048,
+            .tile = kTile,
+            .layout = kernels::LayoutKind::kStriped,
+            .stripe = kTile,
+            .ring = {.inner = ranks}};
+  }
+};
+
+TEST_P(PaddingTest, HasNoSay) {
+  const std::vector<float> alone = Content(Options(1), 1024);
+  for (const auto& [ranks, tokens] :
+       {std::pair{1, int64_t{1536}}, {8, int64_t{1024}}, {8, int64_t{2048}}}) {
+    const std::vector<float> filled = Content(Options(ranks), tokens);
+    float most = 0;
+    for (size_t i = 0; i < alone.size(); ++i) most = std::max(most, std::abs(filled[i] - alone[i]));
+    EXPECT_LT(most, 1e-4f) << ranks << " ranks, " << tokens << " tokens";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Patterns, PaddingTest,
+    ::testing::Values(Pattern::kSlidingWindow, Pattern::kVerticalSlash, Pattern::kBlockTopK,
+                      Pattern::kMoba, Pattern::kXAttention, Pattern::kKeyGroups, Pattern::kAdaSpa),
+    [](const auto& info) { return std::string(patterns::DefinitionOf(info.param).name); });
+
+}  // namespace
+}  // namespace ringleader::attention
