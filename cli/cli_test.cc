@@ -239,6 +239,11 @@ TEST_F(CliTest, PlansGoByWhatWasMeasuredAndSayHowFarOffTheyAre) {
               HasSubstr("name one of its devices by --device: \"other\", \"slow\""));
   EXPECT_EQ(plan({"--measured", Path("measured"), "--device", "third"}).code, kUsage);
   EXPECT_EQ(seconds(plan({"--measured", Path("measured"), "--device", "slow"})), seconds(measured));
+  Write("measured", "{\"tables\": []}\n{\"tables\": []}\n");
+  const std::string no_json = plan({"--measured", Path("measured")}).err;
+  EXPECT_THAT(no_json, HasSubstr("is not what `ringctl latency -o json` prints"));
+  EXPECT_EQ(std::ranges::count(no_json, '\n'), 1) << no_json;
+  EXPECT_LE(LongestLine(Run({"plan", Path("job.yaml")}, 80).out), 80);
   Write("measured", "{}");
   EXPECT_THAT(plan({"--measured", Path("measured")}).err, HasSubstr("nothing had been measured"));
   Write("measured", "tokens,density");

@@ -155,11 +155,10 @@ void WriteJob(std::ostream& out, const v1::Job& job, const Clock& clock, int col
   const v1::Attempt& last = *job.attempts().rbegin();
   if (last.plan_changes().empty() && last.slow_ranks().empty()) return;
   out << "\n";
-  const auto note = [&](const std::string& text) {
-    out << "- " << WrapToWidth(jobspec::EscapeControls(text), columns - 2, "\n  ") << "\n";
-  };
-  for (const v1::PlanChange& change : last.plan_changes()) note(DescribeChange(change));
-  for (const v1::SlowRank& slow : last.slow_ranks()) note(DescribeSlowRank(slow));
+  std::vector<std::string> notes;
+  for (const v1::PlanChange& change : last.plan_changes()) notes.push_back(DescribeChange(change));
+  for (const v1::SlowRank& slow : last.slow_ranks()) notes.push_back(DescribeSlowRank(slow));
+  WriteNotes(out, notes, columns);
 }
 
 std::string DescribeChange(const v1::PlanChange& change) {

@@ -24,8 +24,7 @@ std::string Arithmetic(const v1::Prediction& p, const v1::ResourcesSpec& resourc
   const double each = p.model_flops() / p.step_seconds() / std::max(1u, resources.trainers());
   const std::string rate = absl::StrFormat("%.4g TFLOP/s a trainer", each / 1e12);
   if (resources.engine() != v1::ResourcesSpec::CUDA) return rate;
-  return absl::StrFormat("%s, %s of an H100's or H200's 989 (MFU)", rate,
-                         FormatPercent(each / kHopperFlops));
+  return absl::StrFormat("%s, MFU %s of a Hopper's 989", rate, FormatPercent(each / kHopperFlops));
 }
 
 }  // namespace
@@ -44,7 +43,7 @@ std::string RingText(const v1::StepPlan& plan) {
   return absl::StrCat(kind, " of ", plan.ring().inner());
 }
 
-void WritePlan(std::ostream& out, const v1::JobSpec& spec, const v1::StepPlan& plan) {
+void WritePlan(std::ostream& out, const v1::JobSpec& spec, const v1::StepPlan& plan, int columns) {
   std::vector<std::vector<std::string>> rows = {{"layout", LayoutText(plan)},
                                                 {"ring", RingText(plan)}};
   if (spec.parallelism().ring_window() > 0) {
@@ -99,8 +98,7 @@ void WritePlan(std::ostream& out, const v1::JobSpec& spec, const v1::StepPlan& p
     }
   }
   WriteColumns(out, rows);
-  for (const std::string& reason : plan.reasons())
-    out << "- " << jobspec::EscapeControls(reason) << "\n";
+  WriteNotes(out, {plan.reasons().begin(), plan.reasons().end()}, columns);
 }
 
 }  // namespace ringleader::cli

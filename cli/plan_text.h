@@ -13,7 +13,8 @@ namespace ringleader::cli {
 std::string LayoutText(const v1::StepPlan& plan);
 std::string RingText(const v1::StepPlan& plan);
 
-// `plan` of the job `spec`; the rows below "step" add up to it.
-void WritePlan(std::ostream& out, const v1::JobSpec& spec, const v1::StepPlan& plan);
+// `plan` of the job `spec`; the rows below "step" add up to it. On a terminal of `columns` reasons
+// are wrapped at its width; 0: no terminal.
+void WritePlan(std::ostream& out, const v1::JobSpec& spec, const v1::StepPlan& plan, int columns);
 
 }  // namespace ringleader::cli

@@ -182,6 +182,12 @@ std::string WrapToWidth(const std::string& text, int columns, const std::string&
   return wrapped;
 }
 
+void WriteNotes(std::ostream& out, const std::vector<std::string>& notes, int columns) {
+  for (const std::string& note : notes) {
+    out << "- " << WrapToWidth(jobspec::EscapeControls(note), columns - 2, "\n  ") << "\n";
+  }
+}
+
 void WriteColumns(std::ostream& out, const std::vector<std::vector<std::string>>& rows,
                   int columns) {
   std::vector<int> widths;

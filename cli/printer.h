@@ -41,6 +41,10 @@ std::string CutToWidth(const std::string& text, int columns);
 // are longer stay whole. 0: one line.
 std::string WrapToWidth(const std::string& text, int columns, const std::string& line_end);
 
+// Each in a line of its own behind a dash, and on a terminal of `columns` wrapped at its width; 0:
+// no terminal.
+void WriteNotes(std::ostream& out, const std::vector<std::string>& notes, int columns);
+
 // "12,345", "1.3 GiB", "1h02m", "95.3 %", "3d", in few characters.
 std::string FormatCount(double value);
 std::string FormatBytes(double bytes);

@@ -150,7 +150,7 @@ absl::StatusOr<int> Plan(const Context& context, const Flags& flags) {
                            is_scaled ? "GPUs" : "trainers", spec.parallelism().context(),
                            spec.parallelism().data(),
                            FormatCount(static_cast<double>(spec.data().sequence_length())));
-    WritePlan(out, spec, plan);
+    WritePlan(out, spec, plan, Columns(context));
   });
   for (const std::string& text : {machine.text, basis, note, compared}) {
     if (!text.empty()) context.err << "ringctl: " << text << "\n";

@@ -65,9 +65,10 @@ absl::StatusOr<MeasuredMachine> ReadMeasured(const std::string& file, const std:
   ASSIGN_OR_RETURN(const std::string text, ReadFile(file));
   v1::ListLatencyResponse all;
   if (const auto status = JsonStringToMessage(text, &all); !status.ok()) {
+    const std::string why(status.message());  // further lines show the place
     return absl::InvalidArgumentError(
         absl::StrFormat("--measured %s: is not what `ringctl latency -o json` prints: %s", file,
-                        std::string(status.message())));
+                        why.substr(0, why.find('\n'))));
   }
   std::set<std::string> known;
   for (const v1::LatencyTable& table : all.tables()) known.insert(table.machine().device());

@@ -240,7 +240,11 @@ void WriteTable(std::ostream& out, const Totals& totals, int columns) {
       {"steps", absl::StrCat(job.progress().step(), " of ", job.progress().total_steps())},
       {"loss", change(totals.loss_first, totals.loss_last)}};
   if (job.has_last_eval()) {
-    rows.push_back({"held-out loss", change(job.first_eval().loss(), job.last_eval().loss())});
+    const bool is_one = job.first_eval().step() == job.last_eval().step();
+    rows.push_back(
+        {"held-out loss", is_one ? absl::StrFormat("%.4f after step %d", job.last_eval().loss(),
+                                                   job.last_eval().step())
+                                 : change(job.first_eval().loss(), job.last_eval().loss())});
     for (const v1::TaskAnswers& task : job.last_eval().answers()) {
       rows.push_back({absl::StrCat("answers, ", task.task()),
                       absl::StrCat(task.right(), " of ", task.asked(), " right")});

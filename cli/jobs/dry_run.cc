@@ -165,7 +165,7 @@ absl::StatusOr<int> DryRun(const Context& context, const CheckedJob& job, bool a
   document["auto"] = notes;
   PrintJson(context, document, [&](std::ostream& out) {
     out << jobspec::ToCompleteYaml(spec, notes) << "\n";
-    WritePlan(out, spec, result.plan());
+    WritePlan(out, spec, result.plan(), Columns(context));
     if (!is_planned) {
       out << "planned for " << machines.text << "; ringctl plan takes others\n";
     }

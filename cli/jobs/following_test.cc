@@ -263,6 +263,19 @@ TEST_F(CliTest, WatchAndGetTellWhyAPlanChanges) {
   EXPECT_THAT(
       Run({"get", "tiny"}).out,
       HasSubstr("\n- plan 2 from step 70: zigzag; flat of 4. zigzag is faster\n- rank 3 on b "));
+  const std::string on_a_terminal = Run({"get", "tiny"}, 60).out;
+  EXPECT_THAT(on_a_terminal,
+              HasSubstr("\n- rank 3 on b is slow: 1.25 x the time of others for the\n"
+                        "  same work (since step 61)\n"));
+}
+
+TEST_F(CliTest, AReportOfOneEvaluationSaysWhen) {
+  ScriptRun("tiny", v1::Job::SUCCEEDED);
+  v1::Job& job = coordinator_.jobs["jobs/tiny"];
+  *job.mutable_first_eval() = job.last_eval();
+  *coordinator_.watch.back().mutable_job() = job;
+  EXPECT_THAT(Run({"report", "tiny"}).out,
+              HasSubstr("held-out loss                   2.5000 after step 3\n"));
 }
 
 TEST_F(CliTest, HistoryHasEveryStep) {
