@@ -349,14 +349,14 @@ TEST_F(RunTest, WhatARankFindsWrongByItselfStaysItsOwn) {
 
 TEST(StepProfilerTest, SaysNothingOfTracesThatNobodyAskedFor) {
   const TempDir dir;
-  testing::internal::CaptureStdout();
+  ::testing::internal::CaptureStdout();
   {
     StepProfiler profiler(dir.path().string(), 3, false);
     profiler.StepDone(1);
     profiler.Start(1, 2);
     for (const uint64_t step : {2, 3, 4}) profiler.StepDone(step);
   }
-  const std::string said = testing::internal::GetCapturedStdout();
+  const std::string said = ::testing::internal::GetCapturedStdout();
   EXPECT_EQ(said, "trace: " + dir.File("step-0000000002-rank-00003.json") + "\n");
 }
 
