@@ -18,6 +18,7 @@ using Decay = optim::LearningRateSchedule::Decay;
 v1::TrainerAssignment Assignment() {
   v1::TrainerAssignment assignment;
   assignment.set_job("uid-7");
+  assignment.set_job_uid("uid-7-created-first");
   assignment.set_attempt(3);
   assignment.set_rank(5);
   assignment.set_world_size(6);
@@ -74,6 +75,7 @@ TrainingJob JobOf(const v1::TrainerAssignment& assignment) {
 TEST(AssignmentFieldsTest, WhoTheRankIs) {
   const TrainingJob job = JobOf(Assignment());
   EXPECT_EQ(job.name, "uid-7");
+  EXPECT_EQ(job.uid, "uid-7-created-first");
   EXPECT_EQ(job.attempt, 3u);
   EXPECT_EQ(job.rank, 5);
   EXPECT_EQ(job.world_size, 6);

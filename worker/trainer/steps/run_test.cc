@@ -15,6 +15,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/data/loader.h"
+#include "worker/trainer/steps/step_profiler.h"
 #include "worker/trainer/testing/attempt_in_process.h"
 #include "worker/trainer/testing/tiny_files.h"
 
@@ -344,6 +345,19 @@ TEST_F(RunTest, WhatARankFindsWrongByItselfStaysItsOwn) {
   for (const auto& outcome : outcomes) {
     EXPECT_EQ(outcome.status().code(), absl::StatusCode::kNotFound) << outcome.status();
   }
+}
+
+TEST(StepProfilerTest, SaysNothingOfTracesThatNobodyAskedFor) {
+  const TempDir dir;
+  ::testing::internal::CaptureStdout();
+  {
+    StepProfiler profiler(dir.path().string(), 3, false);
+    profiler.StepDone(1);
+    profiler.Start(1, 2);
+    for (const uint64_t step : {2, 3, 4}) profiler.StepDone(step);
+  }
+  const std::string said = ::testing::internal::GetCapturedStdout();
+  EXPECT_EQ(said, "trace: " + dir.File("step-0000000002-rank-00003.json") + "\n");
 }
 
 }  // namespace
