@@ -145,7 +145,8 @@ class JobMachine {
   void OnCheckpoint(const v1::CheckpointNotice& checkpoint);
   void OnModelExported(const std::string& path);
 
-  // Whether ranks trained past the step that this version of the plan was to change, without it.
+  // Whether ranks trained past the step that this version of the plan was to change without it, or
+  // failed in it.
   bool Missed(uint64_t plan_version) const;
   // Ids of nodes on which a rank of the last attempt was slow.
   std::set<std::string> SlowNodes() const;
@@ -190,6 +191,9 @@ class JobMachine {
   void NameLostNode(v1::Attempt* attempt);
   // Which of the announced changes ranks took, by what they report.
   void SettlePlanChanges(v1::Attempt* attempt, const v1::StepReport& merged);
+  // A change whose first step no rank got through may be why the attempt failed (its shape may want
+  // more memory): the next one does without.
+  static void LeaveOutWhatEndedIt(v1::Attempt* attempt);
   void RecordStep(v1::Attempt* attempt, const v1::StepReport& merged);
   void UpdateProgress(const v1::StepReport& merged);
 

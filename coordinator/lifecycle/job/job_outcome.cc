@@ -303,6 +303,7 @@ void JobMachine::End(absl::Time now) {
     return;
   }
   NameLostNode(attempt);
+  LeaveOutWhatEndedIt(attempt);
   const v1::Failure& failure = attempt->failure();
   if (failure.rank() >= 0 && failure.retryable() && !refused_for_now_ &&
       attempt->ranks(failure.rank()).state() == RankStatus::FAILED) {

@@ -45,6 +45,15 @@ void JobMachine::SettlePlanChanges(v1::Attempt* attempt, const v1::StepReport& m
   }
 }
 
+void JobMachine::LeaveOutWhatEndedIt(v1::Attempt* attempt) {
+  for (v1::PlanChange& change : *attempt->mutable_plan_changes()) {
+    if (change.state() == v1::PlanChange::ANNOUNCED &&
+        attempt->last_step() + 1 >= change.effective_step()) {
+      change.set_state(v1::PlanChange::MISSED);
+    }
+  }
+}
+
 bool JobMachine::Missed(uint64_t plan_version) const {
   return std::ranges::any_of(job_.attempts(), [&](const v1::Attempt& attempt) {
     return std::ranges::any_of(attempt.plan_changes(), [&](const v1::PlanChange& change) {

@@ -155,6 +155,22 @@ TEST_F(OrdersTest, AChangeThatRanksTrainedPastIsKnownToBeMissed) {
   EXPECT_FALSE(machine_.Missed(1));
 }
 
+// A shape that does not fit would end every attempt in its first step.
+TEST_F(OrdersTest, AChangeInWhoseFirstStepTheAttemptFailedIsLeftOut) {
+  Run();
+  v1::StepPlan plan;
+  for (const uint64_t version : {2, 3}) {
+    plan.set_version(version);
+    plan.set_effective_step(3 * version - 3);  // 3 and 6
+    machine_.Replan(plan);
+  }
+  Step(1);
+  Step(2);
+  for (uint32_t rank = 0; rank < 4; ++rank) Exit(rank, TrainerExited::FAILED, rank > 0);
+  EXPECT_TRUE(machine_.Missed(2));
+  EXPECT_FALSE(machine_.Missed(3)) << "it had not begun";
+}
+
 TEST_F(OrdersTest, ASlowRanksNodeIsNamedAndShunnedByTheNextAttempt) {
   Run();
   EXPECT_THAT(machine_.SlowNodes(), IsEmpty());
