@@ -87,8 +87,10 @@ class Steps:
 
 
 def gpu_rows(folder):
-    at_least = lambda name, value, asked, peer: row(name, value, asked, value >= asked, peer, GPUS)
-    at_most = lambda name, value, asked, peer: row(name, value, asked, value <= asked, peer, GPUS)
+    # What SparseBalance (arXiv 2604.13847) and, of ranks of a ring, FVAttn publish: other models on other hardware.
+    published = lambda peer: None if peer is None else f"{peer} as published"
+    at_least = lambda name, value, asked, peer: row(name, value, asked, value >= asked, published(peer), GPUS)
+    at_most = lambda name, value, asked, peer: row(name, value, asked, value <= asked, published(peer), GPUS)
     jobs = {name: Steps(folder, name) for name in (
         "chatqa2-order", "chatqa2-dealt", "longalign-order", "longalign-dealt", "prolong-order", "prolong-dealt",
         "prolong-documents", "groups-none", "groups-mean", "ring-none", "ring-mean")}
@@ -115,7 +117,7 @@ def gpu_rows(folder):
         at_most("ranks of a ring under XAttention by top-p, tuned: max/mean of a layer",
                 jobs["ring-mean"].mean("ring_imbalance"), 1.05, 1.08),
         row("ranks of a ring under XAttention by top-p, untuned: max/mean of a layer",
-            jobs["ring-none"].mean("ring_imbalance"), None, None, 1.34, GPUS),
+            jobs["ring-none"].mean("ring_imbalance"), None, None, published(1.34), GPUS),
     ]
 
 
@@ -124,10 +126,10 @@ def main():
     if sys.argv[1] == "print":
         print(json.dumps(rows, indent=2))
         return
-    if FIGURES.exists():  # rows that other calls measured stay; why others were not is said anew
-        known = {entry["row"] for entry in rows}
+    if FIGURES.exists():  # rows that other commands measured stay; why others were not is said anew
+        commands = {entry["command"] for entry in rows}
         rows = [entry for entry in json.loads(FIGURES.read_text())
-                if entry["row"] not in known and "reason" not in entry] + rows
+                if entry["command"] not in commands and "reason" not in entry] + rows
     known = {entry["row"] for entry in rows}
     rows += [row(name, None, asked, False, None, GPUS, reason=reason)
              for name, asked, reason in UNMEASURED if name not in known]
