@@ -87,7 +87,7 @@ class Steps:
 
 
 def gpu_rows(folder):
-    # What SparseBalance (arXiv 2604.13847) and, of ranks of a ring, FVAttn publish: other models on other hardware.
+    # What SparseBalance (arXiv 2604.13847) and, of ranks of a ring, FVAttn (arXiv 2607.16190) publish: other models on other hardware.
     published = lambda peer: None if peer is None else f"{peer} as published"
     at_least = lambda name, value, asked, peer: row(name, value, asked, value >= asked, published(peer), GPUS)
     at_most = lambda name, value, asked, peer: row(name, value, asked, value <= asked, published(peer), GPUS)

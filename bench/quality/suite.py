@@ -124,6 +124,18 @@ class Suite:
         self.corpus = generate.read_corpus(flags.text) if flags.text else b""
         self.weights = {kind: weight for kind, weight in self.plan.weights.items() if kind != "text" or self.corpus}
         (self.dir / "jobs").mkdir(parents=True, exist_ok=True)
+        self.check_dir()
+
+    def check_dir(self):
+        """What has ended is not done again, so it must be of the same code, plan and machine."""
+        made_by = {name: getattr(self.flags, name) for name in ("commit", "plan", "engine", "hardware", "text")}
+        stamp = self.dir / "made_by.json"
+        if not stamp.exists():
+            stamp.write_text(json.dumps(made_by))
+        elif (found := json.loads(stamp.read_text())) != made_by:
+            differ = ", ".join(f"{name} {found.get(name)}, not {value}" for name, value in made_by.items()
+                               if found.get(name) != value)
+            sys.exit(f"quality: {self.dir} holds jobs of another run ({differ}); give another --dir, or remove it")
 
     def say(self, line):
         print(f"quality: {line}", flush=True)
