@@ -1,12 +1,12 @@
-# `cmake --install` and the Debian packages that deploy/package.sh builds: ringleader-cli (ringctl and its bench), ringleader-coordinator,
-# and ringleader-worker (the daemon and the trainer, with the libraries of LibTorch that a CPU trainer loads).
+# `cmake --install` and the Debian packages that deploy/package.sh builds: ringleader-cli (ringctl), ringleader-coordinator,
+# and ringleader-worker (the daemon, the trainer and what `ringctl bench` starts, with the libraries of LibTorch that they load on CPUs).
 
 include(GNUInstallDirs)
 # CPack installs under /usr; configuration and units have places of their own.
 set(units lib/systemd/system)
 set(private_libraries lib/ringleader)
 
-install(TARGETS ringctl ringleader-bench COMPONENT cli)
+install(TARGETS ringctl COMPONENT cli)
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR}
   COMPONENT cli)
 
@@ -23,8 +23,9 @@ install(FILES ${PROJECT_SOURCE_DIR}/deploy/systemd/ringleader-worker.conf DESTIN
 install(FILES ${PROJECT_SOURCE_DIR}/deploy/etc/worker.yaml ${PROJECT_SOURCE_DIR}/deploy/etc/worker.env
   DESTINATION /etc/ringleader COMPONENT worker)
 if(RINGLEADER_TORCH)
-  set_target_properties(ringleader-trainer PROPERTIES INSTALL_RPATH "$ORIGIN/../${private_libraries}")
-  install(TARGETS ringleader-trainer COMPONENT worker)
+  # What `ringctl bench` starts comes with the library that it needs.
+  set_target_properties(ringleader-trainer ringleader-bench PROPERTIES INSTALL_RPATH "$ORIGIN/../${private_libraries}")
+  install(TARGETS ringleader-trainer ringleader-bench COMPONENT worker)
   set(torch_libraries libtorch_cpu.so libc10.so libc10_cuda.so libgomp.so.1)
   list(TRANSFORM torch_libraries PREPEND ${torch_root}/torch/lib/)
   file(GLOB cuda_runtime ${torch_root}/nvidia/cu13/lib/libcudart.so.* ${torch_root}/nvidia/cu13/lib/libcupti.so.*)

@@ -27,9 +27,8 @@ absl::StatusOr<int> Become(std::string program, std::vector<std::string> argumen
   raw.push_back(nullptr);
   execv(program.c_str(), raw.data());
   return absl::NotFoundError(
-      absl::StrFormat("cannot start %s: %s; it comes with the package of ringctl (target "
-                      "ringleader-bench), or give "
-                      "--program",
+      absl::StrFormat("cannot start %s: %s; it comes with the package ringleader-worker (target "
+                      "ringleader-bench), or give --program",
                       program, std::strerror(errno)));
 }
 
