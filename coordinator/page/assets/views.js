@@ -207,7 +207,7 @@ function changesOf(attempt) {
   const outcome = {ANNOUNCED: "is to begin at", IN_FORCE: "from", MISSED: "was not taken up at"};
   const changes = list(attempt.plan_changes).map((change) =>
     `Plan ${number(change.version)} ${outcome[change.state] ?? ""} step ${exact.format(number(change.effective_step))}: ` +
-    `${layoutOf(change)}; ${ringOf(change)}. ${list(change.reasons).join("; ")}`);
+    `${layoutOf(change)}; ${ringOf(change)}; ${list(change.reasons).join("; ")}`);
   const slow = list(attempt.slow_ranks).map(({rank, node, ratio, step}) =>
     `Rank ${number(rank)} on ${id(node)} is slow: ${number(ratio).toFixed(2)} times the time of others for the same work, since ` +
     `step ${exact.format(number(step))}`);
