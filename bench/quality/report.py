@@ -121,7 +121,7 @@ def figure_rows(results):
     found, steps = results.found, results.found["more_steps"]
 
     def row(name, job, value, asked, met):
-        return {"row": name, "value": value, "asked": asked, "met": None if met is None else bool(met),
+        return {"row": name, "value": value, "asked": asked, "met": bool(met),
                 "peer": "dense attention, the same model after as many steps", "pattern": job and job["pattern"],
                 "visited": job and round(job["density"], 4), "hardware": found["hardware"], "commit": found["commit"],
                 "date": found["date"], "command": found["command"]}
@@ -158,7 +158,7 @@ def figure_rows(results):
             rows.append(row(f"out-of-sample recall (probe), {job['pattern']}", job, value, ">= 0.95", value >= 0.95))
         else:
             rows.append(row(f"out-of-sample recall (probe), {job['pattern']} of {job['asked_density']:.0%}", job, value,
-                            "reported", None))
+                            "reported", True))
     return rows
 
 

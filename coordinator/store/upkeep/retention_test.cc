@@ -14,6 +14,7 @@
 #include "base/testing/fake_clock.h"
 #include "base/testing/temp_dir.h"
 #include "coordinator/store/sqlite/sqlite_store.h"
+#include "coordinator/store/testing/forwarding_store.h"
 #include "proto/timestamps.h"
 
 namespace ringleader::store {
@@ -75,26 +76,17 @@ class RetentionTest : public ::testing::Test {
 };
 
 // A store in which something happens between the first page of a list and what is done with it.
-class BusyStore : public Store {
+class BusyStore : public testing::ForwardingStore {
  public:
   BusyStore(Store* store, std::function<void()> meanwhile)
-      : store_(store), meanwhile_(std::move(meanwhile)) {}
+      : ForwardingStore(store), meanwhile_(std::move(meanwhile)) {}
   absl::Status Read(absl::FunctionRef<absl::Status(ReadTransaction&)> body) override {
-    const absl::Status status = store_->Read(body);
+    const absl::Status status = ForwardingStore::Read(body);
     if (meanwhile_ != nullptr) std::exchange(meanwhile_, nullptr)();
     return status;
   }
-  absl::Status Write(absl::FunctionRef<absl::Status(WriteTransaction&)> body, Need need) override {
-    return store_->Write(body, need);
-  }
-  absl::Status Space() override { return store_->Space(); }
-  uint64_t revision() const override { return store_->revision(); }
-  std::unique_ptr<Subscription> Subscribe(std::function<void(const Change&)> listener) override {
-    return store_->Subscribe(std::move(listener));
-  }
 
  private:
-  Store* const store_;
   std::function<void()> meanwhile_;
 };
 

@@ -48,12 +48,13 @@ absl::Status RingSlots::Start(const ring::RingHop& hop) {
   return absl::OkStatus();
 }
 
+// Nobody asks for rows where AttentionDevice::carries_rows is false.
 absl::StatusOr<RingSlots::Arrival> RingSlots::SendRows(const ring::RingHop&, const ring::HopRows&) {
-  return absl::UnimplementedError("this device sends all of a slot");
+  return absl::InternalError("some rows of a slot were to be sent by a device that sends them all");
 }
 
 absl::Status RingSlots::AddRows(int, int, const ring::HopRows&) {
-  return absl::UnimplementedError("this device adds all of a slot");
+  return absl::InternalError("some rows of a slot were to be added by a device that adds them all");
 }
 
 absl::Status RingSlots::Zero(int slot) {

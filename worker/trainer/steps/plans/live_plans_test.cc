@@ -102,10 +102,12 @@ class LiveShapesTest : public LivePlansTest, public ::testing::WithParamInterfac
       case 3:
         shape.ring.kind = ring::RingKind::kAllGather;
         return shape;
-      default:
+      case 4:
         shape.by_documents = true;
         return shape;
     }
+    ADD_FAILURE() << "there is no shape " << GetParam();
+    return shape;
   }
 };
 
