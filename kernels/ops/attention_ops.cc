@@ -16,10 +16,11 @@ using torch::autograd::variable_list;
 TORCH_LIBRARY(ringleader, m) {
   // `pattern` is a TilePattern; kernels/ops/visit.h says what lists and size are. Without a scale
   // it is 1 / sqrt(head_dim); without `deterministic` it is what LibTorch's global context says.
+  // What a call from Python leaves out costs it nothing.
   m.def(
-      "attention(Tensor q, Tensor k, Tensor v, int pattern, Tensor[] lists, Tensor? documents, "
-      "Tensor? intervals, int tile, int size, float? scale=None, bool? deterministic=None) -> "
-      "(Tensor out, Tensor lse)");
+      "attention(Tensor q, Tensor k, Tensor v, int pattern, Tensor[] lists, "
+      "Tensor? documents=None, Tensor? intervals=None, int tile=128, int size=0, "
+      "float? scale=None, bool? deterministic=None) -> (Tensor out, Tensor lse)");
   m.def(
       "attention_backward(Tensor? d_out, Tensor? d_lse, Tensor q, Tensor k, Tensor v, Tensor out, "
       "Tensor lse, int pattern, Tensor[] lists, Tensor? documents, Tensor? intervals, "
