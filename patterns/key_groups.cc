@@ -133,7 +133,7 @@ IndexMemory MemoryOf(const AttentionOptions& options, const IndexShape& shape) {
   const int64_t queries = shape.tokens / shape.ranks * shape.heads * kScoreDims,
                 keys = shape.tokens * shape.kv_heads * kScoreDims;
   const int64_t scores = rows * TilesOf(shape.tokens) * (kGroupTile / kGroupKeys) *
-                         static_cast<int64_t>(sizeof(float));
+                         static_cast<int64_t>(sizeof(uint16_t));
   return {
       .kept = rows * (Capacity(options, shape.tokens) + shape.ranks + 1) *
               static_cast<int64_t>(sizeof(int32_t)),
