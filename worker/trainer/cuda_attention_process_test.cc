@@ -67,40 +67,54 @@ class CudaAttentionProcessTest : public testing::CudaAttemptTest {
     spec.mutable_resources()->set_engine(v1::ResourcesSpec::CPU);
     return spec;
   }
-  // The logs of rank 0 of a job that resumes no other.
-  RankLog Run(v1::JobSpec spec, const v1::StepPlan& plan) {
+  // The logs of a job that resumes no other, by rank.
+  std::vector<RankLog> Run(v1::JobSpec spec, const v1::StepPlan& plan) {
     UseCheckpoints(&spec, Path("checkpoints-" + std::to_string(++runs_)));
     std::vector<RankLog> logs = Start(spec, plan)->Finish();
-    EXPECT_EQ(logs[0].steps.size(), spec.training().steps()) << Output();
-    return std::move(logs[0]);
+    for (const RankLog& log : logs) {
+      EXPECT_EQ(log.steps.size(), spec.training().steps()) << Output();
+    }
+    return logs;
   }
-  RankLog Run(const v1::JobSpec& spec) { return Run(spec, TinyPlan(spec)); }
+  std::vector<RankLog> Run(const v1::JobSpec& spec) { return Run(spec, TinyPlan(spec)); }
 
-  // Both learn the same from the same tokens, and visit as much.
-  void ExpectAlike(const RankLog& actual, const RankLog& expected) {
-    ExpectNear(Losses(actual), Losses(expected));
-    ASSERT_EQ(actual.steps.size(), expected.steps.size());
-    double largest = 0;
-    for (size_t i = 0; i < actual.steps.size(); ++i) {
-      const v1::StepReport &step = actual.steps[i], &other = expected.steps[i];
-      EXPECT_EQ(step.tokens(), other.tokens());
-      const double norm = other.gradient_norm();
-      EXPECT_NEAR(step.gradient_norm(), norm, kGradientNoise * norm) << "step " << i + 1;
-      largest = std::max(largest, std::abs(step.gradient_norm() / norm - 1));
-      ASSERT_EQ(step.layers_size(), other.layers_size());
-      for (int layer = 0; layer < step.layers_size(); ++layer) {
-        EXPECT_NEAR(step.layers(layer).density(), other.layers(layer).density(), 0.01);
+  // Tiles that all ranks visited in a step.
+  static double TilesOf(const std::vector<RankLog>& logs, size_t step) {
+    uint64_t tiles = 0;
+    for (const RankLog& log : logs) {
+      for (const v1::LayerReport& layer : log.steps.at(step).layers()) {
+        for (const uint64_t of_step : layer.tiles_per_ring_step()) tiles += of_step;
+        tiles += layer.column_tiles();
       }
     }
-    std::printf("largest difference of gradient norms: %.2e\n", largest);
-    ASSERT_EQ(actual.evals.size(), expected.evals.size());
-    const double loss = expected.evals.back().loss();
-    EXPECT_NEAR(actual.evals.back().loss(), loss, testing::kBfloat16Noise * loss);
+    return static_cast<double>(tiles);
+  }
+
+  // Both learn the same from the same tokens, and visit as much.
+  void ExpectAlike(const std::vector<RankLog>& actual, const std::vector<RankLog>& expected) {
+    ExpectNear(Losses(actual[0]), Losses(expected[0]), kLossNoise);
+    ASSERT_EQ(actual[0].steps.size(), expected[0].steps.size());
+    double largest = 0, most = 0;
+    for (size_t i = 0; i < actual[0].steps.size(); ++i) {
+      SCOPED_TRACE("step " + std::to_string(i + 1));
+      const v1::StepReport &step = actual[0].steps[i], &other = expected[0].steps[i];
+      EXPECT_EQ(step.tokens(), other.tokens());
+      const double norm = other.gradient_norm(), tiles = TilesOf(expected, i);
+      EXPECT_NEAR(step.gradient_norm(), norm, kGradientNoise * norm);
+      EXPECT_NEAR(TilesOf(actual, i), tiles, kChoiceNoise * tiles);
+      largest = std::max(largest, std::abs(step.gradient_norm() / norm - 1));
+      most = std::max(most, std::abs(TilesOf(actual, i) / tiles - 1));
+    }
+    std::printf("largest difference of gradient norms: %.2e, of tiles: %.2e of %.0f\n", largest,
+                most, TilesOf(expected, 0));
+    ASSERT_EQ(actual[0].evals.size(), expected[0].evals.size());
+    const double loss = expected[0].evals.back().loss();
+    EXPECT_NEAR(actual[0].evals.back().loss(), loss, kLossNoise * loss);
   }
 
   // One GPU trains what the CPU trains, and rings of two and four what the one trains.
   void ExpectAlikeOnAnyRanks(const std::function<v1::JobSpec(int context)>& job_of) {
-    const RankLog one = Run(job_of(1));
+    const std::vector<RankLog> one = Run(job_of(1));
     ExpectAlike(one, Run(OnCpu(job_of(1))));
     for (const int context : {2, 4}) {
       if (context > Gpus() * RanksPerGpu()) continue;
@@ -109,7 +123,9 @@ class CudaAttentionProcessTest : public testing::CudaAttemptTest {
     }
   }
 
-  static constexpr double kGradientNoise = 0.03;  // relative, of bfloat16
+  // Relative: of bfloat16, and of choices that rounding decides. Another mask makes 0.003 of a loss
+  // and 0.015 of a gradient.
+  static constexpr double kLossNoise = 0.001, kGradientNoise = 0.005, kChoiceNoise = 0.02;
   int runs_ = 0;
 };
 
@@ -137,9 +153,7 @@ INSTANTIATE_TEST_SUITE_P(Masks, CudaMaskProcessTest,
                          ::testing::Values(v1::AttentionSpec::MASK_FULL,
                                            v1::AttentionSpec::MASK_PREFIX_LM,
                                            v1::AttentionSpec::MASK_BLOCK_CAUSAL),
-                         [](const auto& info) {
-                           return v1::AttentionSpec::Mask_Name(info.param);
-                         });
+                         [](const auto& info) { return v1::AttentionSpec::Mask_Name(info.param); });
 
 // Long documents see their diagonals and columns, short ones all of their tokens.
 TEST_F(CudaAttentionProcessTest, ShortDocumentsAreDenseBesideSparseOnes) {
@@ -154,7 +168,8 @@ TEST_F(CudaAttentionProcessTest, ShortDocumentsAreDenseBesideSparseOnes) {
     return spec;
   };
   ExpectAlikeOnAnyRanks([&](int context) { return job_of(context, 900); });
-  EXPECT_NE(Losses(Run(job_of(1, 900))), Losses(Run(job_of(1, 0))));
+  // Their tiles are more than those that are chosen.
+  EXPECT_GT(TilesOf(Run(job_of(1, 900)), 0), 1.2 * TilesOf(Run(job_of(1, 0)), 0));
 }
 
 TEST_F(CudaAttentionProcessTest, ChosenTilesAreThoseOfAnyNumberOfRanks) {
@@ -181,16 +196,16 @@ TEST_F(CudaAttentionProcessTest, RanksThatShareHeadsTrainWhatOneTrains) {
   };
   for (const auto pattern : {v1::AttentionSpec::DENSE, v1::AttentionSpec::VERTICAL_SLASH,
                              v1::AttentionSpec::KEY_GROUPS}) {
-    const RankLog one = Run(job_of(1, 1, pattern));
+    const std::vector<RankLog> one = Run(job_of(1, 1, pattern));
     for (const auto& [context, heads] : {std::pair{2, 2}, {4, 4}, {4, 2}}) {
       // Patterns that choose want two heads on each rank, and the model has four.
       if (heads == 4 && pattern != v1::AttentionSpec::DENSE) continue;
       if (context > Gpus() * RanksPerGpu()) continue;
       SCOPED_TRACE(v1::AttentionSpec::Pattern_Name(pattern) + " on " + std::to_string(context) +
                    " ranks, of which " + std::to_string(heads) + " share heads");
-      const RankLog shared = Run(job_of(context, heads, pattern));
+      const std::vector<RankLog> shared = Run(job_of(context, heads, pattern));
       ExpectAlike(shared, one);
-      for (const v1::StepReport& step : shared.steps) EXPECT_GT(step.head_bytes(), 0u);
+      for (const v1::StepReport& step : shared[0].steps) EXPECT_GT(step.head_bytes(), 0u);
     }
   }
 }
@@ -204,7 +219,7 @@ TEST_F(CudaAttentionProcessTest, HeadsThatAreGatheredInGroupsTrainWhatOneRankTra
       if (pattern == v1::AttentionSpec::VERTICAL_SLASH) spec.mutable_attention()->set_density(0.3);
       return spec;
     };
-    const RankLog one = Run(job_of(1));
+    const std::vector<RankLog> one = Run(job_of(1));
     for (const int groups : {1, 2}) {
       v1::JobSpec spec = job_of(2);
       spec.mutable_parallelism()->set_ring(v1::ParallelismSpec::ALL_GATHER);

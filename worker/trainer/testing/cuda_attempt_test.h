@@ -60,11 +60,12 @@ class CudaAttemptTest : public AttemptTest {
     }
   }
 
-  void ExpectNear(const std::vector<double>& losses, const std::vector<double>& expected) {
+  static void ExpectNear(const std::vector<double>& losses, const std::vector<double>& expected,
+                         double noise = kBfloat16Noise) {
     ASSERT_EQ(losses.size(), expected.size());
     double largest = 0;
     for (size_t i = 0; i < losses.size(); ++i) {
-      EXPECT_NEAR(losses[i], expected[i], kBfloat16Noise * expected[i]) << "step " << i + 1;
+      EXPECT_NEAR(losses[i], expected[i], noise * expected[i]) << "step " << i + 1;
       largest = std::max(largest, std::abs(losses[i] / expected[i] - 1));
     }
     std::printf("largest difference of %zu losses: %.2e of the loss, %.4f at last\n", losses.size(),
