@@ -1,6 +1,6 @@
 // The products behind the choice of groups of keys, S^T = K Q^T of narrow rows (64 dimensions in
-// e4m3), summed to half precision. A CTA takes 256 queries of a head and 256 keys at a time: a warp
-// loads, each of two warpgroups multiplies the keys with 128 queries of its own, which stay in
+// e4m3), summed to half precision. A CTA takes 384 queries of a head and 256 keys at a time: a warp
+// loads, each of three warpgroups multiplies the keys with 128 queries of its own, which stay in
 // shared memory. A thread thereby has the same 32 queries all along, two to a register: it keeps
 // what they need in 16; and a group of keys is eight rows of one warp, so that what is left of its
 // scores is four numbers to reduce for 64 x 128 pairs.
@@ -33,7 +33,9 @@
 namespace ringleader::kernels::index {
 
 inline constexpr int kWarpgroupQueries = 2 * kGroupTile;
-inline constexpr int kBlockQueries = 2 * kWarpgroupQueries;  // of a CTA
+// With two, products and what becomes of them took turns.
+inline constexpr int kWarpgroups = 3;
+inline constexpr int kBlockQueries = kWarpgroups * kWarpgroupQueries;  // of a CTA
 inline constexpr int kBlockTiles = kBlockQueries / kGroupTile;
 inline constexpr int kStageKeys = 256;
 inline constexpr int kQuarterKeys = kStageKeys / 4;  // rows of a product
@@ -42,10 +44,13 @@ inline constexpr int kKeyStages = 4;
 inline constexpr int kChunkStages = 32;  // keys of an item of scores, in stages
 // Keys of the sequence that a stage of sampled ones spans.
 inline constexpr int kSampledSpan = kStageKeys * kSampledKeys;
-inline constexpr int kProductThreads = 384;
-inline constexpr int kProductConsumerWarps = 8;
+inline constexpr int kProductThreads = (kWarpgroups + 1) * sm90::ptx::kWarpgroupThreads;
+inline constexpr int kProductConsumerWarps = kWarpgroups * 4;
+// Stages that hold the keys of a block's own tiles.
+inline constexpr int kOwnStages = (kBlockTiles + 3) / 4;
 
-// What one launch scores: the blocks of 256 local queries from first_block on, of all heads.
+// What one launch scores: the blocks of kBlockQueries local queries from first_block on, of all
+// heads.
 struct ProductParams {
   ShardLayout layout;                        // of the queries
   const int32_t* document_starts = nullptr;  // may be null
@@ -94,10 +99,16 @@ __device__ __forceinline__ ProductItem ItemOf(const ProductParams& p, int64_t i)
   return item;
 }
 
-// The end of an item's stages, that of its own tiles among them.
+// The end of an item's stages, those of its own tiles among them.
 template <bool kScores>
 __device__ __forceinline__ int EndOf(const ProductItem& item) {
-  return item.end + (kScores ? 0 : 1);
+  return item.end + (kScores ? 0 : kOwnStages);
+}
+
+// The block's tile whose keys are a quarter of a stage after the sampled ones; from kBlockTiles on:
+// none.
+__device__ __forceinline__ int OwnTile(const ProductItem& item, int stage, int quarter) {
+  return (stage - item.end) * 4 + quarter;
 }
 
 // A CTA's items in turn, without those that have no keys.
@@ -114,15 +125,15 @@ __device__ __forceinline__ void ForEachItem(const ProductParams& p, const Take& 
 struct ProductShared {
   static constexpr int kQueryBytes = kWarpgroupQueries * kScoreDims;
   static constexpr int kKeyBytes = kStageKeys * kScoreDims;
-  alignas(1024) unsigned char q[2][kQueryBytes];
+  alignas(1024) unsigned char q[kWarpgroups][kQueryBytes];
   alignas(1024) unsigned char k[kKeyStages][kKeyBytes];
-  __half warp_max[2][4][kWarpgroupQueries];
-  uint32_t magnitudes[2][4];  // of a warp's references, as bits
+  __half warp_max[kWarpgroups][4][kWarpgroupQueries];
+  uint32_t magnitudes[kWarpgroups][4];  // of a warp's references, as bits
   sm90::ptx::Mbarrier q_full, q_empty;
   sm90::ptx::Mbarrier full[kKeyStages], empty[kKeyStages];
 };
 
-// Loads a stage of keys, or of sampled ones. After the sampled ones a stage has the keys of the
+// Loads a stage of keys, or of sampled ones. After the sampled ones stages have the keys of the
 // block's own tiles, one after the other.
 template <bool kScores>
 __device__ __forceinline__ void LoadStage(const ProductParams& p, const ProductItem& item,
@@ -138,8 +149,10 @@ __device__ __forceinline__ void LoadStage(const ProductParams& p, const ProductI
   for (int quarter = 0; quarter < 4; ++quarter) {
     int64_t key = static_cast<int64_t>(stage) * kStageKeys + quarter * kQuarterKeys;
     if constexpr (!kScores) {
-      const int64_t query = static_cast<int64_t>(item.block) * kBlockQueries + quarter * kGroupTile;
-      key = query < p.queries ? p.layout.Position(query) : 0;  // of none, nothing is read
+      const int tile = OwnTile(item, stage, quarter);
+      const int64_t query = static_cast<int64_t>(item.block) * kBlockQueries + tile * kGroupTile;
+      // Where there is no such tile, nobody looks at what is read.
+      key = tile < kBlockTiles && query < p.queries ? p.layout.Position(query) : 0;
     }
     ptx::TmaLoadTile(keys + quarter * (kQuarterKeys * kScoreDims), key_map, full,
                      static_cast<int>(key), head);
@@ -156,8 +169,8 @@ __device__ __forceinline__ void ProduceTiles(const ProductParams& p, const CUten
   sm90::RingCursor<1> q_cursor;
   ForEachItem<kScores>(p, [&](const ProductItem& item) {
     ptx::MbarrierWait(&shared.q_empty, q_cursor.lap ^ 1);
-    ptx::MbarrierArriveExpect(&shared.q_full, 2 * ProductShared::kQueryBytes);
-    for (int warpgroup = 0; warpgroup < 2; ++warpgroup) {
+    ptx::MbarrierArriveExpect(&shared.q_full, kWarpgroups * ProductShared::kQueryBytes);
+    for (int warpgroup = 0; warpgroup < kWarpgroups; ++warpgroup) {
       ptx::TmaLoadTile(shared.q[warpgroup], query_map, &shared.q_full,
                        item.block * kBlockQueries + warpgroup * kWarpgroupQueries, item.head);
     }
@@ -198,35 +211,37 @@ __device__ __forceinline__ void StartProducts(const ProductShared& shared, int s
 }
 
 // Hands the products with a quarter of a stage on to absorb(stage, quarter, products), for all keys
-// of an item. A quarter is absorbed while the next ones are multiplied, and the last one while the
-// other warpgroup has the tensor cores: the compiler lets no product run on into the next turn.
+// of an item. A quarter is absorbed while the next one is multiplied, and the last one while other
+// warpgroups have the tensor cores: the compiler lets no product run on into the next turn.
 template <bool kScores, typename Absorb>
 __device__ __forceinline__ void ForEachProducts(ProductShared& shared, const ProductItem& item,
                                                 int warpgroup, sm90::RingCursor<kKeyStages>& cursor,
                                                 const Absorb& absorb) {
   namespace ptx = sm90::ptx;
-  Products products[4];
+  Products even, odd;
   for (int stage = item.begin; stage < EndOf<kScores>(item); ++stage) {
     const int slot = cursor.index;
     ptx::MbarrierWait(&shared.full[slot], cursor.lap);
-#pragma unroll
-    for (int quarter = 0; quarter < 4; ++quarter) {
-      StartProducts(shared, slot, quarter, warpgroup, products[quarter]);
-    }
-    ptx::WgmmaWait<3>();
-    ptx::PinRegisters(products[0]);
-    absorb(stage, 0, products[0]);
-    ptx::WgmmaWait<2>();
-    ptx::PinRegisters(products[1]);
-    absorb(stage, 1, products[1]);
+    StartProducts(shared, slot, 0, warpgroup, even);
+    StartProducts(shared, slot, 1, warpgroup, odd);
     ptx::WgmmaWait<1>();
-    ptx::PinRegisters(products[2]);
-    absorb(stage, 2, products[2]);
+    ptx::PinRegisters(even);
+    absorb(stage, 0, even);
+    ptx::PinRegisters(even);
+    StartProducts(shared, slot, 2, warpgroup, even);
+    ptx::WgmmaWait<1>();
+    ptx::PinRegisters(odd);
+    absorb(stage, 1, odd);
+    ptx::PinRegisters(odd);
+    StartProducts(shared, slot, 3, warpgroup, odd);
+    ptx::WgmmaWait<1>();
+    ptx::PinRegisters(even);
+    absorb(stage, 2, even);
     ptx::WgmmaWait<0>();
-    ptx::PinRegisters(products[3]);
+    ptx::PinRegisters(odd);
     ArriveOnce(&shared.empty[slot]);
     cursor.Advance();
-    absorb(stage, 3, products[3]);
+    absorb(stage, 3, odd);
   }
 }
 
@@ -442,7 +457,7 @@ __device__ __forceinline__ void FindReferences(const ProductItem& item,
         if (stage < item.end) {
           AbsorbSampled(queries, (stage * kStageKeys + quarter * kQuarterKeys) * kSampledKeys,
                         products, maxima);
-        } else if (quarter / 2 == warpgroup) {
+        } else if (OwnTile(item, stage, quarter) / 2 == warpgroup) {
           const int tile = quarter % 2;
           AbsorbVisible<1>(queries, queries.positions[tile], tile, products, maxima);
         }
@@ -508,7 +523,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
     sm90::ptx::MbarrierInitFence();
   }
   __syncthreads();
-  sm90::RunRoles<1>(
+  sm90::RunRoles<1, /*kConsumerRegisters=*/160>(
       [&](int) {
         if (threadIdx.x == 0) ProduceTiles<kScores>(p, &query_map, &key_map, &sampled_map, shared);
       },
