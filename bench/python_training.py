@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ringleader.kernels import VerticalSlash, huggingface
 
 TOKENS, STEPS, LAYERS = 131072, 5, 4
-FIRST_TOKENS, FIRST_BATCH, FIRST_STEPS = 8192, 4, 120  # of the dense training before
+FIRST_TOKENS, FIRST_STEPS = 32768, 100  # of the dense training before
 LEARNING_RATE, FIRST_LEARNING_RATE = 1e-4, 6e-4
 
 
@@ -63,7 +63,8 @@ class Trained:
 
         torch.manual_seed(0)
         self.device = device
-        self.model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32).to(device).train()
+        self.model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+        self.model = self.model.to(device).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), betas=(0.9, 0.95), fused=device == "cuda")
 
     def state(self):
@@ -116,24 +117,24 @@ def training(device):
     small = device == "cpu"
     tokens, steps, layers = (1024, 3, 2) if small else (TOKENS, STEPS, LAYERS)
     first_tokens, first_steps = (256, 4) if small else (FIRST_TOKENS, FIRST_STEPS)
-    first = first_steps * FIRST_BATCH * first_tokens
+    first = first_steps * first_tokens
     text = text_of_machine(first + tokens * steps).to(device)
-    pieces = list(text[:first].view(-1, first_tokens))
-    random.Random(0).shuffle(pieces)
-    first_batches = torch.stack(pieces).view(first_steps, FIRST_BATCH, first_tokens)
+    first_batches = list(text[:first].view(first_steps, 1, first_tokens))
+    random.Random(0).shuffle(first_batches)
     batches, rates = text[first:].view(steps, 1, tokens), [LEARNING_RATE] * steps
 
     trained = Trained(config_of(layers, tokens, small), device)
     warm_up = max(first_steps // 10, 1)
-    first_losses, _ = trained.train(first_batches, [FIRST_LEARNING_RATE * min(1.0, (step + 1) / warm_up)
-                                                    for step in range(first_steps)])
+    first_losses, _ = trained.train(
+        first_batches, [FIRST_LEARNING_RATE * min(1.0, (step + 1) / warm_up) for step in range(first_steps)],
+        exactly(SDPBackend.CUDNN_ATTENTION, device))
     trained.model.gradient_checkpointing_enable()
     state = trained.state()
     choice = Counted(VerticalSlash(density=0.05, column_mass=1.0, diagonal_mass=1.0, estimate_at="spread"))
     huggingface.register(choice)
     result = {
         "tokens": tokens, "layers": layers,
-        "before": f"{first_steps} dense steps of {FIRST_BATCH} x {first_tokens} tokens, loss {first_losses[0]:.4f} to "
+        "before": f"{first_steps} dense steps of {first_tokens} tokens, loss {first_losses[0]:.4f} to "
                   f"{statistics.mean(first_losses[-5:]):.4f}",
     }
     for name, implementation, backend in (("sparse", huggingface.NAME, None), ("sdpa", "sdpa", SDPBackend.CUDNN_ATTENTION),
