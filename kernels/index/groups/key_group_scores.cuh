@@ -377,9 +377,9 @@ __device__ __forceinline__ void StoreReferences(const ProductQueries& queries, i
 // Leaves the scores of the eight groups from `key` on for both tiles. Queries see all keys of a
 // candidate group but those before their documents. Distances, which are not negative, compare as
 // their bits do; NaN is larger than all. Of bits three have their minimum in one instruction.
-__device__ __forceinline__ void StoreGroupScores(const ProductQueries& queries,
-                                                 uint16_t* const rows[2], int key,
-                                                 const Products& products,
+// `pairs`: by the first lanes, where a warp's pairs of groups of a tile are; null for other lanes.
+__device__ __forceinline__ void StoreGroupScores(const ProductQueries& queries, uint32_t* pairs,
+                                                 int key, const Products& products,
                                                  const uint32_t (&references)[16]) {
   constexpr uint32_t kFar = kHalfInfinity << 16 | kHalfInfinity;
   uint32_t nearest[2][2] = {{kFar, kFar}, {kFar, kFar}};  // tile, row half: two queries
@@ -412,19 +412,18 @@ __device__ __forceinline__ void StoreGroupScores(const ProductQueries& queries,
       }
     }
   }
-  const int lane = threadIdx.x % 32;
+  uint32_t of_tiles[2];
 #pragma unroll
   for (int tile = 0; tile < 2; ++tile) {
-    uint32_t of_groups[2];
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      const uint32_t pair = nearest[tile][row];
-      of_groups[row] = __reduce_min_sync(0xFFFFFFFFu, min(pair & 0xFFFFu, pair >> 16));
-    }
-    if (lane == tile && rows[tile] != nullptr) {
-      const int group = (key + static_cast<int>(threadIdx.x) / 32 % 4 * 16) / kGroupKeys;
-      *reinterpret_cast<uint32_t*>(rows[tile] + group) = of_groups[0] | of_groups[1] << 16;
-    }
+    // Two groups, each the nearer one of two queries.
+    const uint32_t of_lane = __vminu2(__byte_perm(nearest[tile][0], nearest[tile][1], 0x5410),
+                                      __byte_perm(nearest[tile][0], nearest[tile][1], 0x7632));
+    of_tiles[tile] = __reduce_min_sync(0xFFFFFFFFu, of_lane & 0xFFFFu) |
+                     __reduce_min_sync(0xFFFFFFFFu, of_lane >> 16) << 16;
+  }
+  if (pairs != nullptr) {
+    pairs[static_cast<uint32_t>(key) / (2 * kGroupKeys)] =
+        threadIdx.x % 32 == 0 ? of_tiles[0] : of_tiles[1];
   }
 }
 
@@ -472,18 +471,18 @@ __device__ __forceinline__ void FindScores(const ProductItem& item, const Produc
   const ProductParams& p = queries.p;
   uint32_t references[16];
   LoadReferences(queries, item.head, references);
-  uint16_t* rows[2] = {nullptr, nullptr};
-  const int64_t row =
-      (static_cast<int64_t>(item.head) * p.blocks + item.block - p.first_block) * kBlockTiles +
-      warpgroup * 2;
-  for (int tile = 0; tile < 2; ++tile) {
-    if (queries.first + tile * kGroupTile < p.queries) {
-      rows[tile] = p.scores + (row + tile) * p.row_groups;
-    }
+  // Lane 0 writes scores of the first tile, lane 1 of the second.
+  const int tile = static_cast<int>(threadIdx.x) % 32;
+  uint32_t* pairs = nullptr;
+  if (tile < 2 && queries.first + tile * kGroupTile < p.queries) {
+    const int64_t row =
+        (static_cast<int64_t>(item.head) * p.blocks + item.block - p.first_block) * kBlockTiles +
+        warpgroup * 2 + tile;
+    pairs = reinterpret_cast<uint32_t*>(p.scores + row * p.row_groups) + threadIdx.x / 32 % 4;
   }
   ForEachProducts</*kScores=*/true>(
       shared, item, warpgroup, cursor, [&](int stage, int quarter, const Products& products) {
-        StoreGroupScores(queries, rows, stage * kStageKeys + quarter * kQuarterKeys, products,
+        StoreGroupScores(queries, pairs, stage * kStageKeys + quarter * kQuarterKeys, products,
                          references);
       });
 }
