@@ -30,6 +30,8 @@ TORCH_LIBRARY(ringleader, m) {
   m.def(
       "tile_lists(Tensor chosen, int tokens, int tile, int block_size, int capacity) -> "
       "(Tensor row_offsets, Tensor columns, Tensor column_offsets, Tensor rows)");
+  // SpreadPosition (ringleader/kernels/index.h) of `count` queries, [count] int64, on q's device.
+  m.def("spread_positions(Tensor q, int count) -> Tensor");
   m.def(
       "choose_vertical_slash(Tensor q, Tensor k, Tensor positions, Tensor? starts, int tile, "
       "float scale, float column_mass, float diagonal_mass, int max_columns, int max_diagonals, "
@@ -129,8 +131,23 @@ std::tuple<Tensor, Tensor> AttentionAutocast(const Tensor& q, const Tensor& k, c
                  size, scale, deterministic);
 }
 
+// By LibTorch's operators, wherever q is. A compiler that saw them would multiply what arange
+// counts in 32 bits.
+Tensor SpreadPositions(const Tensor& q, int64_t count) {
+  const int64_t tokens = q.size(2);
+  const Tensor numbers = torch::arange(count, q.options().dtype(torch::kLong));
+  const Tensor begins = (numbers * tokens).floor_divide(count),
+               ends = ((numbers + 1) * tokens).floor_divide(count);
+  const Tensor places =
+      ((numbers + 1) * static_cast<int64_t>(0x9e3779b97f4a7c15u)).__rshift__(40) & 0xffffff;
+  return begins + (places * (ends - begins)).__rshift__(24);
+}
+
 }  // namespace
 
+TORCH_LIBRARY_IMPL(ringleader, CompositeExplicitAutograd, m) {
+  m.impl("spread_positions", SpreadPositions);
+}
 TORCH_LIBRARY_IMPL(ringleader, AutocastCPU, m) {
   m.impl("attention", AttentionAutocast);
 }

@@ -60,6 +60,17 @@ def test_moba_is_what_its_paper_says(documents, density):
         q, k, v, choice, documents=ids if documents else None, return_lse=True), q, k, v, pairs & same_document(ids))
 
 
+@pytest.mark.parametrize("tokens, count", [(1, 1), (64, 64), (1000, 16), (131072, 256)])
+def test_where_queries_lie_that_choose(tokens, count):
+    """SpreadPosition of ringleader/kernels/index.h."""
+    expected = []
+    for number in range(count):
+        begin, end = number * tokens // count, (number + 1) * tokens // count
+        expected.append(begin + (((number + 1) * 0x9E3779B97F4A7C15 % 2**64 >> 40) * (end - begin) >> 24))
+    q = torch.empty(1, 1, tokens, 1, device=DEVICE)
+    assert kernels.operators.ops.spread_positions(q, count).tolist() == expected
+
+
 @pytest.mark.parametrize("estimate_at, documents", [("end", False), ("spread", False), ("spread", True)])
 def test_vertical_slash_keeps_what_its_queries_attend_to(estimate_at, documents):
     tokens, tile, tiles = 512, 64, 8

@@ -34,14 +34,15 @@ def operator_samples():
         "attention of intervals": (q, k, v, pattern, lists, None, mask, tile, size),
         "attention_backward": (torch.randn_like(out), None, q.detach(), k.detach(), v.detach(), out, lse, *arguments),
         "tile_lists": (chosen, 200, 64, 64, 2 * 4 * 10),
+        "spread_positions": (q.detach(), 16),
         "choose_vertical_slash": (q.detach(), k.detach(), positions, None, 64, 0.125, 0.9, 0.9, 40, 3, 0.0, 4, 1),
         "choose_moba": (q.detach(), k.detach(), starts, 64, 64, 2, 0.0),
         "choose_xattention": (q.detach(), k.detach(), starts, 64, 16, 0.125, 0.9, 0.0),
     }
 
 
-@pytest.mark.parametrize("name", ["attention", "attention of intervals", "attention_backward", "tile_lists", "choose_vertical_slash",
-                                  "choose_moba", "choose_xattention"])
+@pytest.mark.parametrize("name", ["attention", "attention of intervals", "attention_backward", "tile_lists", "spread_positions",
+                                  "choose_vertical_slash", "choose_moba", "choose_xattention"])
 def test_opcheck(name):
     checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
     operator, *_ = name.split()
@@ -82,6 +83,22 @@ def test_compile(name, dynamic):
     d_out = torch.randn_like(expected)
     for a, b in zip(torch.autograd.grad(actual, (q, k, v), d_out), torch.autograd.grad(expected, (q, k, v), d_out)):
         assert error(a, b) < (1e-2 if CUDA else 1e-6)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_traced_integers_have_32_bits(name):
+    """Inductor multiplies what torch.arange counts in 32 bits, and Triton refuses longer factors there."""
+    torch._dynamo.reset()
+    blocks = FORMS[name]()
+    scalars = []
+
+    def backend(graph, _):
+        for node in graph.graph.nodes:
+            scalars.extend(x for x in (*node.args, *node.kwargs.values()) if isinstance(x, int))
+        return graph.forward
+
+    torch.compile(lambda q, k, v: sparse_attention(q, k, v, blocks), fullgraph=True, backend=backend)(*inputs(2, 4, 2, 300, 64))
+    assert scalars and all(abs(x) < 2**31 for x in scalars), scalars
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -43,18 +43,13 @@ class VerticalSlash:
         q, k, starts, scale = _inputs(q, k, documents, scale)
         tokens = q.shape[2]
         count = min(self.estimate_queries, tokens)
-        numbers = torch.arange(count, device=q.device)
         if self.estimate_at == "end":
             if starts is not None:
                 raise ValueError("estimate_at is 'end' beside documents: the sequence's last queries are those of its last "
                                  "document, or padding, and would choose for all; it must be 'spread'")
-            positions = numbers + (tokens - count)
+            positions = torch.arange(tokens - count, tokens, device=q.device)
         elif self.estimate_at == "spread":
-            # SpreadPosition of ringleader/kernels/index.h: in each of `count` equal parts at a multiple of the golden
-            # ratio, modulo 1; the product wraps around.
-            begins, ends = numbers * tokens // count, (numbers + 1) * tokens // count
-            places = (numbers + 1) * (0x9E3779B97F4A7C15 - (1 << 64)) >> 40 & 0xFFFFFF
-            positions = begins + (places * (ends - begins) >> 24)
+            positions = ops.spread_positions(q, count)
         else:
             raise ValueError(f"estimate_at is {self.estimate_at!r}; it must be 'end' or 'spread'")
         columns = round(0.1 * self.density * tokens) if self.density > 0 else self.max_columns

@@ -63,6 +63,11 @@ def _(chosen, tokens, tile, block_size, capacity):
     return offsets[0], chosen.new_empty(capacity), offsets[1], chosen.new_empty(capacity)
 
 
+@torch.library.register_fake("ringleader::spread_positions")
+def _(q, count):
+    return q.new_empty(count, dtype=torch.int64)
+
+
 @torch.library.register_fake("ringleader::choose_vertical_slash")
 def _(q, k, positions, starts, tile, scale, column_mass, diagonal_mass, max_columns, max_diagonals, density,
       sink_tokens, local_blocks):
