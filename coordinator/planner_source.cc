@@ -128,7 +128,8 @@ class PlannerSource : public lifecycle::PlanSource {
   void Plan(lifecycle::PlanRequest request, Done done) override {
     std::optional<Learned> learned;
     if (const auto running = running_.find(request.spec.name()); running != running_.end()) {
-      learned = {running->second.costs, planner::HintsFrom(running->second.recent)};
+      learned = {running->second.costs,
+                 planner::HintsFrom(running->second.spec, running->second.recent)};
     }
     const bool is_preview = request.is_preview, may_take_long = MayTakeLong(request.spec);
     const std::string owner = request.owner;
@@ -253,7 +254,7 @@ class PlannerSource : public lifecycle::PlanSource {
                                        .model = running.model,
                                        .cluster = running.cluster,
                                        .costs = running.costs,
-                                       .hints = planner::HintsFrom(running.recent),
+                                       .hints = planner::HintsFrom(spec, running.recent),
                                        .plan = running.live->plan(),
                                        .taken = planner::MeanOf(running.recent),
                                        .misses = running.live->misses(),

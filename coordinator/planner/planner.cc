@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "base/mean.h"
 #include "base/status_macros.h"
 #include "coordinator/planner/candidates.h"
 #include "coordinator/planner/deal/sample_steps.h"
@@ -21,6 +22,7 @@
 #include "model_shape/model_config.h"
 #include "model_shape/precision.h"
 #include "patterns/check_options.h"
+#include "patterns/pattern.h"
 
 namespace ringleader::planner {
 namespace {
@@ -380,22 +382,22 @@ absl::StatusOr<v1::Prediction> Predict(const v1::JobSpec& spec, const model::Mod
   return Pricer(spec, model, cluster, hints).Price(plan, cost_model);
 }
 
-patterns::PatternHints HintsFrom(std::span<const v1::StepReport> recent) {
-  patterns::PatternHints sum;
-  double count = 0;
+patterns::PatternHints HintsFrom(const v1::JobSpec& spec, std::span<const v1::StepReport> recent) {
+  const auto attention = jobspec::AttentionOptionsOf(spec.attention());
+  if (!attention.ok() || patterns::DefinitionOf(attention->pattern).is_known_before_data()) {
+    return {};
+  }
+  const std::set<uint32_t> dense(attention->dense_layers.begin(), attention->dense_layers.end());
+  Mean slashes, verticals, density;
   for (const v1::StepReport& report : recent) {
     for (const v1::LayerReport& layer : report.layers()) {
-      if (layer.slashes() <= 0) continue;
-      sum.slashes += layer.slashes();
-      sum.verticals += layer.verticals();
-      sum.density += layer.density();
-      ++count;
+      if (dense.contains(layer.layer())) continue;
+      slashes.Add(layer.slashes());
+      verticals.Add(layer.verticals());
+      if (layer.density() > 0) density.Add(layer.density());
     }
   }
-  if (count == 0) return {};
-  return {.slashes = sum.slashes / count,
-          .verticals = sum.verticals / count,
-          .density = sum.density / count};
+  return {.slashes = slashes.value(), .verticals = verticals.value(), .density = density.value()};
 }
 
 }  // namespace ringleader::planner
