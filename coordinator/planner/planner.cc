@@ -396,8 +396,11 @@ patterns::PatternHints HintsFrom(const v1::JobSpec& spec, std::span<const v1::St
   for (const v1::StepReport& report : recent) {
     for (const v1::LayerReport& layer : report.layers()) {
       if (dense.contains(layer.layer())) continue;
-      slashes.Add(layer.slashes());
-      verticals.Add(layer.verticals());
+      // A step whose documents are all attended to densely chooses nothing, and tells nothing.
+      if (layer.slashes() > 0) {
+        slashes.Add(layer.slashes());
+        verticals.Add(layer.verticals());
+      }
       if (layer.density() > 0) density.Add(layer.density());
     }
   }

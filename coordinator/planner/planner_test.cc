@@ -518,6 +518,20 @@ TEST(HintsFromTest, WhatAnyChosenPatternVisitedIsWhatItsStepsArePricedAt) {
   }
 }
 
+TEST(HintsFromTest, AStepThatChoseNothingTellsNothing) {
+  std::vector<v1::StepReport> reports(3);
+  for (v1::StepReport& report : reports) {
+    v1::LayerReport* const row = report.add_layers();
+    row->set_density(0.3);
+    if (&report == &reports[1]) continue;  // its documents were all attended to densely
+    row->set_slashes(1000);
+    row->set_verticals(4000);
+  }
+  const patterns::PatternHints hints = HintsFrom(LongJob(4, 131072), reports);
+  EXPECT_EQ(hints.slashes, 1000);
+  EXPECT_EQ(hints.verticals, 4000);
+}
+
 TEST(HintsFromTest, WhatPositionsAloneChooseIsNotTakenFromReports) {
   v1::JobSpec spec = LongJob(4, 131072);
   spec.clear_attention();

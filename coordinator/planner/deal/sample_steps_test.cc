@@ -141,6 +141,24 @@ TEST_F(SampleStepsTest, ReportsOfSamplesTeachTheCostModel) {
   EXPECT_NEAR(costs.Seconds(Phase::kLinear, {.rows = 1e5}) / (1e5 * kLinearPerToken), 1, 0.05);
 }
 
+// Reports tell what share of a whole sequence was visited, of a document alone they do not.
+TEST_F(SampleStepsTest, ADocumentAloneHasNotTheDensityOfItsSequence) {
+  spec_.mutable_data()->set_batching(v1::DataSpec::PACKED);
+  const model::ModelConfig model = ThreeBillion();
+  const CostModel costs(spec_, model, cluster_);
+  v1::StepPlan plan = Plan(costs);
+  plan.set_layout(v1::ParallelismSpec::DOCUMENTS);
+  const auto price = [&](double density) {
+    const patterns::PatternHints hints = {.density = density};
+    Pricer pricer(spec_, model, cluster_, hints);
+    const auto alone = pricer.PriceAlone(plan, costs, /*tokens=*/8192, /*find_exposed=*/false);
+    EXPECT_TRUE(alone.ok()) << alone.status();
+    return alone.value_or(v1::Prediction());
+  };
+  EXPECT_EQ(price(0.01).density(), price(0).density());
+  EXPECT_EQ(price(0.01).attention_seconds(), price(0).attention_seconds());
+}
+
 // A short sample keeps more than the share: as many groups as its place in a whole sequence allows.
 TEST_F(SampleStepsTest, ShortSamplesKeepTheGroupsOfTheJobsBudget) {
   spec_.mutable_attention()->Clear();

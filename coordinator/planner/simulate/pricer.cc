@@ -238,12 +238,11 @@ Pricer::HeadExchangeCost Pricer::HeadsOf(const Setting& setting, double local_to
                      (link.bytes_per_second > 0 ? bytes / link.bytes_per_second : 0)};
 }
 
-absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
-                                                   const CostModel& cost_model, uint64_t tokens,
-                                                   double sequences, bool find_exposed) {
+absl::StatusOr<Pricer::LayerSums> Pricer::PlayLayers(const Setting& setting,
+                                                     const CostModel& cost_model, uint64_t tokens,
+                                                     bool find_exposed) {
   const bool cuda = cluster_.engine == v1::ResourcesSpec::CUDA;
   const double local_tokens = setting.LocalTokens(tokens);
-  const auto layers = static_cast<double>(model_.layers);
   // Query rows of a ring step, of all heads: as many, however heads are shared out.
   const auto heads = static_cast<double>(model_.heads);
   const LaidDocuments& documents = setting.documents;
@@ -275,8 +274,7 @@ absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
       0.75 * static_cast<double>(model_.layers * model_.mlp_weights()) /
       static_cast<double>(model_.weights_per_token()) *
       cost_model.Seconds(Phase::kLinear, {.rows = local_tokens, .calls = 1});
-  RingTimes sum;
-  double index_seconds = 0, tiles = 0, largest_tiles = 0, step_imbalance = 0;
+  LayerSums sums;
   ASSIGN_OR_RETURN(const std::vector<Layers>* const alike_layers, LayersOf(setting, tokens));
   for (const Layers& alike : *alike_layers) {
     const double index = alike.are_dense ? 0 : cost_model.Seconds(Phase::kIndex, choice);
@@ -293,37 +291,47 @@ absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
       if (cuda && backward && setting.heads.ranks == 1) step.lead = mlp_backward;
       if (cuda && !backward && setting.ring.kind != ring::RingKind::kFlat) step.lead = index;
       const RingTimes times = simulator.Play(ring, step, find_exposed);
-      sum.seconds += alike.count * (times.seconds + own - step.lead);
-      sum.busy_seconds += alike.count * (times.busy_seconds + own - step.lead);
-      sum.transfer_seconds += alike.count * times.transfer_seconds;
-      sum.exposed_seconds += alike.count * times.exposed_seconds;
+      sums.ring.seconds += alike.count * (times.seconds + own - step.lead);
+      sums.ring.busy_seconds += alike.count * (times.busy_seconds + own - step.lead);
+      sums.ring.transfer_seconds += alike.count * times.transfer_seconds;
+      sums.ring.exposed_seconds += alike.count * times.exposed_seconds;
       rank_steps_ += times.rank_steps;
     }
-    index_seconds += alike.count * index;
-    tiles += alike.count * alike.tiles;
-    largest_tiles += alike.count * alike.largest_tiles;
-    step_imbalance += alike.count * alike.step_imbalance;
+    sums.index_seconds += alike.count * index;
+    sums.tiles += alike.count * alike.tiles;
+    sums.largest_tiles += alike.count * alike.largest_tiles;
+    sums.step_imbalance += alike.count * alike.step_imbalance;
   }
+  return sums;
+}
+
+absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
+                                                   const CostModel& cost_model, uint64_t tokens,
+                                                   double sequences, bool find_exposed) {
+  ASSIGN_OR_RETURN(const LayerSums sums, PlayLayers(setting, cost_model, tokens, find_exposed));
+  const double local_tokens = setting.LocalTokens(tokens);
+  const auto layers = static_cast<double>(model_.layers);
   const HeadExchangeCost exchange = HeadsOf(setting, local_tokens);
   const double exchange_seconds = layers * exchange.seconds;
   const double linear =
       cost_model.Seconds(Phase::kLinear, {.rows = local_tokens * layers, .calls = layers});
   v1::Prediction prediction;
-  prediction.set_attention_seconds(sequences * sum.busy_seconds);
-  prediction.set_index_seconds(sequences * index_seconds);
-  prediction.set_wait_seconds(
-      std::max(0.0, sequences * (sum.seconds - sum.busy_seconds - sum.exposed_seconds)));
+  prediction.set_attention_seconds(sequences * sums.ring.busy_seconds);
+  prediction.set_index_seconds(sequences * sums.index_seconds);
+  prediction.set_wait_seconds(std::max(
+      0.0, sequences * (sums.ring.seconds - sums.ring.busy_seconds - sums.ring.exposed_seconds)));
   prediction.set_linear_seconds(sequences * linear);
-  prediction.set_communication_seconds(sequences * (sum.transfer_seconds + exchange_seconds));
+  prediction.set_communication_seconds(sequences * (sums.ring.transfer_seconds + exchange_seconds));
   prediction.set_exposed_communication_seconds(sequences *
-                                               (sum.exposed_seconds + exchange_seconds));
+                                               (sums.ring.exposed_seconds + exchange_seconds));
   prediction.set_head_bytes(sequences * layers * exchange.bytes);
   prediction.set_head_seconds(sequences * exchange_seconds);
   prediction.set_step_seconds(sequences *
-                              (sum.seconds + exchange_seconds + index_seconds + linear));
-  prediction.set_worker_imbalance(tiles > 0 ? largest_tiles * setting.ring.ranks() / tiles : 1.0);
-  prediction.set_step_imbalance(step_imbalance / layers);
-  prediction.set_density(tiles / (layers * setting.CausalTiles(tokens)));
+                              (sums.ring.seconds + exchange_seconds + sums.index_seconds + linear));
+  prediction.set_worker_imbalance(
+      sums.tiles > 0 ? sums.largest_tiles * setting.ring.ranks() / sums.tiles : 1.0);
+  prediction.set_step_imbalance(sums.step_imbalance / layers);
+  prediction.set_density(sums.tiles / (layers * setting.CausalTiles(tokens)));
   prediction.set_model_flops(sequences *
                              ModelFlops(model_, static_cast<double>(tokens), prediction.density()));
   return prediction;
@@ -347,7 +355,11 @@ absl::StatusOr<v1::Prediction> Pricer::PriceAlone(const v1::StepPlan& plan,
     of_one.mutable_ring()->set_kind(v1::ParallelismSpec::FLAT);
     of_one.mutable_ring()->set_inner(1);
     of_one.mutable_ring()->set_outer(1);
-    Pricer one(spec_, model_, cluster_, hints_);
+    // A document alone is denser than the whole sequence that reports tell of, by how much is not
+    // measured.
+    patterns::PatternHints hints = hints_;
+    hints.density = 0;
+    Pricer one(spec_, model_, cluster_, hints);
     absl::StatusOr<v1::Prediction> alone = one.PriceAlone(of_one, cost_model, tokens, find_exposed);
     rank_steps_ += one.rank_steps_;
     return alone;

@@ -13,6 +13,7 @@
 #include "coordinator/planner/cost/cost_model.h"
 #include "coordinator/planner/cost/shapes.h"
 #include "coordinator/planner/simulate/laid_documents.h"
+#include "coordinator/planner/simulate/ring_simulator.h"
 #include "model_shape/model_config.h"
 #include "patterns/attention_options.h"
 #include "patterns/sample.h"
@@ -97,6 +98,14 @@ class Pricer {
     double bytes = 0, seconds = 0;
   };
   HeadExchangeCost HeadsOf(const Setting& setting, double local_tokens) const;
+  // All layers of one sequence, forward and backward, without what is token by token.
+  struct LayerSums {
+    RingTimes ring;
+    double index_seconds = 0;
+    double tiles = 0, largest_tiles = 0, step_imbalance = 0;  // as Layers has them
+  };
+  absl::StatusOr<LayerSums> PlayLayers(const Setting& setting, const CostModel& cost_model,
+                                       uint64_t tokens, bool find_exposed);
   absl::StatusOr<v1::Prediction> PriceLength(const Setting& setting, const CostModel& cost_model,
                                              uint64_t tokens, double sequences, bool find_exposed);
   absl::StatusOr<v1::Prediction> PriceStep(const v1::StepPlan& plan, const CostModel& cost_model,

@@ -3,8 +3,9 @@
 // tiles of queries. A consumer warpgroup holds 64 queries of one head, their dO, and dQ in
 // registers, and walks their groups in forward's stages of 64 keys.
 //
-// Items are parts of the keys, few enough that what is added to them stays in L2: all queries are
-// through with one before the next comes.
+// An item has a part of the keys, so small that what is added to them stays in L2. All queries'
+// items with one part are handed out before those with the next one, so that mostly one part is
+// added to at a time; nothing waits for it.
 //
 // Per stage, keys in rows:
 //   S^T = K Q^T;  P^T = exp2(S^T - lse);  dP^T = V dO^T;  dS^T = P^T (dP^T - delta);
