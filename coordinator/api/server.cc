@@ -14,6 +14,7 @@
 #include "base/status_macros.h"
 #include "coordinator/access/audit_log.h"
 #include "coordinator/access/gate.h"
+#include "coordinator/api/calls/connections.h"
 #include "coordinator/api/calls/health_watches.h"
 #include "coordinator/api/calls/pulled_stream.h"
 #include "coordinator/api/calls/rpc_metrics.h"
@@ -96,9 +97,15 @@ class ServerImpl : public Server {
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::ServerBuilder builder;
-    builder.AddListeningPort(FormatAddress(options_.listen), credentials, &port_);
-    // Otherwise a second coordinator would share the port, and clients reach one or the other.
-    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+    std::unique_ptr<Connections::Acceptor> acceptor;
+    if (options_.listen.path.empty()) {
+      ASSIGN_OR_RETURN(connections_, Connections::Open(options_.listen));
+      port_ = connections_->port();
+      acceptor = builder.experimental().AddExternalConnectionAcceptor(
+          grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, credentials);
+    } else {
+      builder.AddListeningPort(FormatAddress(options_.listen), credentials);
+    }
     builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                                kMinPingIntervalMs);
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
@@ -126,6 +133,7 @@ class ServerImpl : public Server {
           "cannot listen on %s; see the log lines above, and choose another --listen",
           FormatAddress(options_.listen)));
     }
+    if (connections_ != nullptr) connections_->Serve(std::move(acceptor));
     for (const char* name : kHealthNames)
       server_->GetHealthCheckService()->SetServingStatus(name, true);
     // A node shows a certificate, so that workers are only concerned by the file.
@@ -161,6 +169,7 @@ class ServerImpl : public Server {
     server_->GetHealthCheckService()->Shutdown();
     hub_.EndAll(absl::UnavailableError("the coordinator is shutting down; try again in a moment"));
     workers_.CloseAll();
+    connections_.reset();
     server_->Shutdown(
         std::chrono::system_clock::now() +
         std::chrono::microseconds(absl::ToInt64Microseconds(options_.shutdown_grace)));
@@ -202,6 +211,7 @@ class ServerImpl : public Server {
   store::Store& store_;
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<Connections> connections_;  // of TCP; they go to the server
   absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread health_;

@@ -178,6 +178,18 @@ TEST_F(ProcessTest, ASignalReachesTheWholeGroup) {
   EXPECT_TRUE(Eventually([&] { return kill(child, 0) != 0; }));
 }
 
+// A trainer's own children do not go on where it has ended.
+TEST_F(ProcessTest, WhatItStartedEndsWithIt) {
+  Process process = Shell("sleep 1000 >/dev/null 2>&1 & echo $!");
+  const std::vector<std::string> lines = Output(process);
+  int child = 0;
+  ASSERT_THAT(lines, ::testing::SizeIs(1));
+  ASSERT_TRUE(absl::SimpleAtoi(lines[0], &child));
+  EXPECT_EQ(kill(child, 0), 0);
+  EXPECT_EQ(Wait(process).code, 0);
+  EXPECT_TRUE(Eventually([&] { return kill(child, 0) != 0; }));
+}
+
 TEST_F(ProcessTest, DiesWithTheThreadThatStartedIt) {
   std::optional<Process> process;
   std::thread starter([&] { process.emplace(Shell("sleep 1000")); });

@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include <filesystem>
+#include <fstream>
 
 #include "worker/agent/testing/supervised.h"
 
@@ -40,6 +41,36 @@ TEST_F(FencingTest, AnOlderTokenStaysRefusedWhenItsAttemptIsGone) {
   NextExit();
   EXPECT_TRUE(supervisor_.idle());
   EXPECT_FALSE(Do(StartOf(6, 1)).accepted());
+}
+
+// Its process is dead, but something that it started may still write in its name.
+TEST_F(FencingTest, ANewAttemptWaitsForWhatHoldsTheOlderOnesOutput) {
+  TrainersDo("setsid sh -c 'echo $$ >holder; exec sleep 600' &");
+  // It writes its number once it has left its trainer's group.
+  const auto holder_of = [this](uint64_t token) {
+    pid_t holder = 0;
+    const absl::Time deadline = absl::Now() + absl::Seconds(20);
+    while (!(std::ifstream(FolderOf(token, 0) + "/holder") >> holder) && absl::Now() < deadline) {
+      absl::SleepFor(absl::Milliseconds(2));
+    }
+    EXPECT_GT(holder, 0);
+    return holder;
+  };
+  EXPECT_TRUE(Do(StartOf(7, 1)).accepted());
+  const pid_t first = PidOf(7, 0), holder = holder_of(7);
+  supervisor_.OnCommand(StartOf(8, 1), now_);
+  EXPECT_TRUE(Next().command_ack().accepted());
+  const absl::Time deadline = absl::Now() + absl::Seconds(20);
+  while (kill(first, 0) == 0 && absl::Now() < deadline) supervisor_.Tick(now_);
+  ASSERT_NE(kill(first, 0), 0);
+  supervisor_.Tick(now_);
+  supervisor_.Tick(now_);
+  EXPECT_FALSE(std::filesystem::exists(FolderOf(8, 0)));
+  kill(holder, SIGKILL);
+  EXPECT_EQ(Next().event().fencing_token(), 7u);
+  supervisor_.Tick(now_);
+  EXPECT_GT(PidOf(8, 0), 0);
+  kill(holder_of(8), SIGKILL);
 }
 
 TEST_F(FencingTest, ANewAttemptWaitsUntilTheOlderOnesTrainersAreGone) {

@@ -59,6 +59,14 @@ TEST_F(TrainerMessagesTest, WhoAttachesLateIsToldToStop) {
       EqualsText("stop { mode: CHECKPOINT grace_milliseconds: 60000 reason: 'rank 9 failed' }"));
 }
 
+TEST_F(TrainerMessagesTest, APlanForWhoHasNotComeYetIsAccepted) {
+  v1::Command start = StartHere(), plan = Command(7);
+  start.mutable_start()->set_first_rank(0);
+  plan.mutable_plan()->set_version(9);
+  EXPECT_TRUE(Do(start).accepted());
+  EXPECT_TRUE(Do(plan).accepted());
+}
+
 TEST_F(TrainerMessagesTest, WhatIsNoMessageEndsTheStream) {
   EXPECT_TRUE(Do(StartHere()).accepted());
   const auto trainer = Attach(7, 4);

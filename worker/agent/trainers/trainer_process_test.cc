@@ -34,6 +34,10 @@ TEST(DescribeExitTest, TheTrainersOwnWordCounts) {
   EXPECT_EQ(exited.message(), "data.train: shard 2 is damaged");
   EXPECT_FALSE(exited.retryable());
   EXPECT_TRUE(exited.collateral());
+  trainer.result->set_retryable(true);
+  trainer.result->set_collateral(false);
+  EXPECT_TRUE(DescribeExit(trainer, kNow).retryable());
+  EXPECT_FALSE(DescribeExit(trainer, kNow).collateral());
 }
 
 TEST(DescribeExitTest, ASignalIsNamedAndCanBeRetried) {

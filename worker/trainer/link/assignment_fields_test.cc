@@ -318,6 +318,9 @@ TEST(PlanFieldsTest, ShapesAndSpeedsOfGroupsHaveAHistory) {
   earlier->mutable_ring()->set_kind(v1::ParallelismSpec::HIERARCHICAL);
   earlier->mutable_ring()->set_inner(2);
   earlier->mutable_ring()->set_outer(3);
+  v1::EarlierShape* const later = proto.add_earlier_shapes();
+  later->set_from_step(20);
+  later->set_layout(v1::ParallelismSpec::CONTIGUOUS);
   proto.set_weights_from_step(30);
   proto.add_group_permille(1000);
   proto.add_group_permille(800);
@@ -326,7 +329,9 @@ TEST(PlanFieldsTest, ShapesAndSpeedsOfGroupsHaveAHistory) {
   weights->add_group_permille(700);
   const auto plan = ToPlan(proto, 6);
   ASSERT_TRUE(plan.ok()) << plan.status();
-  for (const uint64_t step : {1, 39}) {
+  EXPECT_EQ(plan->ShapeAt(20).layout, kernels::LayoutKind::kContiguous);
+  EXPECT_EQ(plan->ShapeAt(39).layout, kernels::LayoutKind::kContiguous);
+  for (const uint64_t step : {1, 19}) {
     const PlanShape& shape = plan->ShapeAt(step);
     EXPECT_EQ(shape.layout, kernels::LayoutKind::kZigzag);
     EXPECT_EQ(shape.ring.kind, ring::RingKind::kHierarchical);

@@ -2,6 +2,7 @@
 #include "worker/trainer/link/telemetry.h"
 
 #include "absl/time/clock.h"
+#include "base/testing/equals_text.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/timestamps.h"
@@ -133,6 +134,14 @@ TEST(TelemetryFieldsTest, OfAnEvaluation) {
   EXPECT_EQ(report.loss(), 2.5);
   EXPECT_EQ(report.tokens(), 512u);
   EXPECT_EQ(report.seconds(), 0.25);
+  EXPECT_THAT(
+      ToProto(EvalRecord{.step = 8,
+                         .outcome = {.loss = 2, .tokens = 512, .answers = {{"far", 4, 3, 0.5}}},
+                         .dense = EvalOutcome{.loss = 1.5, .answers = {{"near", 5, 2, 0.25}}},
+                         .seconds = 1}),
+      EqualsText(R"(step: 8 loss: 2 tokens: 512 seconds: 1
+                    answers { task: "far" asked: 4 right: 3 loss: 0.5 }
+                    dense { loss: 1.5 answers { task: "near" asked: 5 right: 2 loss: 0.25 } })"));
 }
 
 TEST(TelemetryTest, MeasurementsFieldByField) {

@@ -1,0 +1,173 @@
+#include "coordinator/api/calls/connections.h"
+
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <functional>
+#include <vector>
+
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+
+namespace ringleader::api {
+namespace {
+
+using ::testing::SizeIs;
+
+// Where a server would be: keeps what it is handed until the test takes it.
+class FakeAcceptor : public Connections::Acceptor {
+ public:
+  explicit FakeAcceptor(std::vector<int>* handed, absl::Mutex* mutex)
+      : handed_(*handed), mutex_(*mutex) {}
+  void HandleNewConnection(NewConnectionParameters* connection) override {
+    absl::MutexLock lock(&mutex_);
+    handed_.push_back(connection->fd);
+  }
+
+ private:
+  std::vector<int>& handed_;
+  absl::Mutex& mutex_;
+};
+
+class ConnectionsTest : public ::testing::Test {
+ protected:
+  ~ConnectionsTest() override {
+    connections_.reset();
+    for (const int fd : handed_) close(fd);
+    for (const int fd : clients_) close(fd);
+  }
+
+  void Serve(const Connections::Bounds& bounds) {
+    auto connections = Connections::Open({.host = "127.0.0.1", .port = 0, .path = ""}, bounds);
+    ASSERT_TRUE(connections.ok()) << connections.status();
+    connections_ = *std::move(connections);
+    connections_->Serve(std::make_unique<FakeAcceptor>(&handed_, &mutex_));
+  }
+  static sockaddr_in At(const char* host, int port) {
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    inet_pton(AF_INET, host, &address.sin_addr);
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    return address;
+  }
+  // A client's socket; `from`: its address.
+  int Client(const char* from) {
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const sockaddr_in own = At(from, 0);
+    EXPECT_EQ(bind(fd, reinterpret_cast<const sockaddr*>(&own), sizeof(own)), 0);
+    clients_.push_back(fd);
+    return fd;
+  }
+  int Connect(int client) {
+    const sockaddr_in server = At("127.0.0.1", connections_->port());
+    EXPECT_EQ(connect(client, reinterpret_cast<const sockaddr*>(&server), sizeof(server)), 0);
+    return client;
+  }
+  // Whether the next connection from there is handed over; if not, it is closed.
+  bool IsTaken(const char* from) {
+    const size_t before = handed();
+    const int client = Connect(Client(from));
+    pollfd wait = {.fd = client, .events = POLLIN, .revents = 0};
+    const absl::Time deadline = absl::Now() + absl::Seconds(20);
+    while (absl::Now() < deadline) {
+      if (handed() > before) return true;
+      if (poll(&wait, 1, 2) > 0) return false;
+    }
+    ADD_FAILURE() << "neither taken nor closed";
+    return false;
+  }
+  size_t handed() {
+    absl::MutexLock lock(&mutex_);
+    return handed_.size();
+  }
+  void EndOne() {
+    absl::MutexLock lock(&mutex_);
+    close(handed_.back());
+    handed_.pop_back();
+  }
+
+  absl::Mutex mutex_;
+  std::vector<int> handed_;  // guarded by mutex_ while they are served
+  std::vector<int> clients_;
+  std::unique_ptr<Connections> connections_;
+};
+
+TEST_F(ConnectionsTest, OneClientLeavesRoomForOthers) {
+  Serve({.files = 1000, .per_client = 3});
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(IsTaken("127.0.0.1"));
+  EXPECT_FALSE(IsTaken("127.0.0.1"));
+  EXPECT_FALSE(IsTaken("127.0.0.1"));
+  EXPECT_TRUE(IsTaken("127.0.0.2"));
+  for (int i = 0; i < 2; ++i) EndOne();
+  EXPECT_TRUE(IsTaken("127.0.0.1")) << "one of its own has ended";
+  EXPECT_FALSE(IsTaken("127.0.0.1"));
+}
+
+TEST_F(ConnectionsTest, FilesAreLeftForTheRestOfTheProcess) {
+  const int next = dup(STDIN_FILENO);
+  close(next);
+  // Three are for listening, and this test has both ends of each connection.
+  Serve({.files = next + 20, .per_client = 100});
+  int taken = 0;
+  while (taken < 20 && IsTaken("127.0.0.1")) ++taken;
+  EXPECT_GE(taken, 1);
+  EXPECT_LE(taken, 8);
+  close(clients_.front());
+  clients_.erase(clients_.begin());
+  EndOne();
+  EXPECT_TRUE(IsTaken("127.0.0.1"));
+}
+
+// gRPC's listener would stop at the first of them.
+TEST_F(ConnectionsTest, ThePortStaysOpenThroughAWantOfFiles) {
+  Serve({.files = 1000, .per_client = 100});
+  const int client = Client("127.0.0.1");
+  const int next = dup(STDIN_FILENO);
+  close(next);
+  rlimit limit = {};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  rlimit tight = limit;
+  tight.rlim_cur = static_cast<rlim_t>(next);
+  setrlimit(RLIMIT_NOFILE, &tight);
+  Connect(client);
+  absl::SleepFor(absl::Milliseconds(250));  // it is tried more than once
+  EXPECT_EQ(handed(), 0u);
+  setrlimit(RLIMIT_NOFILE, &limit);
+  const absl::Time deadline = absl::Now() + absl::Seconds(20);
+  while (handed() == 0 && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(2));
+  EXPECT_EQ(handed(), 1u);
+  EXPECT_TRUE(IsTaken("127.0.0.1"));
+}
+
+TEST_F(ConnectionsTest, APortThatIsTakenIsNamed) {
+  Serve({.files = 1000, .per_client = 1});
+  const Address taken = {.host = "127.0.0.1", .port = connections_->port(), .path = ""};
+  EXPECT_TRUE(absl::IsAlreadyExists(Connections::Open(taken).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      Connections::Open({.host = "192.0.2.1", .port = 0, .path = ""}).status()));
+}
+
+TEST_F(ConnectionsTest, EveryAddressMeansThoseOfIpv4Too) {
+  for (const char* const host : {"0.0.0.0", "::"}) {
+    auto connections = Connections::Open({.host = host, .port = 0, .path = ""});
+    ASSERT_TRUE(connections.ok()) << connections.status();
+    connections_ = *std::move(connections);
+    connections_->Serve(std::make_unique<FakeAcceptor>(&handed_, &mutex_));
+    EXPECT_TRUE(IsTaken("127.0.0.1")) << host;
+    const int port = connections_->port();
+    connections_.reset();
+    const sockaddr_in server = At("127.0.0.1", port);
+    EXPECT_NE(
+        connect(Client("127.0.0.1"), reinterpret_cast<const sockaddr*>(&server), sizeof(server)), 0)
+        << "nobody listens any more";
+  }
+}
+
+}  // namespace
+}  // namespace ringleader::api
