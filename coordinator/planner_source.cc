@@ -128,7 +128,8 @@ class PlannerSource : public lifecycle::PlanSource {
   void Plan(lifecycle::PlanRequest request, Done done) override {
     std::optional<Learned> learned;
     if (const auto running = running_.find(request.spec.name()); running != running_.end()) {
-      learned = {running->second.costs, planner::HintsFrom(running->second.spec, running->second.recent)};
+      learned = {running->second.costs,
+                 planner::HintsFrom(running->second.spec, running->second.recent)};
     }
     const bool is_preview = request.is_preview, may_take_long = MayTakeLong(request.spec);
     const std::string owner = request.owner;

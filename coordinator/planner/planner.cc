@@ -382,8 +382,7 @@ absl::StatusOr<v1::Prediction> Predict(const v1::JobSpec& spec, const model::Mod
   return Pricer(spec, model, cluster, hints).Price(plan, cost_model);
 }
 
-patterns::PatternHints HintsFrom(const v1::JobSpec& spec,
-                                std::span<const v1::StepReport> recent) {
+patterns::PatternHints HintsFrom(const v1::JobSpec& spec, std::span<const v1::StepReport> recent) {
   const auto attention = jobspec::AttentionOptionsOf(spec.attention());
   if (!attention.ok() || patterns::DefinitionOf(attention->pattern).is_known_before_data()) {
     return {};
@@ -398,8 +397,7 @@ patterns::PatternHints HintsFrom(const v1::JobSpec& spec,
       density.Add(layer.density());
     }
   }
-  return {
-      .slashes = slashes.value(), .verticals = verticals.value(), .density = density.value()};
+  return {.slashes = slashes.value(), .verticals = verticals.value(), .density = density.value()};
 }
 
 }  // namespace ringleader::planner

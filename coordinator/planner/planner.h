@@ -44,8 +44,8 @@ absl::StatusOr<v1::Prediction> Predict(const v1::JobSpec& spec, const model::Mod
                                        const v1::StepPlan& plan,
                                        const patterns::PatternHints& hints = {});
 
-// What the job's reports say of what its sparse layers visit; zeros where that is known without them
-// (dense attention, a window).
+// What the job's reports say of what its sparse layers visit; zeros where that is known without
+// them (dense attention, a window).
 patterns::PatternHints HintsFrom(const v1::JobSpec& spec, std::span<const v1::StepReport> recent);
 
 }  // namespace ringleader::planner

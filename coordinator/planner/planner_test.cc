@@ -421,9 +421,8 @@ std::vector<v1::StepReport> ReportsOfASparseJob() {
 
 TEST(HintsFromTest, WhatAnyChosenPatternVisitedIsWhatItsStepsArePricedAt) {
   using Pattern = v1::AttentionSpec;
-  for (const Pattern::Pattern pattern :
-       {Pattern::XATTENTION, Pattern::MOBA, Pattern::KEY_GROUPS, Pattern::BLOCK_TOPK,
-        Pattern::ADASPA}) {
+  for (const Pattern::Pattern pattern : {Pattern::XATTENTION, Pattern::MOBA, Pattern::KEY_GROUPS,
+                                         Pattern::BLOCK_TOPK, Pattern::ADASPA}) {
     v1::JobSpec spec = LongJob(4, 131072);
     spec.clear_attention();
     spec.mutable_attention()->set_pattern(pattern);
@@ -433,8 +432,8 @@ TEST(HintsFromTest, WhatAnyChosenPatternVisitedIsWhatItsStepsArePricedAt) {
     const CostModel cost(spec, ThreeBillion(), cluster);
     const auto usual = MakePlan(spec, ThreeBillion(), cluster, cost);
     ASSERT_TRUE(usual.ok()) << usual.status();
-    const auto learned =
-        Predict(spec, ThreeBillion(), cluster, cost, *usual, HintsFrom(spec, ReportsOfASparseJob()));
+    const auto learned = Predict(spec, ThreeBillion(), cluster, cost, *usual,
+                                 HintsFrom(spec, ReportsOfASparseJob()));
     ASSERT_TRUE(learned.ok()) << learned.status();
     // One layer in 36 is dense, whatever the others visit.
     const double expected = (1.0 + 35 * 0.3) / 36;
