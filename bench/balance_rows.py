@@ -126,10 +126,10 @@ def main():
     if sys.argv[1] == "print":
         print(json.dumps(rows, indent=2))
         return
-    if FIGURES.exists():  # rows that other commands measured stay; why others were not is said anew
-        commands = {entry["command"] for entry in rows}
+    if FIGURES.exists():  # what other commands measured stays, and why they did not
+        commands, measured = {entry["command"] for entry in rows}, {entry["row"] for entry in rows}
         rows = [entry for entry in json.loads(FIGURES.read_text())
-                if entry["command"] not in commands and "reason" not in entry] + rows
+                if entry["command"] not in commands and entry["row"] not in measured] + rows
     known = {entry["row"] for entry in rows}
     rows += [row(name, None, asked, False, None, GPUS, reason=reason)
              for name, asked, reason in UNMEASURED if name not in known]

@@ -201,7 +201,11 @@ TEST_F(CliTest, PlansForMachinesThatNeedNotExist) {
   EXPECT_EQ(Run({"plan", Path("job.yaml"), "--density", "1.5"}).code, kUsage);
   const Result documents = Run({"plan", Path("job.yaml"), "--documents", "8192,64"});
   EXPECT_EQ(documents.code, kUsage);
-  EXPECT_THAT(documents.err, HasSubstr("--documents: goes with attention.pattern: dense"));
+  EXPECT_THAT(documents.err, HasSubstr("--documents: goes with data.document_mask: true"));
+  const Result by_documents =
+      Run({"plan", Path("job.yaml"), "--documents", "300,40", "--set", "data.document_mask=true",
+           "--set", "parallelism.layout=documents"});
+  EXPECT_THAT(by_documents.out, HasSubstr("of a sequence's")) << by_documents.err;
   const Result small = Run({"plan", Path("job.yaml"), "--memory-gib", "0.001"});
   EXPECT_EQ(small.code, kUsage);
   EXPECT_THAT(small.err, HasSubstr("the model does not fit"));

@@ -93,16 +93,18 @@ std::string Scale(int64_t trainers, v1::JobSpec* spec) {
       context, groups, batch);
 }
 
-// What the flags say of documents goes with jobs that keep them apart in stripes.
+// What the flags say of documents goes with jobs that keep them apart. Stripes of a sequence let a
+// pattern choose for all of its documents together, which is not priced.
 absl::Status CheckDocuments(const Flags& flags, const v1::JobSpec& spec) {
   const v1::ParallelismSpec::Layout layout = spec.parallelism().layout();
   const bool fits =
-      (layout == v1::ParallelismSpec::DOCUMENTS || layout == v1::ParallelismSpec::STRIPED) &&
-      spec.attention().pattern() == v1::AttentionSpec::DENSE && spec.data().document_mask();
+      spec.data().document_mask() && (layout == v1::ParallelismSpec::DOCUMENTS ||
+                                      (layout == v1::ParallelismSpec::STRIPED &&
+                                       spec.attention().pattern() == v1::AttentionSpec::DENSE));
   if (flags.measured.document_tokens.empty() || fits) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      "--documents: goes with attention.pattern: dense, data.document_mask: true and "
-      "parallelism.layout: documents or striped; set them, or leave it out");
+      "--documents: goes with data.document_mask: true and parallelism.layout: documents, or "
+      "striped with attention.pattern: dense; set them, or leave it out");
 }
 
 absl::StatusOr<int> Plan(const Context& context, const Flags& flags) {

@@ -391,10 +391,10 @@ patterns::PatternHints HintsFrom(const v1::JobSpec& spec, std::span<const v1::St
   Mean slashes, verticals, density;
   for (const v1::StepReport& report : recent) {
     for (const v1::LayerReport& layer : report.layers()) {
-      if (layer.density() <= 0 || dense.contains(layer.layer())) continue;
+      if (dense.contains(layer.layer())) continue;
       slashes.Add(layer.slashes());
       verticals.Add(layer.verticals());
-      density.Add(layer.density());
+      if (layer.density() > 0) density.Add(layer.density());
     }
   }
   return {.slashes = slashes.value(), .verticals = verticals.value(), .density = density.value()};

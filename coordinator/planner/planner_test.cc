@@ -109,6 +109,58 @@ TEST_F(PlanByDocumentsTest, OneDocumentIsInStripes) {
   EXPECT_NEAR(one.prediction().step_seconds(), stripes.prediction().step_seconds(), 1e-6);
 }
 
+double SumOfRows(const v1::Prediction& p) {
+  return p.attention_seconds() + p.index_seconds() + p.linear_seconds() + p.wait_seconds() +
+         p.exposed_communication_seconds() + p.optimizer_seconds();
+}
+
+TEST_F(PlanByDocumentsTest, WhatIsChosenIsChosenForEachDocumentByItself) {
+  const std::vector<int64_t> documents = {40000, 8000, 3000, 12000, 1000};
+  spec_.mutable_data()->set_sequence_length(65536);
+  const v1::StepPlan dense = Plan(ParallelismSpec::DOCUMENTS, documents);
+  const v1::StepPlan dense_short = Plan(ParallelismSpec::DOCUMENTS, {2048});
+  for (const auto pattern : {v1::AttentionSpec::VERTICAL_SLASH, v1::AttentionSpec::XATTENTION,
+                             v1::AttentionSpec::KEY_GROUPS}) {
+    SCOPED_TRACE(v1::AttentionSpec::Pattern_Name(pattern));
+    spec_.mutable_attention()->Clear();
+    spec_.mutable_attention()->set_pattern(pattern);
+    jobspec::ApplyDefaults(&spec_);
+    const v1::StepPlan striped = Plan(ParallelismSpec::STRIPED, {});
+    const v1::StepPlan plan = Plan(ParallelismSpec::DOCUMENTS, documents);
+    const v1::Prediction& priced = plan.prediction();
+    EXPECT_NEAR(SumOfRows(priced), priced.step_seconds(), 1e-9 * priced.step_seconds());
+    EXPECT_THAT(plan.reasons(), Contains(HasSubstr("of a sequence's 6 documents")));
+    EXPECT_LT(priced.density(), 0.7 * dense.prediction().density());
+    EXPECT_LT(priced.communication_seconds(), 0.8 * striped.prediction().communication_seconds());
+    EXPECT_GT(priced.communication_seconds(), 0);
+    EXPECT_LT(priced.worker_imbalance(), 1.1);
+    // A sequence that is one document is what it is in stripes.
+    const v1::StepPlan one = Plan(ParallelismSpec::DOCUMENTS, {65536});
+    EXPECT_NEAR(one.prediction().step_seconds(), striped.prediction().step_seconds(), 1e-6);
+    EXPECT_NEAR(one.prediction().density(), striped.prediction().density(), 1e-9);
+    // Short documents are dense, whole, and nothing travels.
+    spec_.mutable_attention()->set_dense_below(4096);
+    const v1::StepPlan whole = Plan(ParallelismSpec::DOCUMENTS, {2048});
+    EXPECT_NEAR(whole.prediction().density(), dense_short.prediction().density(), 1e-9);
+    EXPECT_EQ(whole.prediction().communication_seconds(), 0);
+    EXPECT_NEAR(SumOfRows(whole.prediction()), whole.prediction().step_seconds(), 1e-9);
+  }
+}
+
+// A rank that holds more tokens than others makes all compute as many, and each document is a call.
+TEST_F(PlanByDocumentsTest, FillerAndCallsOfDocumentsThatAreApartArePriced) {
+  spec_.mutable_attention()->Clear();
+  spec_.mutable_attention()->set_pattern(v1::AttentionSpec::XATTENTION);
+  jobspec::ApplyDefaults(&spec_);
+  spec_.mutable_data()->set_sequence_length(65536);
+  const v1::StepPlan even = Plan(ParallelismSpec::DOCUMENTS, {32768});
+  const v1::StepPlan uneven = Plan(ParallelismSpec::DOCUMENTS, {25000, 15536, 25000});
+  EXPECT_EQ(even.prediction().communication_seconds(), 0);
+  EXPECT_GT(uneven.prediction().linear_seconds(), even.prediction().linear_seconds());
+  const v1::StepPlan many = Plan(ParallelismSpec::DOCUMENTS, {1024});
+  EXPECT_GT(many.prediction().index_seconds(), even.prediction().index_seconds());
+}
+
 TEST_F(PlanByDocumentsTest, OnlyWhereItIsAskedFor) {
   spec_.mutable_parallelism()->clear_layout();
   const v1::StepPlan plan = Plan(ParallelismSpec::LAYOUT_UNSPECIFIED, {});

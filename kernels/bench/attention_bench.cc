@@ -1,14 +1,16 @@
-// attention_bench [--csv FILE] [--commit NAME] [--quick] [--deterministic]: block-sparse attention
-// against cuDNN's dense causal attention (through LibTorch) at the same length, heads and head
-// dimension, measured in the same run. TFLOP/s count visible pairs: 4 d FLOPs each forward, 10 d
-// backward; a diagonal tile counts half. The rows of a shape end with `cudnn`: cuDNN once more,
-// whose ratio tells how far the clock has moved meanwhile.
+// attention_bench [--csv FILE] [--commit NAME] [--quick] [--deterministic] [--kernel NAME]:
+// block-sparse attention against cuDNN's dense causal attention (through LibTorch) at the same
+// length, heads and head dimension, measured in the same run. TFLOP/s count visible pairs: 4 d
+// FLOPs each forward, 10 d backward; a diagonal tile counts half. The rows of a shape end with
+// `cudnn`: cuDNN once more, whose ratio tells how far the clock has moved meanwhile.
 //
 // Lists: `causal` is dense; `toeplitz` a local band with a quarter of the work and random clusters
 // of 1 to 4 block diagonals of 128 for the rest, other ones for each head; `csr` random tiles.
 // `columns` includes gather and scatter. `ring4` is one rank's layer at 4 x the tokens: four ring
-// steps over striped owners, vertical-slash diagonals of 128. --deterministic adds rows for
-// backward in its deterministic mode.
+// steps over striped owners, vertical-slash diagonals of 128. `groups` is tiles of 64 queries and
+// the groups of 8 keys that they picked up, half of them ones that the whole head favours.
+// --deterministic adds rows for backward in its deterministic mode; with --kernel there are the
+// rows of one of these names alone.
 #include <torch/types.h>
 #include <torch/utils.h>
 
@@ -16,6 +18,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <numeric>
 #include <random>
 #include <string>
 #include <utility>
@@ -24,6 +27,7 @@
 #include "absl/strings/str_format.h"
 #include "kernels/bench/attention_runs.h"
 #include "kernels/sm90/columns.h"
+#include "ringleader/kernels/block_choice.h"
 
 namespace ringleader::kernels::bench {
 namespace {
@@ -251,7 +255,73 @@ Measured BenchColumns(const Tensors& t, const Shape& s) {
   return {"columns", 128, tile_pairs, CausalPairs(s), ms};
 }
 
-void BenchShape(const Shape& s, bool lists, Report& report) {
+// The groups that each tile of a head keeps, ascending: half of them from the first ones of an
+// order that the head's tiles share, the others drawn by the tile.
+std::vector<std::vector<int32_t>> RandomGroups(const KeyGroupBudget& budget, std::mt19937& random) {
+  std::vector<int32_t> favoured(kTokens / kGroupKeys);
+  std::iota(favoured.begin(), favoured.end(), 0);
+  std::shuffle(favoured.begin(), favoured.end(), random);
+  std::vector<std::vector<int32_t>> rows;
+  std::vector<bool> taken;
+  for (int64_t first = 0; first < kTokens; first += kGroupTile) {
+    const auto all = static_cast<int32_t>(first / kGroupKeys);
+    const int32_t kept = budget.MostGroups(first, 0);
+    taken.assign(all, false);
+    int32_t count = 0;
+    for (size_t i = 0; i < favoured.size() && count < kept / 2; ++i) {
+      if (favoured[i] >= all) continue;
+      taken[favoured[i]] = true;
+      ++count;
+    }
+    while (count < kept) {
+      const auto group = std::uniform_int_distribution<int32_t>(0, all - 1)(random);
+      count += !taken[group];
+      taken[group] = true;
+    }
+    std::vector<int32_t>& row = rows.emplace_back();
+    for (int32_t group = 0; group < all; ++group) {
+      if (taken[group]) row.push_back(group);
+    }
+  }
+  return rows;
+}
+
+Measured BenchGroups(const Tensors& t, const Shape& s, double density) {
+  const KeyGroupBudget budget = KeyGroupBudgetOf(static_cast<float>(density), kTokens);
+  const int32_t capacity = budget.MostGroups(kTokens - kGroupTile, 0);
+  const int64_t tiles_a_head = kTokens / kGroupTile;
+  std::mt19937 random(20251121);
+  std::vector<int32_t> groups, ends;
+  double pairs = 0.5 * s.heads * kTokens * (kGroupTile + 1);  // of the tiles' own
+  for (int h = 0; h < s.heads; ++h) {
+    for (const std::vector<int32_t>& row : RandomGroups(budget, random)) {
+      groups.insert(groups.end(), row.begin(), row.end());
+      groups.resize(groups.size() + capacity - row.size());
+      ends.push_back(static_cast<int32_t>(row.size()));
+      pairs += static_cast<double>(row.size()) * kGroupKeys * kGroupTile;
+    }
+  }
+  const auto upload = [](const std::vector<int32_t>& values) {
+    return at::tensor(values, at::kInt).to(at::kCUDA);
+  };
+  const at::Tensor gpu_groups = upload(groups), gpu_ends = upload(ends),
+                   gpu_begins = at::zeros_like(gpu_ends);
+  TileSelection tiles = {.pattern = TilePattern::kToeplitz, .tile = kGroupTile};
+  const int32_t words = static_cast<int32_t>((tiles_a_head + 63) / 64);
+  at::Tensor bits = at::zeros({s.heads, words}, at::kLong);
+  bits.select(1, 0).fill_(1);
+  bits = bits.to(at::kCUDA);
+  tiles.diagonal_words = words;
+  tiles.diagonals = reinterpret_cast<const uint64_t*>(bits.data_ptr<int64_t>());
+  tiles.groups = {.groups = gpu_groups.data_ptr<int32_t>(),
+                  .begins = gpu_begins.data_ptr<int32_t>(),
+                  .ends = gpu_ends.data_ptr<int32_t>(),
+                  .capacity = capacity};
+  return {"groups", kGroupTile, pairs, CausalPairs(s),
+          MeasureTiles(t, s, tiles, {{kWhole, kWhole}}, kRepeats)};
+}
+
+void BenchShape(const Shape& s, bool lists, const std::string& only, Report& report) {
   const Milliseconds cudnn = MeasureCudnn(s, /*causal=*/true, kRepeats);
   const auto add_direction = [&](const Measured& row, const char* direction, double flops_per_pair,
                                  double ms, double cudnn_ms) {
@@ -274,30 +344,36 @@ void BenchShape(const Shape& s, bool lists, Report& report) {
   };
   {
     const Tensors t(s);
-    add(BenchCausal(t, s, 128));
-    if (lists) {
-      add(BenchCausal(t, s, 64));
-      for (const double density : {0.05, 0.1, 0.2}) {
+    const auto wanted = [&](const char* kernel) { return only.empty() || only == kernel; };
+    if (wanted("causal")) add(BenchCausal(t, s, 128));
+    if (lists && wanted("causal")) add(BenchCausal(t, s, 64));
+    for (const double density : {0.05, 0.1, 0.2}) {
+      if (!lists) break;
+      if (wanted("toeplitz")) {
         add(BenchToeplitz(t, s, 128, density));
         add(BenchToeplitz(t, s, 64, density));
-        add(BenchCsr(t, s, 128, density));
       }
-      add(BenchCsr(t, s, 64, 0.05));
-      add(BenchColumns(t, s));
-      add(BenchRing(t, s, 0.05));
+      if (wanted("csr")) add(BenchCsr(t, s, 128, density));
+      if (wanted("groups") && !s.deterministic) add(BenchGroups(t, s, density));
     }
+    if (lists && wanted("csr")) add(BenchCsr(t, s, 64, 0.05));
+    if (lists && wanted("columns")) add(BenchColumns(t, s));
+    if (lists && wanted("ring4")) add(BenchRing(t, s, 0.05));
   }
   add({"cudnn", 128, CausalPairs(s), CausalPairs(s), MeasureCudnn(s, /*causal=*/true, kRepeats)});
 }
 
 int Main(int argc, char** argv) {
   Flags flags;
+  std::string only;
   bool quick = false, deterministic = false;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--csv") == 0 && i + 1 < argc) {
       flags.csv = argv[++i];
     } else if (std::strcmp(argv[i], "--commit") == 0 && i + 1 < argc) {
       flags.commit = argv[++i];
+    } else if (std::strcmp(argv[i], "--kernel") == 0 && i + 1 < argc) {
+      only = argv[++i];
     } else if (std::strcmp(argv[i], "--quick") == 0) {
       quick = true;
     } else if (std::strcmp(argv[i], "--deterministic") == 0) {
@@ -305,20 +381,21 @@ int Main(int argc, char** argv) {
     } else {
       std::fprintf(
           stderr,
-          "usage: attention_bench [--csv FILE] [--commit NAME] [--quick] [--deterministic]\n");
+          "usage: attention_bench [--csv FILE] [--commit NAME] [--quick] [--deterministic] "
+          "[--kernel NAME]\n");
       return 2;
     }
   }
   if (!FindGpu("attention_bench")) return 0;
   Report report(flags, {"kernel", "direction", "tokens", "density", "tile", "heads", "kv_heads",
                         "head_dim", "ms", "tflops", "cudnn_tflops", "ratio"});
-  BenchShape({kTokens, 16, 2, 128, deterministic}, /*lists=*/true, report);
+  BenchShape({kTokens, 16, 2, 128, deterministic}, /*lists=*/true, only, report);
   if (!quick) {
     for (const Shape& shape :
          {Shape{kTokens, 16, 2, 64, deterministic}, Shape{kTokens, 32, 8, 128, deterministic},
           Shape{kTokens, 28, 4, 128, deterministic}, Shape{kTokens, 4, 4, 128, deterministic},
           Shape{kTokens, 64, 8, 128, deterministic}}) {
-      BenchShape(shape, /*lists=*/false, report);
+      BenchShape(shape, /*lists=*/false, only, report);
     }
   }
   return 0;

@@ -294,7 +294,6 @@ void JobMachine::Replan(const v1::StepPlan& plan) {
     changes->DeleteSubrange(0, changes->size() - kPlanChangesKept);
   }
   AttemptChanged();
-  effects_.job_changed = true;
   v1::Command command;
   *command.mutable_plan() = plan;
   Send(*PlacementOf(0), std::move(command));

@@ -71,6 +71,7 @@ TEST_F(JobMachineTest, NamesTheRankAtFaultAndAbortsTheOthers) {
   EXPECT_THAT(Commands(), ElementsAre("a:ABORT", "b:ABORT"));
   EXPECT_EQ(attempt().state(), Attempt::STOPPING);
   Exit(3, TrainerExited::FAILED);
+  EXPECT_THAT(Commands(), IsEmpty()) << "they were told";
   Exit(1, TrainerExited::FAILED, true);
   EXPECT_EQ(state(), Job::RUNNING);  // rank 2 may still run
   Exit(2, TrainerExited::FAILED, true);

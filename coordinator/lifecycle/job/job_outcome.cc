@@ -333,7 +333,6 @@ void JobMachine::Retry(absl::Time now) {
   }
   const uint32_t used = job_.retries_used() + 1;
   job_.set_retries_used(used);
-  effects_.job_changed = true;
   const uint32_t budget = job_.spec().scheduling().max_retries();
   if (used > budget) {
     SetState(Job::FAILED,

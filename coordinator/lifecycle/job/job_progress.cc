@@ -41,7 +41,6 @@ void JobMachine::SettlePlanChanges(v1::Attempt* attempt, const v1::StepReport& m
         (merged.plan_version() < change.version() && merged.step() >= change.effective_step());
     if (merged.plan_version() != change.version() && !is_over) continue;
     change.set_state(is_over ? v1::PlanChange::MISSED : v1::PlanChange::IN_FORCE);
-    effects_.job_changed = true;
   }
 }
 
@@ -80,7 +79,6 @@ void JobMachine::NameSlowRanks(std::vector<v1::SlowRank> slow) {
     }
   }
   AttemptChanged();
-  effects_.job_changed = true;
 }
 
 void JobMachine::OnLateStep(uint32_t number, v1::StepReport report) {
@@ -130,7 +128,6 @@ void JobMachine::UpdateProgress(const v1::StepReport& merged) {
   }
   const uint64_t left = training.steps() > merged.step() ? training.steps() - merged.step() : 0;
   progress->set_eta_seconds(static_cast<double>(left) * mean_step_seconds_);
-  effects_.job_changed = true;
 }
 
 void JobMachine::OnEval(const v1::EvalReport& eval) {

@@ -182,7 +182,7 @@ TEST_F(OrdersTest, ASlowRanksNodeIsNamedAndShunnedByTheNextAttempt) {
   ASSERT_EQ(attempt().slow_ranks_size(), 1);
   EXPECT_EQ(attempt().slow_ranks(0).node(), "nodes/a");
   EXPECT_THAT(machine_.SlowNodes(), ElementsAre("a"));
-  EXPECT_TRUE(machine_.Take().job_changed);
+  EXPECT_THAT(machine_.Take().changed_attempts, ElementsAre(1u));
   machine_.NameSlowRanks({slow});
   EXPECT_FALSE(machine_.Take().any()) << "nothing new";
   machine_.NameSlowRanks({});

@@ -1,7 +1,10 @@
 #include "coordinator/lifecycle/job/step_merger.h"
 
 #include <gmock/gmock.h>
+#include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
+
+#include "base/testing/equals_text.h"
 
 namespace ringleader::lifecycle {
 namespace {
@@ -98,6 +101,9 @@ TEST_F(StepMergerTest, AtTheEndWhatThereIsCounts) {
   ASSERT_EQ(merged.size(), 1u);
   EXPECT_EQ(merged[0].step(), 7);
   EXPECT_THAT(Released(), ElementsAre(1));
+  EXPECT_THAT(merger_.Finish(&released_), IsEmpty());
+  EXPECT_FALSE(Add(7, 0));
+  EXPECT_THAT(Released(), ElementsAre(2)) << "the step is over";
 }
 
 // Ranks that share out heads say which they have; another group's ranks have the same ones.
@@ -233,6 +239,60 @@ TEST(MergeStepsTest, AStepEndsWithItsLastRank) {
     reports[rank].mutable_time()->set_seconds(seconds);
   }
   EXPECT_EQ(MergeSteps(reports).time().seconds(), 102);
+}
+
+// Ranks 0 and 1 are a group, rank 2 is another.
+TEST(MergeStepsTest, FieldByField) {
+  std::vector<v1::StepReport> reports(3);
+  const std::string texts[] = {
+      R"(step: 3 loss: 2.5 gradient_norm: 1.5 learning_rate: 0.125 tokens: 600 step_seconds: 3
+         phases { data: 1 index: 1 attention_forward: 2 linear: 1 optimizer: 2 }
+         peak_memory_bytes: 10 plan_version: 2 time { seconds: 100 } samples: 6 micro_batches: 4
+         padding_tokens: 30 dealt_imbalance: 1.25 overlong_documents: 1 overlong_tokens: 70
+         group_micro_batches: 2 group_tokens: 300 rank_tokens: 100
+         lengths { tokens: 64 micro_batches: 1 visited_tiles: 5 causal_tiles: 10 }
+         documents { tokens: 64 count: 2 } head_bytes: 5 ring_bytes: 7 whole_ring_bytes: 9
+         layers { layer: 1 density: 0.25 verticals: 4 slashes: 2 recall: 0.5
+                  tiles_per_ring_step: [6, 2] column_tiles: 8 verticals_at_budget: 0.5
+                  slashes_at_budget: 0.25 balanced: 1 anchor_missed: 1 })",
+      R"(step: 3 rank: 1 loss: 2.5 gradient_norm: 1.5 learning_rate: 0.125 tokens: 600 step_seconds: 4
+         phases { data: 2 attention_forward: 1 attention_backward: 1 linear: 1 }
+         peak_memory_bytes: 30 skipped: true plan_version: 2 time { seconds: 102 }
+         group_micro_batches: 5 group_tokens: 400 documents { tokens: 64 count: 3 }
+         head_bytes: 8 ring_bytes: 1 whole_ring_bytes: 2
+         layers { layer: 1 density: 0.5 verticals: 2 slashes: 1 recall: -1
+                  tiles_per_ring_step: [2, 2] column_tiles: 4 verticals_at_budget: 0.25
+                  slashes_at_budget: 0.5 balanced: 2 })",
+      R"(step: 3 rank: 2 loss: 2.5 gradient_norm: 1.5 learning_rate: 0.125 tokens: 600 step_seconds: 2
+         phases { attention_forward: 1 linear: 11 } peak_memory_bytes: 20 plan_version: 2
+         time { seconds: 101 } group: 1 group_micro_batches: 3 group_tokens: 350 rank_tokens: 1000
+         lengths { tokens: 128 micro_batches: 1 visited_tiles: 1 causal_tiles: 1 }
+         lengths { tokens: 64 micro_batches: 2 visited_tiles: 6 causal_tiles: 20 }
+         documents { tokens: 128 count: 1 } head_bytes: 3 ring_bytes: 4 whole_ring_bytes: 8
+         layers { layer: 1 density: 0.75 slashes: 3 recall: 1 tiles_per_ring_step: [4, 4]
+                  verticals_at_budget: 0.75 slashes_at_budget: 0.75 balanced: 3
+                  anchor_missed: 2 })"};
+  for (int rank = 0; rank < 3; ++rank) {
+    ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(texts[rank], &reports[rank]));
+  }
+  // A tile takes an eighth of a second on ranks 0 and 2, a fourth on rank 1. In group 0's two ring
+  // steps the slower rank takes 0.75 and 0.5 s where the mean is 0.625 and 0.375.
+  EXPECT_THAT(MergeSteps(reports), EqualsText(R"(
+    step: 3 rank: -1 loss: 2.5 gradient_norm: 1.5 learning_rate: 0.125 tokens: 600 step_seconds: 4
+    phases { data: 2 index: 1 attention_forward: 2 attention_backward: 1 linear: 11 optimizer: 2 }
+    peak_memory_bytes: 30 skipped: true plan_version: 2 time { seconds: 102 } samples: 6
+    micro_batches: 4 padding_tokens: 30 dealt_imbalance: 1.25 overlong_documents: 1
+    overlong_tokens: 70 group_micro_batches: 5 group_tokens: 400
+    lengths { tokens: 64 micro_batches: 3 visited_tiles: 11 causal_tiles: 30 }
+    lengths { tokens: 128 micro_batches: 1 visited_tiles: 1 causal_tiles: 1 }
+    documents { tokens: 64 count: 5 } documents { tokens: 128 count: 1 }
+    head_bytes: 8 ring_bytes: 12 whole_ring_bytes: 19
+    layers { layer: 1 density: 0.5 verticals: 2 slashes: 2 recall: 0.75 tiles_per_ring_step: [12, 8]
+             column_tiles: 12 verticals_at_budget: 0.5 slashes_at_budget: 0.5 balanced: 6
+             anchor_missed: 3 ring_imbalance: 1.125 }
+    worker_imbalance: 1.5 step_imbalance: 1.5 rank_tiles: [16, 8, 8] most_tiles: 16
+    rank_paces: [10000, 0, 11000] ring_imbalance: 1.125 group_imbalance: 1.5
+  )"));
 }
 
 TEST(MergeStepsTest, NoLoadIsNoImbalance) {

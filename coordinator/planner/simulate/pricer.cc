@@ -7,7 +7,6 @@
 #include <set>
 
 #include "absl/strings/str_format.h"
-#include "balance/document_dealing.h"
 #include "base/status_macros.h"
 #include "coordinator/planner/simulate/ring_simulator.h"
 #include "jobspec/jobspec.h"
@@ -70,29 +69,19 @@ std::vector<uint64_t> WeighedLengths(const v1::JobSpec& spec, v1::ParallelismSpe
   return {lengths.begin(), lengths.end()};
 }
 
-// A sequence's documents, and where they lie.
-struct Pricer::Documents {
-  std::vector<int64_t> tokens;
-  std::vector<std::optional<int>> holders;  // nullopt: spread over all ranks
-  double imbalance = 1;                     // of predicted times
-  std::vector<int64_t> spread_tokens;       // [rank]: of spread documents
-
-  // Tiles that each rank visits of each one's keys, `heads` together.
-  ring::TileLoads Loads(const patterns::AttentionOptions& attention, int ranks, double heads) const;
-};
-
 // A plan's part in what is computed.
 struct Pricer::Setting {
   patterns::AttentionOptions attention;
   ring::RingShape ring;
   ring::HeadShares heads;
   Layout layout;
-  Documents documents = {};  // none: a sequence is one
+  LaidDocuments documents = {};
 
   int64_t Blocks(uint64_t tokens) const {
     return (static_cast<int64_t>(tokens) + attention.tile - 1) / attention.tile;
   }
   double LocalTokens(uint64_t tokens) const {
+    if (documents.are_apart) return static_cast<double>(documents.local_tokens);
     return static_cast<double>(tokens) / ring.ranks() / heads.ranks;
   }
   double CausalTiles(uint64_t tokens) const {  // of a layer, and of the heads that a rank has
@@ -101,98 +90,51 @@ struct Pricer::Setting {
   }
 };
 
-ring::TileLoads Pricer::Documents::Loads(const patterns::AttentionOptions& attention, int ranks,
-                                         double heads) const {
-  ring::TileLoads loads(ranks);
-  const auto visible = [&](int64_t blocks) {
-    ring::TileLoads alone(1);
-    alone.AddHead(patterns::Visible(attention, blocks, blocks), {.tokens = blocks}, /*tile=*/1, 1);
-    return alone.of(0, 0);
-  };
-  double spread = 0;
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    const int64_t blocks = (tokens[i] + attention.tile - 1) / attention.tile;
-    const double tiles = heads * visible(blocks);
-    if (holders[i].has_value()) {
-      loads.AddRing(*holders[i], *holders[i], tiles);
-      continue;
-    }
-    spread += tiles;
-    // Dealt in stripes by itself, with the tiles that it has.
-    kernels::ShardLayout shards = patterns::LayoutOf(attention, ranks, 0, 0);
-    const int64_t multiple = int64_t{ranks} * shards.stripe / attention.tile;
-    const int64_t whole = (blocks + multiple - 1) / multiple * multiple;
-    shards.tokens = whole * attention.tile;
-    loads.AddHead(patterns::Visible(attention, whole, whole), shards, attention.tile,
-                  tiles / visible(whole));
-  }
-  // Ranks that hold more of them do more.
-  const auto all =
-      static_cast<double>(std::accumulate(spread_tokens.begin(), spread_tokens.end(), int64_t{0}));
-  for (int rank = 0; rank < ranks && all > 0; ++rank) {
-    const double share = static_cast<double>(spread_tokens[rank]) / all;
-    loads.AddRing(rank, rank, spread * (share - 1.0 / ranks));
-  }
-  return loads;
-}
-
-absl::StatusOr<Pricer::Documents> Pricer::DocumentsOf(const v1::StepPlan& plan,
-                                                      const Setting& setting) const {
-  const std::vector<int64_t>& lengths = hints_.document_tokens;
+absl::StatusOr<LaidDocuments> Pricer::DocumentsOf(const v1::StepPlan& plan,
+                                                  const Setting& setting) const {
   const bool in_stripes = plan.layout() == v1::ParallelismSpec::STRIPED ||
                           plan.layout() == v1::ParallelismSpec::DOCUMENTS;
-  Documents documents;
-  if (lengths.empty() || !in_stripes) return documents;
+  if (hints_.document_tokens.empty() || !in_stripes) return LaidDocuments();
   const auto whole = static_cast<int64_t>(spec_.data().sequence_length());
-  int64_t left = whole;
-  for (size_t i = 0; left > 0; ++i) {
-    documents.tokens.push_back(std::min(left, lengths[i % lengths.size()]));
-    left -= documents.tokens.back();
+  std::vector<int64_t> tokens;
+  for (int64_t left = whole; left > 0; left -= tokens.back()) {
+    tokens.push_back(
+        std::min(left, hints_.document_tokens[tokens.size() % hints_.document_tokens.size()]));
   }
-  const int ranks = setting.ring.ranks();
-  documents.holders.resize(documents.tokens.size());
-  documents.spread_tokens.assign(ranks, whole / ranks);
-  if (!jobspec::IsByDocuments(plan.layout())) return documents;
+  if (!jobspec::IsByDocuments(plan.layout()))
+    return LayInStripes(std::move(tokens), setting.ring.ranks());
   std::vector<balance::SampleWeight> rows;
   for (const v1::SampleWeight& row : plan.sample_weights()) {
     rows.push_back({.tokens = row.tokens(), .milliseconds = row.milliseconds()});
   }
   ASSIGN_OR_RETURN(const auto weights, balance::SampleWeights::Create(std::move(rows)));
-  balance::DocumentDealing dealing =
-      balance::DealDocuments(documents.tokens, ranks,
-                             plan.stripe() != 0 ? plan.stripe() : setting.attention.tile, weights);
-  for (size_t i = 0; i < documents.tokens.size(); ++i) {
-    const std::optional<int>& holder = dealing.holders[i];
-    if (holder.has_value()) documents.spread_tokens[*holder] -= documents.tokens[i];
-  }
-  documents.holders = std::move(dealing.holders);
-  documents.imbalance = dealing.imbalance;
-  return documents;
+  return LayByDocuments(std::move(tokens), setting.attention, setting.ring.ranks(), weights);
 }
 
 absl::StatusOr<std::string> Pricer::ReasonByDocuments(const v1::StepPlan& plan) const {
   ASSIGN_OR_RETURN(const Setting setting, SettingOf(plan));
-  const Documents& documents = setting.documents;
+  const LaidDocuments& documents = setting.documents;
   if (documents.tokens.empty()) {
     return "lengths of documents are not known here: a sequence is priced as one document, all of "
            "whose keys travel (ringctl plan --documents)";
   }
-  int64_t spread = 0, spread_tokens = 0;
+  int64_t spread_tokens = 0;
   for (size_t i = 0; i < documents.tokens.size(); ++i) {
-    if (documents.holders[i].has_value()) continue;
-    ++spread;
-    spread_tokens += documents.tokens[i];
+    if (!documents.holders[i].has_value()) spread_tokens += documents.tokens[i];
   }
   return absl::StrFormat(
       "of a sequence's %d documents %d are spread over all ranks (%d of %d tokens), the others lie "
       "whole on one rank: predicted times are even to %.3fx",
-      documents.tokens.size(), spread, spread_tokens, spec_.data().sequence_length(),
+      documents.tokens.size(), documents.spread, spread_tokens, spec_.data().sequence_length(),
       documents.imbalance);
 }
 
 absl::StatusOr<Pricer::Setting> Pricer::SettingOf(const v1::StepPlan& plan) const {
   Setting setting;
   ASSIGN_OR_RETURN(setting.attention, jobspec::AttentionOptionsOf(spec_.attention()));
+  setting.attention.by_documents = jobspec::IsByDocuments(plan.layout());
+  setting.attention.stripe = static_cast<int>(plan.stripe());
+  setting.attention.sequence_length = static_cast<int64_t>(spec_.data().sequence_length());
   setting.layout = {plan.layout(), plan.stripe()};
   setting.ring.inner = static_cast<int>(plan.ring().inner());
   setting.ring.outer = static_cast<int>(plan.ring().outer());
@@ -210,10 +152,12 @@ absl::Status Pricer::Count(const Setting& setting, uint64_t tokens, bool dense, 
   patterns::AttentionOptions attention = setting.attention;
   const patterns::PatternHints hints = dense ? patterns::PatternHints() : hints_;
   const int64_t blocks = setting.Blocks(tokens);
-  const std::vector<ring::HeadPattern> heads = patterns::SampleLayer(
-      attention, dense, blocks, SampledHeads(attention, setting.ring.ranks()), hints, seed);
-  const double weight =
-      static_cast<double>(setting.heads.local_heads()) / static_cast<double>(heads.size());
+  const int sampled = SampledHeads(attention, setting.ring.ranks());
+  const auto local_heads = static_cast<double>(setting.heads.local_heads());
+  std::vector<ring::HeadPattern> heads;
+  if (setting.documents.tokens.empty()) {
+    heads = patterns::SampleLayer(attention, dense, blocks, sampled, hints, seed);
+  }
   for (const Layout& layout : CountedWith(setting)) {
     ASSIGN_OR_RETURN(attention.layout, jobspec::LayoutOf(layout.first));
     attention.stripe = static_cast<int>(layout.second);
@@ -222,12 +166,14 @@ absl::Status Pricer::Count(const Setting& setting, uint64_t tokens, bool dense, 
     Layers layers = {
         .are_dense = dense, .count = count, .loads = ring::TileLoads(setting.ring.ranks())};
     if (!setting.documents.tokens.empty()) {
-      layers.loads = setting.documents.Loads(attention, setting.ring.ranks(),
-                                             static_cast<double>(setting.heads.local_heads()));
-    } else {
-      for (const ring::HeadPattern& head : heads) {
-        layers.loads.AddHead(head, shards, attention.tile, weight);
-      }
+      layers.loads = setting.documents.Loads(
+          attention, setting.ring.ranks(), local_heads, [&](int64_t of_document) {
+            return patterns::SampleLayer(attention, dense, of_document, sampled, {}, seed);
+          });
+    }
+    for (const ring::HeadPattern& head : heads) {
+      layers.loads.AddHead(head, shards, attention.tile,
+                           local_heads / static_cast<double>(heads.size()));
     }
     const std::vector<double> totals = layers.loads.RankTotals();
     layers.tiles = std::accumulate(totals.begin(), totals.end(), 0.0);
@@ -294,11 +240,19 @@ absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
   const double local_tokens = setting.LocalTokens(tokens);
   const auto layers = static_cast<double>(model_.layers);
   // Query rows of a ring step, of all heads: as many, however heads are shared out.
-  const double rows = local_tokens * static_cast<double>(model_.heads);
-  const std::vector<int64_t>& spread_tokens = setting.documents.spread_tokens;
-  const double travelling = spread_tokens.empty()
+  const auto heads = static_cast<double>(model_.heads);
+  const LaidDocuments& documents = setting.documents;
+  const double travelling = documents.tokens.empty()
                                 ? local_tokens * setting.heads.ranks
-                                : static_cast<double>(*std::ranges::max_element(spread_tokens));
+                                : static_cast<double>(documents.travelling_tokens);
+  Work ring_step = {.rows = local_tokens * heads, .calls = 1}, whole = {},
+       choice = {.rows = local_tokens, .calls = 1};
+  if (documents.are_apart) {
+    ring_step = {.rows = travelling * heads, .calls = static_cast<double>(documents.spread)};
+    whole = {.rows = (local_tokens - travelling) * heads,
+             .calls = static_cast<double>(documents.whole_calls)};
+    choice.calls = ring_step.calls + whole.calls;
+  }
   const double kv =
       travelling * 2.0 * static_cast<double>(setting.heads.local_kv_heads() * model_.head_dim);
   RingSetup ring = {
@@ -310,6 +264,7 @@ absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
       .head_groups = setting.ring.kind == ring::RingKind::kAllGather
                          ? static_cast<int>(jobspec::HeadGroups(spec_.parallelism()))
                          : 1};
+  if (travelling == 0) ring.intra_node.latency_seconds = ring.inter_node.latency_seconds = 0;
   // Seconds of a layer's backward pass, with what it computes again.
   const double mlp_backward =
       0.75 * static_cast<double>(model_.layers * model_.mlp_weights()) /
@@ -319,22 +274,22 @@ absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
   double index_seconds = 0, tiles = 0, largest_tiles = 0, step_imbalance = 0;
   ASSIGN_OR_RETURN(const std::vector<Layers>* const alike_layers, LayersOf(setting, tokens));
   for (const Layers& alike : *alike_layers) {
-    const double index =
-        alike.are_dense ? 0 : cost_model.Seconds(Phase::kIndex, {.rows = local_tokens, .calls = 1});
+    const double index = alike.are_dense ? 0 : cost_model.Seconds(Phase::kIndex, choice);
     const RingSimulator simulator(setting.ring, alike.loads);
     for (const bool backward : {false, true}) {
       const Phase phase = backward ? Phase::kAttentionBackward : Phase::kAttentionForward;
       ring.gradient_bytes = backward ? kv * 4 : 0;
       StepSeconds step = {.per_tile = cost_model.Seconds(phase, {.tiles = 1}),
-                          .per_step = cost_model.Seconds(phase, {.rows = rows, .calls = 1})};
+                          .per_step = cost_model.Seconds(phase, ring_step)};
+      const double own = cost_model.Seconds(phase, whole);
       // What a rank computes between the start of the first hops and attention. On GPUs all of
       // backward's travel while the MLP is computed, unless heads are exchanged first, of forward's
       // those between nodes during the index.
       if (cuda && backward && setting.heads.ranks == 1) step.lead = mlp_backward;
       if (cuda && !backward && setting.ring.kind != ring::RingKind::kFlat) step.lead = index;
       const RingTimes times = simulator.Play(ring, step, find_exposed);
-      sum.seconds += alike.count * (times.seconds - step.lead);
-      sum.busy_seconds += alike.count * (times.busy_seconds - step.lead);
+      sum.seconds += alike.count * (times.seconds + own - step.lead);
+      sum.busy_seconds += alike.count * (times.busy_seconds + own - step.lead);
       sum.transfer_seconds += alike.count * times.transfer_seconds;
       sum.exposed_seconds += alike.count * times.exposed_seconds;
       rank_steps_ += times.rank_steps;

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "coordinator/planner/cost/cost_model.h"
 #include "coordinator/planner/cost/shapes.h"
+#include "coordinator/planner/simulate/laid_documents.h"
 #include "model_shape/model_config.h"
 #include "patterns/attention_options.h"
 #include "patterns/sample.h"
@@ -79,10 +80,9 @@ class Pricer {
     double step_imbalance = 0;
   };
   struct Setting;
-  struct Documents;
 
   // Those of a sequence in the plan's layout; none where their lengths are not known.
-  absl::StatusOr<Documents> DocumentsOf(const v1::StepPlan& plan, const Setting& setting) const;
+  absl::StatusOr<LaidDocuments> DocumentsOf(const v1::StepPlan& plan, const Setting& setting) const;
   absl::StatusOr<Setting> SettingOf(const v1::StepPlan& plan) const;
   // In the setting's layout. Counts those of all layouts first if they are not there.
   absl::StatusOr<const std::vector<Layers>*> LayersOf(const Setting& setting, uint64_t tokens);

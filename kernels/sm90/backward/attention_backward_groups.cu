@@ -11,6 +11,15 @@ namespace {
 
 using Args = AttentionBackwardArgs<__nv_bfloat16>;
 
+// K, V, dK and dV of a part of the keys of a head: half of an H100's L2.
+constexpr int32_t kPartBytes = 24 << 20;
+
+constexpr int32_t PartGroups(int32_t head_dim) {
+  const int32_t key_bytes =
+      2 * head_dim * static_cast<int32_t>(sizeof(float) + sizeof(__nv_bfloat16));
+  return kPartBytes / (key_bytes * kGroupKeys);
+}
+
 template <int kHeadDim>
 absl::Status Launch(const Args& args, const GroupBackwardParams& params, int multiprocessors,
                     cudaStream_t stream) {
@@ -38,7 +47,7 @@ absl::Status AddGroups(const Args& args, const AttentionShape& shape, const RowS
   GroupBackwardParams params;
   static_cast<ForwardWalk&>(params) =
       MakeForwardWalk(shape, args.query_layout, args.key_layout, args.tiles, {}, next_item);
-  params.walk.SetGroups(args.tiles.groups);
+  params.walk.SetGroups(args.tiles.groups, PartGroups(shape.head_dim));
   params.row_stats = row_stats;
   params.dq = args.dq;
   params.dk = args.dk;

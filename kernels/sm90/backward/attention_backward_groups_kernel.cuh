@@ -3,11 +3,14 @@
 // tiles of queries. A consumer warpgroup holds 64 queries of one head, their dO, and dQ in
 // registers, and walks their groups in forward's stages of 64 keys.
 //
+// Items are parts of the keys, few enough that what is added to them stays in L2: all queries are
+// through with one before the next comes.
+//
 // Per stage, keys in rows:
 //   S^T = K Q^T;  P^T = exp2(S^T - lse);  dP^T = V dO^T;  dS^T = P^T (dP^T - delta);
 //   dV += P^T dO;  dK += dS^T Q;  dQ += dS K.
 // dV and dK of a stage are added to global memory at once, in any order: the same keys are in
-// stages of other queries and heads.
+// stages of other queries and heads. So is an item's dQ, for the other parts of the keys.
 #pragma once
 
 #include <cuda.h>
@@ -157,21 +160,38 @@ class GroupBackwardConsumer {
     }
   }
 
+  // Adds a row's part of a fragment, of which a thread has `of(i)`: the columns 8 * (i / 2) +
+  // 2 * (lane % 4) + i % 2. Two neighbours exchange, so that each adds four columns that are next
+  // to each other. Whole warps call; `row` is null where nothing is added.
+  template <typename Of>
+  static __device__ __forceinline__ void AddRow(float* row, const Of& of) {
+    const int lane = threadIdx.x % 32;
+    const bool is_odd = lane % 2 != 0;
+#pragma unroll
+    for (int j = 0; j < kHeadDim / 8; j += 2) {
+      const float2 mine = is_odd ? make_float2(of(2 * j + 2), of(2 * j + 3))
+                                 : make_float2(of(2 * j), of(2 * j + 1)),
+                   given = is_odd ? make_float2(of(2 * j), of(2 * j + 1))
+                                  : make_float2(of(2 * j + 2), of(2 * j + 3));
+      const float2 taken = {__shfl_xor_sync(0xFFFFFFFFu, given.x, 1),
+                            __shfl_xor_sync(0xFFFFFFFFu, given.y, 1)};
+      if (row == nullptr) continue;
+      ptx::AddFour(row + 8 * (j + lane % 2) + lane % 4 / 2 * 4,
+                   is_odd ? make_float4(taken.x, taken.y, mine.x, mine.y)
+                          : make_float4(mine.x, mine.y, taken.x, taken.y));
+    }
+  }
+
   // Adds a stage's gradient to the rows that its groups came from.
   __device__ __forceinline__ void Scatter(const float (&gradient)[kHeadDim / 2],
                                           const TokenMajor<float>& sum, const int32_t (&groups)[2],
                                           int32_t kv_head) {
-    const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if (groups[half] < 0) continue;
-      const int64_t key = static_cast<int64_t>(groups[half]) * kGroupKeys + lane / 4;
-      float* const row =
-          sum.data + key * sum.token_stride + kv_head * sum.head_stride + 2 * (lane % 4);
-#pragma unroll
-      for (int j = 0; j < kHeadDim / 8; ++j) {
-        ptx::AddPair(row + 8 * j, gradient[4 * j + 2 * half], gradient[4 * j + 2 * half + 1]);
-      }
+      const int64_t key = static_cast<int64_t>(groups[half]) * kGroupKeys + threadIdx.x % 32 / 4;
+      AddRow(groups[half] < 0 ? nullptr
+                              : sum.data + key * sum.token_stride + kv_head * sum.head_stride,
+             [&](int i) { return gradient[i / 2 * 4 + 2 * half + i % 2]; });
     }
   }
 
@@ -234,21 +254,16 @@ class GroupBackwardConsumer {
     return last;
   }
 
-  // Adds dq_ to global memory, where nobody else adds to these rows.
+  // Adds dq_ to global memory.
   __device__ __forceinline__ void AddQueryGradient(const ForwardItem& item) {
-    const int32_t first = item.block * Tile::kQueries + FragmentRow();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int32_t query = first + half * 8;
-      if (query >= params_.walk.query_tokens) continue;
-      float* const row = params_.dq.data + query * params_.dq.token_stride +
-                         item.head * params_.dq.head_stride + 2 * (threadIdx.x % 4);
-#pragma unroll
-      for (int j = 0; j < kHeadDim / 8; ++j) {
-        float2* const two = reinterpret_cast<float2*>(row + 8 * j);
-        const float2 old = *two;
-        *two = make_float2(old.x + dq_[4 * j + 2 * half], old.y + dq_[4 * j + 2 * half + 1]);
-      }
+      const int32_t query = item.block * Tile::kQueries + FragmentRow() + half * 8;
+      AddRow(query >= params_.walk.query_tokens
+                 ? nullptr
+                 : params_.dq.data + query * params_.dq.token_stride +
+                       item.head * params_.dq.head_stride,
+             [&](int i) { return dq_[i / 2 * 4 + 2 * half + i % 2]; });
     }
   }
 

@@ -73,7 +73,8 @@ absl::Status Run(const Args& args, const AttentionShape& shape, const ColumnWalk
   params.out_token_stride = args.out.token_stride;
   params.out_head_stride = args.out.head_stride;
   params.scale_log2 = args.scale * kLog2E;
-  if constexpr (kKind == WalkKind::kGroups64) params.walk.SetGroups(args.tiles.groups);
+  if constexpr (kKind == WalkKind::kGroups64)
+    params.walk.SetGroups(args.tiles.groups, /*part_groups=*/0);
   return shape.head_dim == 128 ? LaunchForward<128, kKind>(args, params, stream)
                                : LaunchForward<64, kKind>(args, params, stream);
 }

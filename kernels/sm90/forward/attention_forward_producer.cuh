@@ -33,7 +33,7 @@ struct KeyStages {
   ptx::Mbarrier key_arrived[kStages], key_released[kStages];
   ptx::Mbarrier value_arrived[kStages], value_released[kStages];
   StepOf<kKind> step[kStages];
-  ForwardItem item;
+  ItemOf<kKind> item;
 
   // One thread calls.
   __device__ __forceinline__ void InitBarriers() {
@@ -118,7 +118,12 @@ __device__ __forceinline__ void ProduceStages(const ForwardWalk& params, const C
     int32_t index = 0;
     if (lane == 0) index = atomicAdd(params.next_item, 1);
     index = __shfl_sync(0xFFFFFFFFu, index, 0);
-    const ForwardItem item = ForwardItemAt(params.heads, params.kv_heads, blocks, index);
+    ItemOf<kKind> item;
+    if constexpr (kGroups) {
+      item = GroupItemAt(params.heads, params.kv_heads, blocks, params.walk.GroupParts(), index);
+    } else {
+      item = ForwardItemAt(params.heads, params.kv_heads, blocks, index);
+    }
     if (item.head < 0) break;
     Tiles tiles(params.walk, params.columns, item);
     auto tile = tiles.Next();
@@ -166,7 +171,7 @@ __device__ __forceinline__ void ProduceStages(const ForwardWalk& params, const C
   }
   ptx::MbarrierWait(&shared.item_released, item_cursor.lap ^ 1);
   if (lane == 0) {
-    shared.item = {-1, 0};
+    static_cast<ForwardItem&>(shared.item) = {-1, 0};
     ptx::MbarrierArrive(&shared.item_arrived);
   }
 }

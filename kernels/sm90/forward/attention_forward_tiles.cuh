@@ -32,6 +32,23 @@ __device__ __forceinline__ ForwardItem ForwardItemAt(int32_t heads, int32_t kv_h
   return {kv_head * group + in_group % group, blocks - 1 - in_group / group};
 }
 
+// The same with a part of the keys.
+struct GroupItem : ForwardItem {
+  int32_t part;
+};
+
+// All blocks of a KV group have one part of its keys, then all have the next one.
+__device__ __forceinline__ GroupItem GroupItemAt(int32_t heads, int32_t kv_heads, int32_t blocks,
+                                                 int32_t parts, int32_t index) {
+  const int32_t items = heads / kv_heads * blocks;
+  const int32_t kv_head = index / (items * parts), part = index / items - kv_head * parts;
+  return {ForwardItemAt(heads, kv_heads, blocks, index - (kv_head * (parts - 1) + part) * items),
+          part};
+}
+
+template <WalkKind kKind>
+using ItemOf = std::conditional_t<kKind == WalkKind::kGroups64, GroupItem, ForwardItem>;
+
 template <int kHeadDim, WalkKind kKind>
 struct ForwardTile {
   // Where the tiles of two consumers are not the same, each has a producer, a ring of stages and
@@ -293,18 +310,23 @@ template <bool kDocuments>
 class ForwardTiles<WalkKind::kGroups64, kDocuments> {
  public:
   static constexpr int kDescribers = 1;
-  __device__ ForwardTiles(const TileWalk& walk, const ColumnWalk&, const ForwardItem& item)
+  __device__ ForwardTiles(const TileWalk& walk, const ColumnWalk&, const GroupItem& item)
       : walk_(walk), first_query_(item.block * 64) {
     const int64_t row = static_cast<int64_t>(item.head) * walk.query_tiles + item.block;
     next_ = walk.list_offsets[row];
     end_ = walk.list[row];
     groups_ = reinterpret_cast<const int32_t*>(walk.diagonals) + row * walk.diagonal_words;
+    if (walk.part_groups() == 0) return;
+    if (item.part > 0) SkipBelow(item.part * walk.part_groups());
+    limit_ = (item.part + 1) * walk.part_groups();
   }
   __device__ TileRef Next() {
-    if (next_ >= end_) return {-1, 0};
     const int32_t i = next_ + static_cast<int32_t>(threadIdx.x % kStageGroups);
+    const int32_t group = i < end_ ? groups_[i] : INT32_MAX;
     next_ += kStageGroups;
-    return {0, static_cast<uint32_t>(i < end_ ? groups_[i] : -1)};
+    // They ascend: where the first one lies beyond the limit, all do.
+    if (__shfl_sync(0xFFFFFFFFu, group, 0) >= limit_) return {-1, 0};
+    return {0, static_cast<uint32_t>(group < limit_ ? group : -1)};
   }
   // All keys of a group lie before the queries, so that documents alone hide some: of the group in
   // which the first query's document starts those before it, and all from queries of later
@@ -338,10 +360,25 @@ class ForwardTiles<WalkKind::kGroups64, kDocuments> {
   }
 
  private:
+  // Moves next_ to the first group from `least` on. Each turn leaves one of 32 pieces.
+  __device__ __forceinline__ void SkipBelow(int32_t least) {
+    int32_t end = end_;
+    while (next_ < end) {
+      const int32_t piece = (end - next_ + 31) / 32,
+                    first = next_ + static_cast<int32_t>(threadIdx.x % 32) * piece;
+      const int32_t below =
+          __popc(__ballot_sync(0xFFFFFFFFu, first < end && groups_[first] < least));
+      if (below == 0) return;
+      end = min(end, next_ + below * piece);
+      next_ += (below - 1) * piece + 1;
+    }
+  }
+
   const TileWalk& walk_;
   int32_t first_query_;
   int32_t next_;
   int32_t end_;
+  int32_t limit_ = INT32_MAX;  // of the groups
   const int32_t* groups_;
 };
 

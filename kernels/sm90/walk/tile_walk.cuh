@@ -76,12 +76,20 @@ struct TileWalk {
   }
 
   // WalkKind::kGroups64, for the same reason: the lists hold where rows of groups begin and end,
-  // the diagonals the groups.
-  void SetGroups(const KeyGroups& groups) {
+  // the diagonals the groups, `window` how many of the owner's groups an item walks at most; 0:
+  // all.
+  void SetGroups(const KeyGroups& groups, int32_t part_groups) {
     list_offsets = groups.begins;
     list = groups.ends;
     diagonals = reinterpret_cast<const uint64_t*>(groups.groups);
     diagonal_words = groups.capacity;
+    window = part_groups;
+  }
+  RINGLEADER_HOST_DEVICE int32_t part_groups() const { return window; }
+  // The parts that this makes of the owner's keys.
+  RINGLEADER_HOST_DEVICE int32_t GroupParts() const {
+    if (window == 0) return 1;
+    return (key_tokens + window * kGroupKeys - 1) / (window * kGroupKeys);
   }
 
   // WalkKind::kIntervals128 and 64, for the same reason: the diagonals hold the call's mask memory

@@ -2,11 +2,15 @@
 // the CPU engine, against the mask that an index stands for, and on several ranks against one.
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "kernels/ops/token_view.h"
+#include "patterns/index/mask.h"
+#include "ringleader/kernels/block_mass.h"
 #include "worker/attention/testing/gpu_attention.h"
 #include "worker/attention/testing/gpu_rings.h"
 #include "worker/attention/testing/index_oracle.h"
@@ -52,7 +56,7 @@ class CudaRanksTest : public CudaAttentionTest,
   }
 
   // The same result on this setting's ranks as on the CPU; `name` names the expectation.
-  void ExpectSameAsCpu(const char* name, const patterns::AttentionOptions& options,
+  void ExpectSameAsCpu(const std::string& name, const patterns::AttentionOptions& options,
                        double tolerance = kTolerance, const std::vector<int64_t>& documents = {}) {
     static auto* const known = new std::map<std::string, Result>;
     if (!known->contains(name)) known->emplace(name, RunOnCpu(Small(), options, documents));
@@ -170,6 +174,37 @@ TEST_P(CudaRanksTest, AdaSpa) {
   EXPECT_NEAR(gpu.stats[0].layers.at(0).recall, cpu.stats[0].layers.at(0).recall, 2e-3);
 }
 
+// Where two heads' attention lies in two blocks and that of the others everywhere, the two have
+// half of the share and the others half more.
+TEST_P(CudaRanksTest, AdaSpaMovesBudgetsBetweenHeads) {
+  Sequence sequence = Small();
+  sequence.q = sequence.q.clone();
+  sequence.k = sequence.k.clone();
+  sequence.k = sequence.k.clone();
+  sequence.q.select(2, 0).fill_(0);
+  sequence.k.select(2, 0).fill_(0);
+  for (const int head : {0, 3}) sequence.q.select(1, head).select(1, 0).fill_(8);
+  for (const int64_t block : {0, 3}) {
+    sequence.k.slice(0, block * 64, (block + 1) * 64).select(2, 0).fill_(8);
+  }
+  const Result result = RunOnGpu(sequence, With(AdaSpa()));
+  ExpectNear(result, MaskedAttention(sequence, RunOnGpu(sequence, AdaSpa()).index[0]));
+  std::vector<int64_t> kept(4);
+  for (const testing::HostIndex& index : result.index) {
+    for (size_t i = 0; i < index.chosen.size(); ++i) {
+      kept[i / (index.chosen.size() / 4)] += std::popcount(index.chosen[i]);
+    }
+  }
+  for (const int head : {0, 1, 2, 3}) {
+    const float share = head == 0 || head == 3 ? 0.5f * 0.3f : 1.5f * 0.3f;
+    int64_t blocks = 0;
+    for (int before = 0; before < 16; ++before) {
+      blocks += 1 + kernels::BlocksOfShare(share, before);
+    }
+    EXPECT_EQ(kept[head], blocks) << "head " << head;
+  }
+}
+
 TEST_P(CudaRanksTest, XAttention) {
   ExpectSameAsOneRank("xattention", XAttention());
   ExpectSameAsOneRank("xattention of a share", {.pattern = patterns::Pattern::kXAttention,
@@ -274,6 +309,20 @@ TEST_P(CudaRanksTest, Documents) {
       "block documents",
       {.pattern = patterns::Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64},
       kTolerance, kDocuments);
+}
+
+TEST_P(CudaRanksTest, Masks) {
+  for (const patterns::Mask mask :
+       {patterns::Mask::kFull, patterns::Mask::kPrefixLm, patterns::Mask::kBlockCausal}) {
+    patterns::AttentionOptions options{.mask = mask, .mask_block = 96, .tile = 64};
+    const std::string name(patterns::MaskName(mask));
+    SCOPED_TRACE(name);
+    ExpectSameAsCpu(name, options);
+    ExpectSameAsCpu(name + " documents", options, kTolerance, kDocuments);
+    options.pattern = patterns::Pattern::kSlidingWindow;
+    options.window = 200;
+    ExpectSameAsCpu(name + " window documents", options, kTolerance, kDocuments);
+  }
 }
 
 TEST_P(CudaRanksTest, DocumentsUnderChosenBlocks) {

@@ -58,6 +58,19 @@ Result EmptyResult(const Sequence& s, int ranks) {
           .rows = {}};
 }
 
+// Where the prefixes of a sequence's documents end: MaskRule's.
+std::vector<int64_t> PrefixEnds(const patterns::AttentionOptions& options,
+                                std::vector<int64_t> firsts, int64_t tokens) {
+  if (options.mask != patterns::Mask::kPrefixLm) return {};
+  if (firsts.empty()) firsts = {0};
+  std::vector<int64_t> ends;
+  for (size_t i = 0; i < firsts.size(); ++i) {
+    const int64_t end = i + 1 < firsts.size() ? firsts[i + 1] : tokens;
+    ends.push_back(firsts[i] + (end - firsts[i]) / 3);
+  }
+  return ends;
+}
+
 }  // namespace
 
 Sequence::Sequence(int64_t tokens, int heads, int kv_heads, int head_dim) {
@@ -99,7 +112,12 @@ Result RunOnGpu(const Sequence& sequence, const patterns::AttentionOptions& opti
     std::vector<std::shared_ptr<const LayerIndex>> indices;
     (*engine)->SetStep(1);
     (*engine)->SetMove(move);
-    Check((*engine)->SetDocuments(sequence.q.size(0), documents));
+    const int64_t tokens = sequence.q.size(0);
+    const auto set_documents = [&](const std::vector<int64_t>& firsts) {
+      Check((*engine)->SetDocuments(tokens, firsts, /*padding=*/0,
+                                    PrefixEnds(options, firsts, tokens)));
+    };
+    set_documents(documents);
     for (int layer = 0; layer < kLayers; ++layer) {
       CudaCall call(&device, layer, &calls[layer]);
       auto index = (*engine)->Forward(call);
@@ -107,7 +125,7 @@ Result RunOnGpu(const Sequence& sequence, const patterns::AttentionOptions& opti
       indices.push_back(*std::move(index));
     }
     // Backward is of what forward saw, whatever comes next.
-    Check((*engine)->SetDocuments(sequence.q.size(0), {}));
+    set_documents({});
     for (int layer = kLayers - 1; layer >= 0; --layer) {
       calls[layer].d_out = d_out;
       CudaCall call(&device, layer, &calls[layer]);
@@ -170,7 +188,10 @@ Result RunOnCpu(const Sequence& sequence, patterns::AttentionOptions options,
     const Tensor q = leaf(sequence.q), k = leaf(sequence.k), v = leaf(sequence.v);
     (*attention)->SetStep(1);
     (*attention)->SetMove(move);
-    Check((*attention)->SetDocuments(sequence.q.size(0), documents));
+    const int64_t tokens = sequence.q.size(0);
+    Check((*attention)
+              ->SetDocuments(tokens, documents, /*padding=*/0,
+                             PrefixEnds(options, documents, tokens)));
     const Tensor out = DifferentiableAttention(**attention, 0, q, k, v);
     out.backward(sequence.d_out.to(torch::kFloat));
     result.stats[0] = (*attention)->TakeStats();

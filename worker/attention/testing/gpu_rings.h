@@ -38,7 +38,8 @@ struct Result {
 };
 
 // Three layers forward, then backward, as a step does: their buffers are the same. The result is
-// the first layer's.
+// the first layer's. Under Mask::kPrefixLm a third of each document, or of the sequence, is its
+// prefix.
 Result RunOnGpu(const Sequence& sequence, const patterns::AttentionOptions& options,
                 Gpus gpus = Gpus::kShared, const std::vector<int64_t>& documents = {},
                 float move = 1.0f);

@@ -1,0 +1,90 @@
+#include "coordinator/lifecycle/job/options.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+namespace ringleader::lifecycle {
+namespace {
+
+using ::testing::HasSubstr;
+
+absl::Status Parse(std::vector<std::string> arguments, Options* options) {
+  CLI::App app;
+  AddLifecycleFlags(app, options);
+  try {
+    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
+  } catch (const CLI::ParseError& error) {
+    return absl::InvalidArgumentError(error.what());
+  }
+  return absl::OkStatus();
+}
+
+TEST(OptionsTest, EveryFlagIsItsOwn) {
+  struct Case {
+    std::string flag;
+    absl::Duration Options::*field;
+  };
+  for (const Case& one : std::vector<Case>{{"--heartbeat", &Options::heartbeat_interval},
+                                           {"--lease", &Options::lease},
+                                           {"--adoption-timeout", &Options::adoption_timeout},
+                                           {"--fence-after", &Options::fence_after},
+                                           {"--start-timeout", &Options::start_timeout},
+                                           {"--blame-window", &Options::blame_window},
+                                           {"--retry-backoff", &Options::retry_backoff},
+                                           {"--max-retry-backoff", &Options::max_retry_backoff},
+                                           {"--checkpoint-grace", &Options::checkpoint_grace},
+                                           {"--abort-grace", &Options::abort_grace}}) {
+    Options options;
+    ASSERT_EQ(Parse({one.flag, "7.5"}, &options), absl::OkStatus()) << one.flag;
+    EXPECT_EQ(options.*one.field, absl::Seconds(7.5)) << one.flag;
+    options.*one.field = Options().*one.field;
+    EXPECT_EQ(options.batch_window, Options().batch_window);
+    EXPECT_EQ(options.lease, Options().lease) << one.flag;
+    EXPECT_EQ(options.fence_after, Options().fence_after) << one.flag;
+    EXPECT_THAT(std::string(Parse({one.flag, "0"}, &options).message()), HasSubstr(one.flag));
+    EXPECT_THAT(std::string(Parse({one.flag, "-1"}, &options).message()), HasSubstr(one.flag));
+  }
+}
+
+// Each bound is allowed, and what lies a millisecond beyond it is refused by the flag's name.
+TEST(OptionsTest, TimesThatContradictEachOtherAreRefused) {
+  constexpr absl::Duration kBeyond = absl::Milliseconds(1);
+  EXPECT_EQ(Validate(Options()), absl::OkStatus());
+  const auto refusal = [](const Options& options) {
+    const absl::Status status = Validate(options);
+    EXPECT_TRUE(status.ok() || absl::IsInvalidArgument(status)) << status;
+    return std::string(status.message());
+  };
+  Options options;
+  options.lease = 2 * options.heartbeat_interval;
+  EXPECT_EQ(refusal(options), "");
+  options.lease -= kBeyond;
+  EXPECT_THAT(refusal(options), HasSubstr("--lease must be at least twice --heartbeat"));
+
+  options = Options();
+  options.fence_after = options.lease;
+  EXPECT_EQ(refusal(options), "");
+  options.fence_after -= kBeyond;
+  EXPECT_THAT(refusal(options), HasSubstr("--fence-after must not be less than --lease"));
+
+  options = Options();
+  options.adoption_timeout = options.fence_after + options.heartbeat_interval;
+  EXPECT_EQ(refusal(options), "");
+  options.adoption_timeout -= kBeyond;
+  EXPECT_THAT(refusal(options), HasSubstr("--adoption-timeout (1m31.999s) must exceed "
+                                          "--fence-after (1m30s) by at least --heartbeat (2s)"));
+
+  options = Options();
+  options.max_retry_backoff = options.retry_backoff;
+  EXPECT_EQ(refusal(options), "");
+  options.max_retry_backoff -= kBeyond;
+  EXPECT_THAT(refusal(options),
+              HasSubstr("--max-retry-backoff must not be less than --retry-backoff"));
+}
+
+}  // namespace
+}  // namespace ringleader::lifecycle

@@ -1,0 +1,143 @@
+#include "coordinator/planner/simulate/laid_documents.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <utility>
+
+#include "balance/document_dealing.h"
+#include "base/status_macros.h"
+#include "patterns/check_options.h"
+#include "patterns/sample.h"
+#include "ring/document_layout.h"
+
+namespace ringleader::planner {
+namespace {
+
+int64_t RoundUp(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+// What each rank holds of documents that are apart, and which calls that makes.
+absl::Status CountApart(const patterns::AttentionOptions& attention, int ranks, int64_t stripe,
+                        LaidDocuments* documents) {
+  std::vector<int64_t> firsts = {0};
+  for (const int64_t tokens : documents->tokens) firsts.push_back(firsts.back() + tokens);
+  const int64_t all = firsts.back();
+  firsts.pop_back();
+  ASSIGN_OR_RETURN(const auto layout,
+                   ring::DocumentLayout::CreateApart(all, firsts, documents->holders, ranks,
+                                                     static_cast<int>(stripe)));
+  documents->local_tokens = layout.local_tokens();
+  documents->spread_tokens.assign(layout.spread_tokens().begin(), layout.spread_tokens().end());
+  for (const int64_t tokens : layout.SpreadLengths()) {
+    documents->travelling_tokens += RoundUp(tokens, ranks * stripe) / ranks;
+  }
+  for (int rank = 0; rank < ranks; ++rank) {
+    const std::vector<int64_t> lengths = layout.WholeLengths(rank);
+    const auto is_long = [&](int64_t tokens) { return !IsShort(attention, tokens); };
+    const int64_t calls = std::ranges::count_if(lengths, is_long);
+    // One more for all that are short.
+    documents->whole_calls =
+        std::max(documents->whole_calls, calls + (calls < std::ssize(lengths) ? 1 : 0));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+bool IsShort(const patterns::AttentionOptions& attention, int64_t tokens) {
+  return tokens <= attention.tile || tokens < attention.dense_below;
+}
+
+LaidDocuments LayInStripes(std::vector<int64_t> tokens, int ranks) {
+  LaidDocuments documents;
+  const int64_t all = std::accumulate(tokens.begin(), tokens.end(), int64_t{0});
+  documents.holders.resize(tokens.size());
+  documents.spread = std::ssize(tokens);
+  documents.tokens = std::move(tokens);
+  documents.local_tokens = documents.travelling_tokens = all / ranks;
+  documents.spread_tokens.assign(ranks, all / ranks);
+  return documents;
+}
+
+absl::StatusOr<LaidDocuments> LayByDocuments(std::vector<int64_t> tokens,
+                                             const patterns::AttentionOptions& attention, int ranks,
+                                             const balance::SampleWeights& weights) {
+  LaidDocuments documents = LayInStripes(std::move(tokens), ranks);
+  const int64_t stripe = attention.stripe != 0 ? attention.stripe : attention.tile;
+  documents.are_apart = patterns::AreApart(attention);
+  const auto deal = documents.are_apart ? balance::DealDocumentsApart : balance::DealDocuments;
+  balance::DocumentDealing dealing = deal(documents.tokens, ranks, stripe, weights);
+  documents.holders = std::move(dealing.holders);
+  documents.imbalance = dealing.imbalance;
+  for (size_t i = 0; i < documents.tokens.size(); ++i) {
+    if (!documents.holders[i].has_value()) continue;
+    --documents.spread;
+    documents.spread_tokens[*documents.holders[i]] -= documents.tokens[i];
+  }
+  documents.travelling_tokens = 0;
+  if (documents.are_apart) {
+    RETURN_IF_ERROR(CountApart(attention, ranks, stripe, &documents));
+  } else if (documents.spread > 0) {
+    documents.travelling_tokens = *std::ranges::max_element(documents.spread_tokens);
+  }
+  return documents;
+}
+
+ring::TileLoads LaidDocuments::Loads(const patterns::AttentionOptions& attention, int ranks,
+                                     double heads, absl::FunctionRef<Sample> sample) const {
+  // Heads of a document of so many blocks, and what they visit alone, tiles and columns.
+  struct Alone {
+    std::vector<ring::HeadPattern> heads;
+    ring::TileLoads loads{1};
+    double weight = 0;
+  };
+  std::map<std::pair<int64_t, bool>, Alone> known;
+  const auto alone_of = [&](int64_t blocks, bool is_dense) -> const Alone& {
+    const auto [found, is_new] = known.try_emplace({blocks, is_dense});
+    Alone& alone = found->second;
+    if (!is_new) return alone;
+    alone.heads =
+        is_dense ? std::vector{patterns::Visible(attention, blocks, blocks)} : sample(blocks);
+    alone.weight = heads / static_cast<double>(alone.heads.size());
+    for (const ring::HeadPattern& head : alone.heads) {
+      alone.loads.AddHead(head, {.tokens = blocks * attention.tile}, attention.tile, alone.weight);
+    }
+    return alone;
+  };
+  ring::TileLoads loads(ranks);
+  double spread_tiles = 0;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const bool is_dense = !are_apart || IsShort(attention, tokens[i]);
+    const int64_t blocks = (tokens[i] + attention.tile - 1) / attention.tile;
+    const Alone& alone = alone_of(blocks, is_dense);
+    if (holders[i].has_value()) {
+      loads.AddRing(*holders[i], *holders[i], alone.loads.of(0, 0));
+      loads.AddColumns(*holders[i], alone.loads.columns(0));
+      continue;
+    }
+    // Dealt in stripes by itself, with the tiles that it has.
+    kernels::ShardLayout shards = patterns::LayoutOf(attention, ranks, 0, 0);
+    const int64_t whole = RoundUp(blocks, int64_t{ranks} * shards.stripe / attention.tile);
+    shards.tokens = whole * attention.tile;
+    const Alone& filled = alone_of(whole, is_dense);
+    const double tiles = alone.loads.RankTotals()[0];
+    for (const ring::HeadPattern& head : filled.heads) {
+      loads.AddHead(head, shards, attention.tile,
+                    filled.weight * tiles / filled.loads.RankTotals()[0]);
+    }
+    spread_tiles += tiles;
+  }
+  if (are_apart) return loads;
+  // Ranks that hold more of them do more.
+  const auto all =
+      static_cast<double>(std::accumulate(spread_tokens.begin(), spread_tokens.end(), int64_t{0}));
+  for (int rank = 0; rank < ranks && all > 0; ++rank) {
+    const double share = static_cast<double>(spread_tokens[rank]) / all;
+    loads.AddRing(rank, rank, spread_tiles * (share - 1.0 / ranks));
+  }
+  return loads;
+}
+
+}  // namespace ringleader::planner

@@ -1,0 +1,49 @@
+// The documents of one sequence as the planner prices them: where each lies, and which tiles ranks
+// visit for it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+#include "balance/sample_weights.h"
+#include "patterns/attention_options.h"
+#include "ring/tile_loads.h"
+
+namespace ringleader::planner {
+
+struct LaidDocuments {
+  std::vector<int64_t> tokens = {};              // of each; none: a sequence is one document
+  std::vector<std::optional<int>> holders = {};  // nullopt: spread over all ranks
+  double imbalance = 1;                          // of predicted times
+  std::vector<int64_t> spread_tokens = {};       // [rank]: of spread documents
+  // What a rank passes on in a hop: the keys of so many tokens.
+  int64_t travelling_tokens = 0;
+  // Where what is seen is chosen for each document by itself (patterns::AreApart), each spread one
+  // goes through a ring of its own, and each whole one that is not short is a call.
+  bool are_apart = false;
+  int64_t local_tokens = 0;  // of every rank, filler counted
+  int64_t spread = 0;        // documents
+  int64_t whole_calls = 0;   // of the rank with most
+
+  // Tiles that each rank visits of each one's keys, `heads` together. `sample` draws heads, which
+  // stand for all, of a document of so many blocks that is attended to by itself.
+  using Sample = std::vector<ring::HeadPattern>(int64_t blocks);
+  ring::TileLoads Loads(const patterns::AttentionOptions& attention, int ranks, double heads,
+                        absl::FunctionRef<Sample> sample) const;
+};
+
+// All of them spread, as stripes of a sequence are.
+LaidDocuments LayInStripes(std::vector<int64_t> tokens, int ranks);
+
+// As trainers deal them: parallelism.layout: documents. `attention` says by which stripes.
+absl::StatusOr<LaidDocuments> LayByDocuments(std::vector<int64_t> tokens,
+                                             const patterns::AttentionOptions& attention, int ranks,
+                                             const balance::SampleWeights& weights);
+
+// Whether a document of `tokens` is attended to densely where it is by itself.
+bool IsShort(const patterns::AttentionOptions& attention, int64_t tokens);
+
+}  // namespace ringleader::planner
