@@ -166,7 +166,7 @@ template <typename MassOf>
 __device__ int HeldCount(SelectShared& shared, int first, int own, int moved, int keep,
                          int64_t total, float tolerance, MassOf mass_of) {
   const Threshold kept =
-      FindThreshold<1, kGateThreads>(shared, first, own, mass_of, keep, INT64_MAX, One());
+      FindThreshold<1, kGateThreads>(shared, first, own, mass_of, keep, INT_MAX, One());
   const Threshold held = FindThreshold<1, kGateThreads>(
       shared, first, own, mass_of, keep, HeldMass(kept.mass, total, tolerance), One());
   return max(moved, static_cast<int>(held.count));
