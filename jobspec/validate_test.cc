@@ -35,7 +35,7 @@ TEST(ParseTest, OffloadIsForGpus) {
 }
 
 TEST(ValidateTest, OnlyChoicesByScoresAreBalanced) {
-  for (const char* pattern : {"xattention", "moba", "key_groups", "adaspa"}) {
+  for (const char* pattern : {"xattention", "moba", "key_groups"}) {
     EXPECT_EQ(
         Complaint({"attention.balance.anchor=max", absl::StrCat("attention.pattern=", pattern)}),
         "")

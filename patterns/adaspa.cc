@@ -7,7 +7,6 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "patterns/chosen_blocks.h"
-#include "patterns/index/moved_choice.h"
 #include "patterns/index/sequence_keys.h"
 #include "patterns/pattern.h"
 #include "ringleader/kernels/index.h"
@@ -80,7 +79,7 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
         layout.tokens, blocks, kernels::kMaxMassBlocks));
   }
   const int64_t local = BlocksOf(options, layout.local_tokens()), rows = inputs.heads * local;
-  const int64_t most = std::min(blocks, options.balance.RoomFor(1 + Most(options, blocks - 1)));
+  const int64_t most = 1 + Most(options, blocks - 1);
   if (rows * std::min(local, most) > std::numeric_limits<int32_t>::max()) {
     return absl::InvalidArgumentError(
         absl::StrFormat("attention.pattern: adaspa: %d tokens a trainer in %d heads would list %d "
@@ -122,9 +121,9 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
                                       .chosen = index.chosen.data(),
                                       .kept = masses.kept.data(),
                                       .total = masses.total.data()};
+  RETURN_IF_ERROR(device.Run(keep));
+  RETURN_IF_ERROR(SumOverRanks(layout, masses, device));
   if (options.adapt_heads) {
-    RETURN_IF_ERROR(device.Run(keep));
-    RETURN_IF_ERROR(SumOverRanks(layout, masses, device));
     RETURN_IF_ERROR(
         device.Run(kernels::AdaptDensityStep{.kept = masses.kept.data(),
                                              .total = masses.total.data(),
@@ -132,14 +131,9 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
                                              .density = density,
                                              .threshold = static_cast<float>(kernels::kGoodRecall),
                                              .head_density = densities.data()}));
+    RETURN_IF_ERROR(device.Run(keep));
+    RETURN_IF_ERROR(SumOverRanks(layout, masses, device));
   }
-  RETURN_IF_ERROR(ChooseBlocks(options.balance, options.tile, inputs, device, index,
-                               [&](const kernels::ChoiceMove& move) {
-                                 kernels::MassGateStep step = keep;
-                                 step.move = move;
-                                 return device.Run(step);
-                               }));
-  RETURN_IF_ERROR(SumOverRanks(layout, masses, device));
   return device.CountRecall(masses.kept.data(), masses.total.data(), inputs.heads);
 }
 
@@ -183,7 +177,7 @@ extern constinit const PatternDefinition kAdaSpaDefinition = {
     .count_tiles = nullptr,
     .causal_choice = CausalChoice::kNever,
     .takes_masks = false,
-    .can_be_balanced = true,
+    .can_be_balanced = false,
     .needs_whole_tiles = true,
     .fields = kFields,
     .check = Check,

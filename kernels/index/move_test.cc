@@ -144,57 +144,5 @@ TEST_F(IndexTest, WorkOfChosenBlocksEqualsTheReference) {
   }
 }
 
-// Documents begin in mid-tile; some masses are equal, and some rows hold next to nothing.
-TEST_F(IndexTest, MovedChoicesByMassEqualTheReference) {
-  constexpr int kHeads = 3, kTile = 64, kTokens = 64 * 300;
-  const ShardLayout layout = {
-      .kind = LayoutKind::kStriped, .ranks = 2, .rank = 1, .stripe = kTile, .tokens = kTokens};
-  const int64_t rows = kHeads * layout.local_tokens() / kTile, blocks = kTokens / kTile;
-  std::vector<int32_t> mass(rows * blocks), starts(layout.local_tokens());
-  for (int64_t i = 0; i < layout.local_tokens(); ++i) {
-    starts[i] = layout.Position(i) < 7000 ? 0 : 7000;
-  }
-  for (int64_t row = 0; row < rows; ++row) {
-    const int64_t token = row % (rows / kHeads) * kTile, own = layout.Position(token) / kTile;
-    for (int64_t block = starts[token] / kTile; block <= own; ++block) {
-      mass[row * blocks + block] = static_cast<int32_t>(random_() % 1000 * (random_() % 300));
-    }
-  }
-  const std::vector<float> density(kHeads, 0.3f);
-  const DeviceBuffer<int32_t> gpu_mass(mass), gpu_starts(starts);
-  const DeviceBuffer<float> gpu_density(density);
-  for (const float factor : {0.5f, 0.8f, 1.0f, 1.4f}) {
-    for (const float tolerance : {0.5f, 0.02f}) {
-      const DeviceBuffer<float> gpu_factor(std::vector<float>{factor});
-      const DeviceBuffer<uint32_t> gpu_chosen(rows * BlockWords(blocks));
-      const DeviceBuffer<int64_t> gpu_kept(kHeads), gpu_total(kHeads);
-      std::vector<uint32_t> chosen(rows * BlockWords(blocks));
-      std::vector<int64_t> kept(kHeads), total(kHeads);
-      MassGateStep step = {.mass = mass.data(),
-                           .query_layout = layout,
-                           .document_starts = starts.data(),
-                           .heads = kHeads,
-                           .tile = kTile,
-                           .density = density.data(),
-                           .move = {.factor = &factor, .tolerance = tolerance},
-                           .chosen = chosen.data(),
-                           .kept = kept.data(),
-                           .total = total.data()};
-      MassGateStep gpu_step = step;
-      gpu_step.mass = gpu_mass.data();
-      gpu_step.document_starts = gpu_starts.data();
-      gpu_step.density = gpu_density.data();
-      gpu_step.move.factor = gpu_factor.data();
-      gpu_step.chosen = gpu_chosen.data();
-      gpu_step.kept = gpu_kept.data();
-      gpu_step.total = gpu_total.data();
-      RunOnBoth(step, gpu_step);
-      EXPECT_EQ(gpu_chosen.Read(), chosen) << factor << ", " << tolerance;
-      EXPECT_EQ(gpu_kept.Read(), kept);
-      EXPECT_EQ(gpu_total.Read(), total);
-    }
-  }
-}
-
 }  // namespace
 }  // namespace ringleader::kernels::index

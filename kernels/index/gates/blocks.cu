@@ -160,18 +160,6 @@ struct MoveShared {
   double slots[kGateWarps];
 };
 
-// How many of blocks [first, own) of falling mass a row keeps that kept `keep` and is brought to
-// `moved`, fewer, so that it loses no more than the tolerance of `total`. All threads call.
-template <typename MassOf>
-__device__ int HeldCount(SelectShared& shared, int first, int own, int moved, int keep,
-                         int64_t total, float tolerance, MassOf mass_of) {
-  const Threshold kept =
-      FindThreshold<1, kGateThreads>(shared, first, own, mass_of, keep, INT_MAX, One());
-  const Threshold held = FindThreshold<1, kGateThreads>(
-      shared, first, own, mass_of, keep, HeldMass(kept.mass, total, tolerance), One());
-  return max(moved, static_cast<int>(held.count));
-}
-
 // How many of keys[first, own) a row keeps that would keep `keep`, besides its own block: as the
 // CPU engine's. All threads call.
 __device__ int MovedKeep(const uint32_t* keys, int first, int own, int keep, double scale,
@@ -197,7 +185,12 @@ __device__ int MovedKeep(const uint32_t* keys, int first, int own, int keep, dou
   };
   const Threshold all =
       FindThreshold<1, kGateThreads>(shared.select, first, own, mass_of, INT_MAX, INT_MAX, One());
-  return HeldCount(shared.select, first, own, moved, keep, all.mass, move.tolerance, mass_of);
+  const Threshold kept =
+      FindThreshold<1, kGateThreads>(shared.select, first, own, mass_of, keep, INT_MAX, One());
+  const Threshold held =
+      FindThreshold<1, kGateThreads>(shared.select, first, own, mass_of, keep,
+                                     HeldMass(kept.mass, all.mass, move.tolerance), One());
+  return max(moved, static_cast<int>(held.count));
 }
 
 template <bool kMoves>
@@ -249,7 +242,6 @@ __global__ void __launch_bounds__(kGateThreads)
               args.chosen + (static_cast<int64_t>(head) * query_tiles + a) * words, shared);
 }
 
-template <bool kMoves>
 __global__ void __launch_bounds__(kGateThreads)
     MassGateKernel(const MassGateStep args, int query_tiles, int blocks) {
   __shared__ GateShared shared;
@@ -265,21 +257,7 @@ __global__ void __launch_bounds__(kGateThreads)
   }
   __syncthreads();
   const int seen = own - first;
-  int keep = BlocksOfShare(args.density[head], seen);
-  if constexpr (kMoves) {
-    __shared__ SelectShared select_shared;
-    const int moved =
-        min(max(MovedCount(keep + 1, *args.move.factor, MovePlace(own, head)) - 1, 0), seen);
-    if (moved < keep) {
-      uint64_t all = 0;
-      for (int b = threadIdx.x; b <= own; b += kGateThreads) all += static_cast<uint64_t>(mass[b]);
-      all = BlockScan(all, slots).total;
-      keep = HeldCount(select_shared, first, own, moved, keep, static_cast<int64_t>(all),
-                       args.move.tolerance, [&](int b) { return mass[b]; });
-    } else {
-      keep = moved;
-    }
-  }
+  const int keep = BlocksOfShare(args.density[head], seen);
   const int words = (blocks + 31) / 32;
   uint32_t* chosen = args.chosen + row * words;
   KeepLargest(row_keys, own, keep, own, words, TiesGoLate(head), chosen, shared);
@@ -381,12 +359,12 @@ absl::Status SelectBlocksByMass(const MassGateStep& args, cudaStream_t stream) {
   RETURN_IF_CUDA_ERROR(cudaMemsetAsync(args.total, 0, sizeof(int64_t) * args.heads, stream),
                        "SelectBlocksByMass");
   // With what a block has anyway, a longest row is more than it may have unasked.
-  const auto kernel = args.move.factor == nullptr ? MassGateKernel<false> : MassGateKernel<true>;
-  RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                            sizeof(uint32_t) * kMaxBlocks),
-                       "SelectBlocksByMass: shared memory");
-  kernel<<<dim3(query_tiles, args.heads), kGateThreads, sizeof(uint32_t) * blocks, stream>>>(
-      args, query_tiles, static_cast<int>(blocks));
+  RETURN_IF_CUDA_ERROR(
+      cudaFuncSetAttribute(MassGateKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           sizeof(uint32_t) * kMaxBlocks),
+      "SelectBlocksByMass: shared memory");
+  MassGateKernel<<<dim3(query_tiles, args.heads), kGateThreads, sizeof(uint32_t) * blocks,
+                   stream>>>(args, query_tiles, static_cast<int>(blocks));
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "SelectBlocksByMass");
   return absl::OkStatus();
 }

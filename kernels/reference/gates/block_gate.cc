@@ -100,7 +100,12 @@ int64_t MovedKeep(const Scores& scores, int64_t keep, double scale, const Choice
   }
   std::ranges::sort(masses, std::greater<>());
   const int64_t total = std::accumulate(masses.begin(), masses.end(), int64_t{0});
-  return HeldCount(masses, moved, keep, total, move.tolerance);
+  const int64_t kept = std::accumulate(masses.begin(), masses.begin() + keep, int64_t{0});
+  const int64_t held = HeldMass(kept, total, move.tolerance);
+  int64_t mass = std::accumulate(masses.begin(), masses.begin() + moved, int64_t{0});
+  int64_t count = moved;
+  while (mass < held && count < keep) mass += masses[count++];
+  return count;
 }
 
 }  // namespace

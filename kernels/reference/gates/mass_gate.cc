@@ -147,17 +147,6 @@ void BlockMass(Engine& engine, const TokenMajor<const float>& q, const TokenMajo
   });
 }
 
-int64_t HeldCount(std::span<const int64_t> masses, int64_t moved, int64_t keep, int64_t total,
-                  float tolerance) {
-  const auto sum = [&](int64_t count) {
-    return std::accumulate(masses.begin(), masses.begin() + count, int64_t{0});
-  };
-  const int64_t held = HeldMass(sum(keep), total, tolerance);
-  int64_t count = moved, mass = sum(moved);
-  while (mass < held && count < keep) mass += masses[count++];
-  return count;
-}
-
 void SelectBlocksByMass(Engine& engine, const MassGateStep& step) {
   const ShardLayout& layout = step.query_layout;
   const int64_t tiles = TileCount(layout.local_tokens(), step.tile),
@@ -178,23 +167,13 @@ void SelectBlocksByMass(Engine& engine, const MassGateStep& step) {
       std::iota(order.begin(), order.end(), first);
       if (TiesGoLate(static_cast<int32_t>(head))) std::ranges::reverse(order);
       std::ranges::stable_sort(order, std::greater<>(), [&](int64_t block) { return mass[block]; });
-      const int64_t total = std::accumulate(mass, mass + own + 1, int64_t{0});
-      int64_t keep = BlocksOfShare(step.density[head], static_cast<int32_t>(own - first));
-      if (step.move.factor != nullptr) {
-        const int32_t to =
-            MovedCount(keep + 1, *step.move.factor, MovePlace(own, static_cast<int32_t>(head))) - 1;
-        const int64_t moved = std::clamp<int64_t>(to, 0, own - first);
-        std::vector<int64_t> masses;
-        for (const int64_t block : order) masses.push_back(mass[block]);
-        keep = moved < keep ? HeldCount(masses, moved, keep, total, step.move.tolerance) : moved;
-      }
-      order.resize(keep);
+      order.resize(BlocksOfShare(step.density[head], static_cast<int32_t>(own - first)));
       order.push_back(own);
       for (const int64_t block : order) {
         step.chosen[row * words + block / 32] |= 1u << block % 32;
         if (counts) step.kept[head] += mass[block];
       }
-      if (counts) step.total[head] += total;
+      if (counts) step.total[head] += std::accumulate(mass, mass + own + 1, int64_t{0});
     }
   });
 }

@@ -2,9 +2,6 @@
 // ringleader/kernels/block_mass.h say what each is.
 #pragma once
 
-#include <cstdint>
-#include <span>
-
 #include "kernels/reference/math/engine.h"
 #include "ringleader/kernels/attention.h"
 #include "ringleader/kernels/block_choice.h"
@@ -18,11 +15,6 @@ void BlockMass(Engine& engine, const TokenMajor<const float>& q, const TokenMajo
                const BlockMassStep& step);
 
 void SelectBlocksByMass(Engine& engine, const MassGateStep& step);
-
-// How many a row keeps that kept `keep` of `masses`, the largest first, and is brought to `moved`,
-// fewer, so that it loses no more than the tolerance of `total`.
-int64_t HeldCount(std::span<const int64_t> masses, int64_t moved, int64_t keep, int64_t total,
-                  float tolerance);
 
 void AdaptDensity(const AdaptDensityStep& step);
 

@@ -281,7 +281,7 @@ TEST_P(CudaRanksTest, MovedChoices) {
   const Result moved = RunOnGpu(Small(), blocks, Gpus::kShared, {}, 0.6f);
   EXPECT_LT(tiles(moved), tiles(RunOnGpu(Small(), With(XAttention()))));
   for (const AttentionStats& stats : moved.stats) EXPECT_EQ(stats.layers.at(0).balanced, 1u);
-  for (patterns::AttentionOptions chosen : {Moba(), KeyGroups(), AdaSpa()}) {
+  for (patterns::AttentionOptions chosen : {Moba(), KeyGroups()}) {
     SCOPED_TRACE(static_cast<int>(chosen.pattern));
     const double unmoved = tiles(RunOnGpu(Small(), chosen));
     chosen.balance = {.anchor = kernels::Anchor::kMean, .tolerance = 0.5f};

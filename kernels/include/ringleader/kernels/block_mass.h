@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <limits>
 
-#include "ringleader/kernels/balance_steps.h"
 #include "ringleader/kernels/shard_layout.h"
 
 namespace ringleader::kernels {
@@ -43,9 +42,6 @@ struct BlockMassStep {
 // the document of its first query starts), the BlocksOfShare(density[head], V) of largest mass;
 // ties go to the lower block in even heads, to the higher one in odd heads (TiesGoLate).
 // kept[head] and total[head] are the masses of what is kept and of all, of this rank's queries.
-//
-// A move keeps more or fewer of the blocks, the tile's own counted; what a tile is estimated to
-// cover are the masses.
 struct MassGateStep {
   const int32_t* mass = nullptr;  // BlockMassStep's
   ShardLayout query_layout = {};
@@ -56,10 +52,9 @@ struct MassGateStep {
   int32_t heads = 0;
   int32_t tile = 128;
   const float* density = nullptr;  // [heads], in [0, 1]
-  ChoiceMove move = {};
-  uint32_t* chosen = nullptr;  // [heads, query tiles, BlockWords(blocks)]
-  int64_t* kept = nullptr;     // [heads]
-  int64_t* total = nullptr;    // [heads]
+  uint32_t* chosen = nullptr;      // [heads, query tiles, BlockWords(blocks)]
+  int64_t* kept = nullptr;         // [heads]
+  int64_t* total = nullptr;        // [heads]
 };
 // How many of `seen` blocks a share of them is, rounded up.
 RINGLEADER_HOST_DEVICE inline int32_t BlocksOfShare(float density, int32_t seen) {
