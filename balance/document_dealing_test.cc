@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <random>
 
 #include "gtest/gtest.h"
@@ -31,6 +32,32 @@ std::vector<int64_t> RandomLengths(int64_t tokens, double least, double most,
   return lengths;
 }
 
+double MostOverMean(const std::vector<double>& values) {
+  const double sum = std::accumulate(values.begin(), values.end(), 0.0);
+  return *std::ranges::max_element(values) * static_cast<double>(values.size()) / sum;
+}
+
+// What each rank takes of its whole documents and, by the tokens `spread_held` that it holds of
+// them, of the spread ones.
+double TimesMostOverMean(std::span<const int64_t> lengths, const DocumentDealing& dealing,
+                         const std::vector<int64_t>& spread_held, const SampleWeights& weights) {
+  double spread = 0, spread_tokens = 0;
+  std::vector<double> times(spread_held.size(), 0);
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    const auto time = static_cast<double>(weights.Microseconds(static_cast<uint64_t>(lengths[i])));
+    if (dealing.holders[i].has_value()) {
+      times[*dealing.holders[i]] += time;
+    } else {
+      spread += time;
+      spread_tokens += static_cast<double>(lengths[i]);
+    }
+  }
+  for (size_t rank = 0; rank < times.size() && spread > 0; ++rank) {
+    times[rank] += spread * static_cast<double>(spread_held[rank]) / spread_tokens;
+  }
+  return MostOverMean(times);
+}
+
 TEST(DocumentDealingTest, TokensAndTimesAreEvenWhateverTheLengths) {
   std::mt19937 random(11);
   const SampleWeights weights = Weights();
@@ -57,6 +84,8 @@ TEST(DocumentDealingTest, TokensAndTimesAreEvenWhateverTheLengths) {
       EXPECT_LE(held, any_spread ? share - stripe : share);
       EXPECT_GE(held, any_spread ? 0 : share);
     }
+    for (int64_t& held : whole) held = share - held;
+    EXPECT_NEAR(dealing.imbalance, TimesMostOverMean(lengths, dealing, whole, weights), 1e-9);
   }
 }
 
@@ -101,6 +130,7 @@ TEST(DocumentDealingTest, ApartAsFewAreSpreadAsKeepRanksEven) {
   std::vector<int64_t> lengths(33, 1000);
   EXPECT_EQ(spread(std::vector<int64_t>(32, 1000)), 0);
   EXPECT_EQ(spread({4000}), 1);
+  EXPECT_EQ(spread({100}), 0) << "of one stripe: on one rank in any case";
   lengths[7] = 96 * 1024;
   EXPECT_EQ(spread(lengths), 1);
   EXPECT_FALSE(DealDocumentsApart(lengths, 4, 128, Weights()).holders[7].has_value());

@@ -5,23 +5,27 @@
 #   bench/balance.sh --gpus [--config FILE] [--steps 12] [--dir FOLDER]
 #                                             batching and tuning, on two GPUs of this machine: the same samples with
 #                                             and without; from a checkout or a bundle (deploy/bundle.sh)
-#   bench/balance.sh --cpus ...               the same on two CPU ranks and short samples, to try the script: prints rows and
-#                                             writes none
+#   bench/balance.sh --plan [...]             what `ringctl plan` says of a step against the step, on one GPU, in 12 cases of other
+#                                             lengths, patterns and densities, four layers of the 3B shape; what it reads of the
+#                                             machine is its latency table, no step
+#   bench/balance.sh --cpus [--plan] ...      the same on CPU ranks and short samples, to try the script: prints rows and writes
+#                                             none
 #
 # Rows that other calls measured stay; a row of docs/balance.md that nobody measured says so. --config: the model
-# (default: bench/models/bytes-100m.json); --steps: of a job, a third of them warm up.
+# (default: bench/models/bytes-100m.json, of --plan qwen2.5-3b.json); --steps: of a job, a third of them warm up.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 if [[ -f $root/CMakeLists.txt ]]; then bin=$root/build/bin; else bin=$root/bin; fi
-gpus='' engine=cuda divide=1 sequence=65536 config=$root/bench/models/bytes-100m.json steps=12 run=''
+gpus='' plan='' engine=cuda divide=1 sequence=65536 config='' steps=12 run=''
 while (($#)); do
   case $1 in
     --gpus) gpus=1; shift; continue ;;
+    --plan) gpus=1 plan=1; shift; continue ;;
     --cpus) gpus=1 engine=cpu divide=64 sequence=1024; shift; continue ;;
     --config) config=$2 ;;
     --steps) steps=$2 ;;
     --dir) run=$2 ;;
-    -h | --help) sed -n '2,13p' "$0" | sed 's/^# \{0,1\}//'; exit ;;
+    -h | --help) sed -n '2,17p' "$0" | sed 's/^# \{0,1\}//'; exit ;;
     *) echo "balance: unknown option $1 (see --help)" >&2; exit 2 ;;
   esac
   shift 2
@@ -67,6 +71,11 @@ training: {steps: 1000, global_batch: $5, learning_rate: 3e-4, seed: 1}
 checkpoint: {directory: ./$1, every_steps: 1000}
 resources: {trainers: 2, engine: $engine}
 END
+  measure "$1"
+}
+
+# Trains the job NAME.yaml until it has reported the steps, into NAME.steps.
+measure() {  # NAME
   echo "balance: $1, at $SECONDS s"
   "$bin/ringctl" submit "$run/$1.yaml" >"$run/logs/$1.log" 2>&1 || { cat "$run/logs/$1.log" >&2; exit 1; }
   # The job's end, with a checkpoint and a model, is not measured.
@@ -92,10 +101,59 @@ with open(sys.argv[2], "w") as out:
   done
 }
 
+# Prints the rows of what was measured, or writes them.
+rows() {  # gpus | plan
+  local hardware="CPU ranks, short samples" rows=("$1")
+  if [[ $engine == cpu ]]; then
+    rows=(print "$1")
+  else
+    hardware=$(nvidia-smi --query-gpu=name --format=csv,noheader | sort | uniq -c | sed 's/^ *//' | paste -sd, -)
+  fi
+  HARDWARE="$hardware" python3 "$root/bench/balance_rows.py" "${rows[@]}" "$run"
+  echo "balance: $SECONDS s" >&2
+}
+
+predict_and_measure() {
+  local tokens name attention cases=()
+  python3 -c 'import json, sys; print(json.dumps(json.load(open(sys.argv[1])) | {"num_hidden_layers": 4}))' \
+    "${config:-$root/bench/models/qwen2.5-3b.json}" >"$run/config.json"
+  pack LongAlign-like
+  for tokens in $((2 * sequence)) $sequence $((sequence / 2)); do  # the first of a pattern measures its latency table
+    for attention in 'pattern: dense' 'pattern: vertical_slash, select: top_k, density: 0.05' \
+      'pattern: vertical_slash, select: top_k, density: 0.2' 'pattern: key_groups, density: 0.1'; do
+      name=plan-${#cases[@]}
+      cases+=("$name")
+      cat >"$run/$name.yaml" <<END
+name: $name
+model: {config: ./config.json, init: random}
+data: {train: ./LongAlign-like/train, sequence_length: $tokens}
+attention: {$attention}
+parallelism: {replan: never}
+training: {steps: 1000, global_batch: 1, learning_rate: 3e-4, seed: 1}
+checkpoint: {directory: ./$name, every_steps: 1000}
+resources: {trainers: 1, engine: $engine}
+END
+      measure "$name"
+    done
+  done
+  "$bin/ringctl" latency -o json >"$run/measured.json"
+  for name in "${cases[@]}"; do
+    "$bin/ringctl" plan "$run/$name.yaml" --measured "$run/measured.json" -o json >"$run/$name.plan"
+  done
+}
+
+if [[ $plan ]]; then
+  start_coordinator --measure-seconds 4
+  start_worker balance --trainers 1
+  await_nodes 1
+  predict_and_measure
+  rows plan
+  exit
+fi
 start_coordinator
 start_worker balance --trainers 2
 await_nodes 1
-cp "$config" "$run/config.json"
+cp "${config:-$root/bench/models/bytes-100m.json}" "$run/config.json"
 slash='pattern: vertical_slash, vertical_mass: 0.8, slash_mass: 0.8'
 for data in ChatQA2-like LongAlign-like ProLong-like; do
   pack $data
@@ -110,11 +168,4 @@ for anchor in none mean; do
   job "groups-$anchor" ChatQA2-like 1 2 4 "$slash" "$balance" by_cost
   job "ring-$anchor" ChatQA2-like 2 1 2 'pattern: xattention, threshold: 0.8' "$balance" by_cost
 done
-if [[ $engine == cpu ]]; then
-  HARDWARE="two CPU ranks, short samples" python3 "$root/bench/balance_rows.py" print "$run"
-  echo "balance: all jobs ran in $SECONDS s" >&2
-  exit
-fi
-hardware=$(nvidia-smi --query-gpu=name --format=csv,noheader | sort | uniq -c | sed 's/^ *//' | paste -sd, -)
-HARDWARE="$hardware" python3 "$root/bench/balance_rows.py" gpus "$run"
-echo "balance: $SECONDS s" >&2
+rows gpus

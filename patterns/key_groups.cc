@@ -177,7 +177,7 @@ IndexMemory MemoryOf(const AttentionOptions& options, const IndexShape& shape) {
   const int64_t queries = shape.tokens / shape.ranks * shape.heads * kScoreDims,
                 keys = shape.tokens * shape.kv_heads * kScoreDims;
   const int64_t scores = rows * TilesOf(shape.tokens) * (kGroupTile / kGroupKeys) *
-                         static_cast<int64_t>(sizeof(uint16_t));
+                         static_cast<int64_t>(sizeof(float));
   return {
       .kept = rows * (Capacity(options, shape.tokens) + shape.ranks + 1) *
               static_cast<int64_t>(sizeof(int32_t)),
@@ -229,17 +229,16 @@ extern constinit const PatternDefinition kKeyGroupsDefinition = {
         R"(Block-sparse attention with blocks of 64 queries and 8 keys. Per layer, head and step, each tile
 of 64 queries sees its own tile, up to each query, and the groups of 8 consecutive keys before it that score highest. The
 score of a group is the largest, over all pairs of a query of the tile and a key of the group, of the pair's logit less
-the query's largest logit over every eighth key that it sees and those of its own tile: each query has a say, so that a key
-which one query of 64 looks for is found, and little is kept beside it. A score counts for no more than the largest magnitude
-among what the tile's logits are compared with. Ties go to the earlier group in even heads and to the later one in odd heads.
+the query's largest logit over all the keys that it sees: each query has a say, so that a key which one query of 64 looks
+for is found, and little is kept beside it. Ties go to the earlier group in even heads and to the later one in odd heads.
 How many are kept grows with the square root of how far the tile is into its document, and adds up to `attention.density` of
 a sequence of `data.sequence_length` tokens, own tiles counted: early queries look for nearly as many keys as late ones. A short sequence may see its
 own tiles alone; short documents in a long sequence keep more than the share.
 
 Logits are those of the 64 dimensions of a KV head that hold most of its energy (the sum of squares over the sequence, of
 queries times that of keys), with queries and keys rounded to 8 bits (e4m3), one scale for a KV head's queries and one for its keys; attention itself
-reads all of them in full. GPUs multiply them once and an eighth of them before that, summed to half precision, in about a
-third of the time of dense attention's first product, whatever the share; the rest of a layer, above all backward, gets faster with it. Queries and keys
+reads all of them in full. GPUs multiply them twice, at a quarter of the time of
+dense attention's first product each, whatever the share; the rest of a layer, above all backward, gets faster with it. Queries and keys
 that are not finite have no say. On several ranks the narrow keys of the whole sequence, 64 bytes a token and KV head, are gathered,
 twice in memory until the choice is made. The lists take 4 bytes for each tile of queries, head and group, and are kept
 for backward (0.75 × density × tokens² / 128 bytes a head, of the whole sequence); memory estimates count them. In packed documents a

@@ -1,5 +1,6 @@
 #include "kernels/ops/attention_ops.h"
 
+#include <ATen/autocast_mode.h>
 #include <torch/autograd.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
@@ -13,15 +14,17 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 TORCH_LIBRARY(ringleader, m) {
-  // `pattern` is a TilePattern; kernels/ops/visit.h says what lists and size are.
+  // `pattern` is a TilePattern; kernels/ops/visit.h says what lists and size are. Without a scale
+  // it is 1 / sqrt(head_dim); without `deterministic` it is what LibTorch's global context says.
+  // What a call from Python leaves out costs it nothing.
   m.def(
-      "attention(Tensor q, Tensor k, Tensor v, int pattern, Tensor[] lists, Tensor? documents, "
-      "Tensor? intervals, int tile, int size, float scale, bool deterministic) -> "
-      "(Tensor out, Tensor lse)");
+      "attention(Tensor q, Tensor k, Tensor v, int pattern, Tensor[] lists, "
+      "Tensor? documents=None, Tensor? intervals=None, int tile=128, int size=0, "
+      "float? scale=None, bool? deterministic=None) -> (Tensor out, Tensor lse)");
   m.def(
       "attention_backward(Tensor? d_out, Tensor? d_lse, Tensor q, Tensor k, Tensor v, Tensor out, "
       "Tensor lse, int pattern, Tensor[] lists, Tensor? documents, Tensor? intervals, "
-      "int tile, int size, float scale, bool deterministic) -> (Tensor dq, Tensor dk, Tensor dv)");
+      "int tile, int size, float? scale, bool deterministic) -> (Tensor dq, Tensor dk, Tensor dv)");
   // chosen: [batch, heads, tiles, BlockWords(blocks)] int32, bits (block_choice.h). Returns kCsr's
   // lists, without tiles that no query sees; columns and rows have `capacity` elements.
   m.def(
@@ -47,12 +50,12 @@ namespace {
 using Lists = at::TensorList;
 using Forward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, int64_t,
                                            Lists, const std::optional<Tensor>&,
-                                           const std::optional<Tensor>&, int64_t, int64_t, double,
-                                           bool);
+                                           const std::optional<Tensor>&, int64_t, int64_t,
+                                           std::optional<double>, std::optional<bool>);
 using Backward = std::tuple<Tensor, Tensor, Tensor>(
     const std::optional<Tensor>&, const std::optional<Tensor>&, const Tensor&, const Tensor&,
     const Tensor&, const Tensor&, const Tensor&, int64_t, Lists, const std::optional<Tensor>&,
-    const std::optional<Tensor>&, int64_t, int64_t, double, bool);
+    const std::optional<Tensor>&, int64_t, int64_t, std::optional<double>, bool);
 
 template <typename Signature>
 c10::TypedOperatorHandle<Signature> Find(const char* name) {
@@ -66,7 +69,7 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
                                const Tensor& v, int64_t pattern, std::vector<Tensor> lists,
                                const std::optional<Tensor>& documents,
                                const std::optional<Tensor>& intervals, int64_t tile, int64_t size,
-                               double scale, bool deterministic) {
+                               std::optional<double> scale, std::optional<bool> deterministic) {
     const at::AutoDispatchBelowADInplaceOrView below;
     static const auto op = Find<Forward>("ringleader::attention");
     auto [out, lse] =
@@ -79,7 +82,8 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     context->saved_data["tile"] = tile;
     context->saved_data["size"] = size;
     context->saved_data["scale"] = scale;
-    context->saved_data["deterministic"] = deterministic;
+    context->saved_data["deterministic"] =
+        deterministic.value_or(at::globalContext().deterministicAlgorithms());
     context->set_materialize_grads(false);
     return {out, lse};
   }
@@ -95,7 +99,7 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
         op.call(maybe(gradients[0]), maybe(gradients[1]), saved[0], saved[1], saved[2], saved[3],
                 saved[4], data["pattern"].toInt(), Lists(saved).slice(7), maybe(saved[5]),
                 maybe(saved[6]), data["tile"].toInt(), data["size"].toInt(),
-                data["scale"].toDouble(), data["deterministic"].toBool());
+                data["scale"].toOptional<double>(), data["deterministic"].toBool());
     return {dq, dk, dv, {}, {}, {}, {}, {}, {}, {}, {}};
   }
 };
@@ -104,13 +108,35 @@ std::tuple<Tensor, Tensor> AttentionAutograd(const Tensor& q, const Tensor& k, c
                                              int64_t pattern, Lists lists,
                                              const std::optional<Tensor>& documents,
                                              const std::optional<Tensor>& intervals, int64_t tile,
-                                             int64_t size, double scale, bool deterministic) {
+                                             int64_t size, std::optional<double> scale,
+                                             std::optional<bool> deterministic) {
   const variable_list outputs = AttentionFunction::apply(
       q, k, v, pattern, lists.vec(), documents, intervals, tile, size, scale, deterministic);
   return {outputs[0], outputs[1]};
 }
 
+// Under torch.autocast attention is computed in its type, as PyTorch's own is.
+std::tuple<Tensor, Tensor> AttentionAutocast(const Tensor& q, const Tensor& k, const Tensor& v,
+                                             int64_t pattern, Lists lists,
+                                             const std::optional<Tensor>& documents,
+                                             const std::optional<Tensor>& intervals, int64_t tile,
+                                             int64_t size, std::optional<double> scale,
+                                             std::optional<bool> deterministic) {
+  const c10::impl::ExcludeDispatchKeyGuard below(c10::autocast_dispatch_keyset);
+  static const auto op = Find<Forward>("ringleader::attention");
+  const auto type = at::autocast::get_autocast_dtype(q.device().type());
+  return op.call(q.to(type), k.to(type), v.to(type), pattern, lists, documents, intervals, tile,
+                 size, scale, deterministic);
+}
+
 }  // namespace
+
+TORCH_LIBRARY_IMPL(ringleader, AutocastCPU, m) {
+  m.impl("attention", AttentionAutocast);
+}
+TORCH_LIBRARY_IMPL(ringleader, AutocastCUDA, m) {
+  m.impl("attention", AttentionAutocast);
+}
 
 TORCH_LIBRARY_IMPL(ringleader, Autograd, m) {
   m.impl("attention", AttentionAutograd);

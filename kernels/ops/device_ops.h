@@ -5,6 +5,7 @@
 #include <torch/library.h>
 #include <torch/types.h>
 
+#include <cmath>
 #include <optional>
 #include <tuple>
 
@@ -18,28 +19,33 @@ struct DeviceOps {
   using Tensor = torch::Tensor;
   using MaybeTensor = std::optional<torch::Tensor>;
 
+  static double ScaleOf(std::optional<double> scale, const AttentionSizes& sizes) {
+    return scale.value_or(1 / std::sqrt(static_cast<double>(sizes.head_dim)));
+  }
+
   static std::tuple<Tensor, Tensor> Attention(const Tensor& q, const Tensor& k, const Tensor& v,
                                               int64_t pattern, at::TensorList lists,
                                               const MaybeTensor& documents,
                                               const MaybeTensor& intervals, int64_t tile,
-                                              int64_t size, double scale, bool /*deterministic*/) {
+                                              int64_t size, std::optional<double> scale,
+                                              std::optional<bool> /*deterministic*/) {
     const c10::DeviceGuard guard(q.device());
     const AttentionSizes sizes = SizesOf(q, k, v);
     const Visit visit(q, sizes, pattern, lists, documents, intervals, tile, size);
     Engine engine;
-    return AttentionCalls<Engine>(engine, sizes, visit, scale).Forward(q, k, v);
+    return AttentionCalls<Engine>(engine, sizes, visit, ScaleOf(scale, sizes)).Forward(q, k, v);
   }
 
   static std::tuple<Tensor, Tensor, Tensor> AttentionBackward(
       const MaybeTensor& d_out, const MaybeTensor& d_lse, const Tensor& q, const Tensor& k,
       const Tensor& v, const Tensor& out, const Tensor& lse, int64_t pattern, at::TensorList lists,
       const MaybeTensor& documents, const MaybeTensor& intervals, int64_t tile, int64_t size,
-      double scale, bool deterministic) {
+      std::optional<double> scale, bool deterministic) {
     const c10::DeviceGuard guard(q.device());
     const AttentionSizes sizes = SizesOf(q, k, v);
     const Visit visit(q, sizes, pattern, lists, documents, intervals, tile, size);
     Engine engine;
-    return AttentionCalls<Engine>(engine, sizes, visit, scale)
+    return AttentionCalls<Engine>(engine, sizes, visit, ScaleOf(scale, sizes))
         .Backward(d_out, d_lse, q, k, v, out, lse, deterministic);
   }
 

@@ -1,5 +1,5 @@
-// The seconds that calls of the operator take from C++, for bench/python_kernels.py to compare with
-// those from Python: torch.ops.ringleader_bench.call_seconds.
+// The seconds that calls take from C++, for bench/python_kernels.py to compare with those from
+// Python: torch.ops.ringleader_bench.call_seconds and grad_seconds.
 #include <torch/autograd.h>
 #include <torch/library.h>
 #include <torch/types.h>
@@ -11,10 +11,16 @@
 namespace {
 
 using torch::Tensor;
+using Clock = std::chrono::steady_clock;
 
-// Returns the seconds that `calls` forwards take the host, each with a backward if asked for.
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// Returns the seconds that `calls` chains of `layers` forwards, each of the one before it, take the
+// host, each with a backward through it if asked for, and with the end of what they made.
 double CallSeconds(const Tensor& q, const Tensor& k, const Tensor& v, int64_t pattern,
-                   at::TensorList lists, int64_t tile, int64_t size, double scale, int64_t calls,
+                   at::TensorList lists, int64_t tile, int64_t size, int64_t calls, int64_t layers,
                    bool backward) {
   // The operator is in a library that Python has loaded.
   static const auto attention =
@@ -22,17 +28,30 @@ double CallSeconds(const Tensor& q, const Tensor& k, const Tensor& v, int64_t pa
           .findSchemaOrThrow("ringleader::attention", "")
           .typed<std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, int64_t,
                                             at::TensorList, const std::optional<Tensor>&,
-                                            const std::optional<Tensor>&, int64_t, int64_t, double,
-                                            bool)>();
+                                            const std::optional<Tensor>&, int64_t, int64_t,
+                                            std::optional<double>, std::optional<bool>)>();
   const Tensor d_out = torch::ones_like(q);
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   for (int64_t i = 0; i < calls; ++i) {
-    const auto [out, lse] =
-        attention.call(q, k, v, pattern, lists, /*documents=*/std::nullopt,
-                       /*intervals=*/std::nullopt, tile, size, scale, /*deterministic=*/false);
-    if (backward) torch::autograd::grad({out}, {q, k, v}, {d_out});
+    Tensor x = q;
+    for (int64_t layer = 0; layer < layers; ++layer) {
+      x = std::get<0>(attention.call(x, k, v, pattern, lists, /*documents=*/std::nullopt,
+                                     /*intervals=*/std::nullopt, tile, size, /*scale=*/std::nullopt,
+                                     /*deterministic=*/std::nullopt));
+    }
+    if (backward) torch::autograd::grad({x}, {q, k, v}, {d_out});
   }
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return SecondsSince(start);
+}
+
+// Returns the seconds that `calls` backwards of `out` take the host.
+double GradSeconds(const Tensor& out, const Tensor& input, int64_t calls) {
+  const Tensor d_out = torch::ones_like(out);
+  const auto start = Clock::now();
+  for (int64_t i = 0; i < calls; ++i) {
+    torch::autograd::grad({out}, {input}, {d_out}, /*retain_graph=*/true);
+  }
+  return SecondsSince(start);
 }
 
 }  // namespace
@@ -40,6 +59,7 @@ double CallSeconds(const Tensor& q, const Tensor& k, const Tensor& v, int64_t pa
 TORCH_LIBRARY(ringleader_bench, m) {
   m.def(
       "call_seconds(Tensor q, Tensor k, Tensor v, int pattern, Tensor[] lists, int tile, int size, "
-      "float scale, int calls, bool backward) -> float",
+      "int calls, int layers, bool backward) -> float",
       CallSeconds);
+  m.def("grad_seconds(Tensor out, Tensor input, int calls) -> float", GradSeconds);
 }

@@ -4,6 +4,7 @@ import pytest
 import torch
 from oracle import CUDA, DEVICE, document_ids, error, inputs, random_tiles
 from torch.nn.attention.flex_attention import create_block_mask
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ringleader import kernels
 from ringleader.kernels import sparse_attention
@@ -30,7 +31,7 @@ def operator_samples():
         chosen = ops.choose_moba(q, k, starts, 64, 64, 2, 0.0)[0]
     return {
         "attention": (q, k, v, *arguments),
-        "attention of intervals": (q, k, v, pattern, lists, None, mask, tile, size, 0.125, False),
+        "attention of intervals": (q, k, v, pattern, lists, None, mask, tile, size),
         "attention_backward": (torch.randn_like(out), None, q.detach(), k.detach(), v.detach(), out, lse, *arguments),
         "tile_lists": (chosen, 200, 64, 64, 2 * 4 * 10),
         "choose_vertical_slash": (q.detach(), k.detach(), positions, None, 64, 0.125, 0.9, 0.9, 40, 3, 0.0, 4, 1),
@@ -81,6 +82,51 @@ def test_compile(name, dynamic):
     d_out = torch.randn_like(expected)
     for a, b in zip(torch.autograd.grad(actual, (q, k, v), d_out), torch.autograd.grad(expected, (q, k, v), d_out)):
         assert error(a, b) < (1e-2 if CUDA else 1e-6)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_autocast(compiled):
+    """Float32 under autocast is bfloat16, forward and backward, and gradients come back in float32."""
+    torch._dynamo.reset()
+    q, k, v = inputs(1, 4, 2, 300, 64, dtype=torch.float32)
+
+    def attend(q, k, v):
+        with torch.autocast(DEVICE, torch.bfloat16):
+            return sparse_attention(q, k, v.bfloat16(), kernels.SlidingWindow(100))
+
+    call = torch.compile(attend, fullgraph=True, backend="aot_eager") if compiled else attend
+    out = call(q, k, v)
+    expected = sparse_attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), kernels.SlidingWindow(100))
+    assert out.dtype == torch.bfloat16 and error(out, expected) < (1e-2 if CUDA else 1e-6)
+    d_out = torch.randn_like(expected)
+    for a, b in zip(torch.autograd.grad(out, (q, k, v), d_out), torch.autograd.grad(expected, (q, k, v), d_out)):
+        assert a.dtype == torch.float32 and error(a, b) < (1e-2 if CUDA else 1e-6)
+
+
+class Calls(TorchDispatchMode):
+    """Remembers the arguments of each operator."""
+
+    def __init__(self):
+        super().__init__()
+        self.arguments = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.arguments[func.name()] = args
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("asked", [None, False, True])
+@pytest.mark.parametrize("of_pytorch", [False, True])
+def test_what_decides_whether_gradients_are_deterministic(asked, of_pytorch):
+    q, k, v = inputs(1, 2, 2, 64, 64)
+    torch.use_deterministic_algorithms(of_pytorch)
+    try:
+        out = sparse_attention(q, k, v, deterministic=asked)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    with Calls() as calls:
+        out.sum().backward()
+    assert calls.arguments["ringleader::attention_backward"][-1] is (of_pytorch if asked is None else asked)
 
 
 @pytest.mark.skipif(not CUDA, reason="CUDA graphs need a GPU")

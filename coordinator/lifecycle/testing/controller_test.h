@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/process/metrics.h"
 #include "base/process/version.h"
 #include "base/testing/fake_clock.h"
 #include "base/testing/temp_dir.h"
@@ -26,17 +27,21 @@ namespace ringleader::lifecycle::testing {
 class FakeSession : public session::Session {
  public:
   FakeSession(std::string node, std::string incarnation, const Clock* clock)
-      : node_(std::move(node)), incarnation_(std::move(incarnation)), clock_(clock) {}
+      : node_(std::move(node)),
+        incarnation_(std::move(incarnation)),
+        certificate_("uri ringleader://node/" + node_),
+        clock_(clock) {}
 
   const std::string& node() const override { return node_; }
   const std::string& incarnation() const override { return incarnation_; }
-  std::string certificate() const override { return "uri ringleader://node/" + node_; }
+  std::string certificate() const override { return certificate_; }
   absl::Time last_heard() const override { return heard_ ? *heard_ : clock_->Now(); }
   void Send(v1::CoordinatorMessage message) override { sent_.push_back(std::move(message)); }
   void Taken() override { ++taken_; }
   void Close(const absl::Status& status) override { closed_ = status; }
 
   int taken() const { return taken_; }
+  void ShowNoCertificate() { certificate_.clear(); }
   void FallSilent() { heard_ = clock_->Now(); }
   const std::optional<absl::Status>& closed() const { return closed_; }
 
@@ -59,6 +64,7 @@ class FakeSession : public session::Session {
  private:
   const std::string node_;
   const std::string incarnation_;
+  std::string certificate_;
   const Clock* const clock_;
   std::optional<absl::Time> heard_;
   std::optional<absl::Status> closed_;
@@ -115,7 +121,7 @@ class ControllerTest : public ::testing::Test {
   // Another coordinator on the same store.
   void Restart() {
     controller_.reset();
-    auto controller = JobController::Create(options_, &store_, &plans_, &clock_, nullptr);
+    auto controller = JobController::Create(options_, &store_, &plans_, &clock_, metrics_.get());
     ASSERT_TRUE(controller.ok()) << controller.status();
     controller_ = *std::move(controller);
   }
@@ -271,6 +277,7 @@ class ControllerTest : public ::testing::Test {
   FixedPlan plans_;
   std::unique_ptr<store::Store> sqlite_;
   FlakyStore store_;
+  std::unique_ptr<Metrics> metrics_;  // none, unless a test makes them before a Restart()
   std::unique_ptr<JobController> controller_;
   std::string worker_version_ = std::string(kVersion);
   uint32_t attempt_ = 1;  // whose, in Say()

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -32,7 +33,12 @@ class FixedPlan : public PlanSource {
     return std::exchange(next, std::nullopt);
   }
   std::vector<v1::SlowRank> SlowRanks(const v1::Job&) override { return slow; }
-  void Forget(const v1::Job&) override {}
+  void Started(const v1::Job& job, const v1::StepPlan&,
+               const std::vector<v1::NodeInventory>& nodes) override {
+    started.push_back(job.name());
+    started_on = nodes;
+  }
+  void Forget(const v1::Job& job) override { forgotten.push_back(job.name()); }
   void Restored(const v1::Job& job, const v1::StepPlan& plan, const std::vector<v1::NodeInventory>&,
                 const std::vector<v1::StepReport>& reports) override {
     restored = plan;
@@ -63,6 +69,8 @@ class FixedPlan : public PlanSource {
   std::vector<v1::SlowRank> slow = {};    // of every job
   std::optional<v1::StepPlan> restored = {};
   std::vector<v1::StepReport> relearned = {};
+  std::vector<std::string> started, forgotten;  // jobs, in order
+  std::vector<v1::NodeInventory> started_on;
   std::shared_ptr<const store::MeasurementList> measured = nullptr;
   std::vector<Waiting> waiting;
   std::atomic<int> asked = 0;

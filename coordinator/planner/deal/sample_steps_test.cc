@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "coordinator/planner/testing/planner_problems.h"
+#include "ringleader/kernels/block_choice.h"
 
 namespace ringleader::planner {
 namespace {
@@ -138,6 +139,27 @@ TEST_F(SampleStepsTest, ReportsOfSamplesTeachTheCostModel) {
   }
   EXPECT_EQ(costs.observations(), 199);
   EXPECT_NEAR(costs.Seconds(Phase::kLinear, {.rows = 1e5}) / (1e5 * kLinearPerToken), 1, 0.05);
+}
+
+// A short sample keeps more than the share: as many groups as its place in a whole sequence allows.
+TEST_F(SampleStepsTest, ShortSamplesKeepTheGroupsOfTheJobsBudget) {
+  spec_.mutable_attention()->Clear();
+  spec_.mutable_attention()->set_pattern(v1::AttentionSpec::KEY_GROUPS);
+  jobspec::ApplyDefaults(&spec_);
+  const v1::StepPlan plan = Plan(CostModel(spec_, ThreeBillion(), cluster_));
+  ASSERT_GT(plan.sample_weights_size(), 4);
+  const kernels::KeyGroupBudget budget =
+      kernels::KeyGroupBudgetOf(static_cast<float>(spec_.attention().density()), /*tokens=*/65536);
+  for (const v1::SampleWeight& row : plan.sample_weights()) {
+    const auto blocks = static_cast<int64_t>(row.tokens() / kernels::kGroupTile);
+    double tiles = 0;
+    for (int64_t own = 0; own < blocks; ++own) {
+      tiles += 1 + kernels::TilesOfGroups(budget.MostGroups(own * kernels::kGroupTile, 0));
+    }
+    const double causal = static_cast<double>(blocks * (blocks + 1)) / 2;
+    EXPECT_NEAR(row.density(), tiles / causal, 0.02 * tiles / causal) << row.tokens();
+  }
+  EXPECT_GT(plan.sample_weights(0).density(), 2 * plan.sample_weights().rbegin()->density());
 }
 
 }  // namespace

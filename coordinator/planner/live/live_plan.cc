@@ -149,14 +149,14 @@ void LivePlan::TakeShape(uint64_t version, Reshaping found) {
   better_ = std::move(found.better);
 }
 
-bool LivePlan::ChangeSpeeds(const v1::StepReport& report, std::optional<v1::StepPlan>* next) const {
+void LivePlan::ChangeSpeeds(const v1::StepReport& report, std::optional<v1::StepPlan>* next) const {
   const uint32_t groups = spec_.parallelism().data();
   if (groups < 2 || spec_.data().batching() != v1::DataSpec::SAMPLES ||
       spec_.data().dealing() == v1::DataSpec::IN_ORDER || !slow_.know()) {
-    return false;
+    return;
   }
   const std::vector<uint32_t> permille = slow_.GroupPermille(groups);
-  if (Alike(plan_.group_permille(), permille)) return false;
+  if (Alike(plan_.group_permille(), permille)) return;
   if (!next->has_value()) {
     *next = Next(report);
     DateWeights(plan_, &**next);
@@ -170,12 +170,11 @@ bool LivePlan::ChangeSpeeds(const v1::StepReport& report, std::optional<v1::Step
   (*next)->add_reasons(slow.empty()
                            ? "no rank is slow any more: groups get alike"
                            : absl::StrFormat("groups get by their speed: %s, for 50 steps", slow));
-  return true;
 }
 
-bool LivePlan::ChangeShape(const v1::StepReport& report, std::optional<v1::StepPlan>* next) {
+void LivePlan::ChangeShape(const v1::StepReport& report, std::optional<v1::StepPlan>* next) {
   const std::optional<v1::StepPlan> better = std::exchange(better_, std::nullopt);
-  if (!better.has_value()) return false;
+  if (!better.has_value()) return;
   const bool is_dated = next->has_value();
   if (!is_dated) *next = Next(report);
   v1::StepPlan& plan = **next;
@@ -191,7 +190,6 @@ bool LivePlan::ChangeShape(const v1::StepReport& report, std::optional<v1::StepP
   }
   for (const std::string& reason : better->reasons()) plan.add_reasons(reason);
   changing_step_ = plan.effective_step();
-  return true;
 }
 
 std::optional<v1::StepPlan> LivePlan::Observe(const v1::StepReport& report, absl::Duration age,

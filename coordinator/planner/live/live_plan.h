@@ -61,8 +61,8 @@ class LivePlan {
   void LearnWhatAChangeCosts(const v1::StepReport& report);
   v1::StepPlan Next(const v1::StepReport& report) const;
   uint64_t LeadSteps(double step_seconds) const;
-  bool ChangeSpeeds(const v1::StepReport& report, std::optional<v1::StepPlan>* next) const;
-  bool ChangeShape(const v1::StepReport& report, std::optional<v1::StepPlan>* next);
+  void ChangeSpeeds(const v1::StepReport& report, std::optional<v1::StepPlan>* next) const;
+  void ChangeShape(const v1::StepReport& report, std::optional<v1::StepPlan>* next);
 
   const v1::JobSpec spec_;
   const bool may_change_;

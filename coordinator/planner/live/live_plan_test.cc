@@ -199,6 +199,22 @@ TEST_F(LivePlanTest, NothingChangesThatTheJobDoesNotReach) {
   EXPECT_FALSE(shorter.WantsShape(report));
 }
 
+TEST_F(LivePlanTest, ALookTakesPlaceEvery32Steps) {
+  LivePlan live(spec_, plan_, nullptr, true);
+  EXPECT_FALSE(Train(&live, 100, 1).has_value());
+  v1::StepReport report;
+  report.set_step_seconds(1);
+  const auto wants = [&](uint64_t step) {
+    report.set_step(step);
+    return live.WantsShape(report);
+  };
+  EXPECT_TRUE(wants(100));
+  EXPECT_FALSE(wants(101));
+  EXPECT_FALSE(wants(131));
+  EXPECT_TRUE(wants(132));
+  EXPECT_FALSE(wants(133));
+}
+
 // What the attempt before found of a group holds until enough of this one was seen.
 TEST_F(LivePlanTest, AGroupIsSlowUntilFiftyStepsSayOtherwise) {
   plan_.add_group_permille(1000);

@@ -85,8 +85,11 @@ TEST_F(ReshapeTest, AnUnevenLayoutIsLeftForAnEvenOne) {
   ASSERT_TRUE(found.better.has_value());
   EXPECT_EQ(found.better->layout(), v1::ParallelismSpec::STRIPED);
   EXPECT_THAT(found.better->reasons(0), HasSubstr("in place of contiguous, flat"));
-  // The same look from there finds nothing.
+  // The same look from there finds nothing, also where that shape did better when it was in force
+  // before.
   plan_ = *found.better;
+  EXPECT_FALSE(Look(Request(1.1, 0)).better.has_value());
+  misses_[NameOf(plan_)] = 0.8;
   EXPECT_FALSE(Look(Request(1.1, 0)).better.has_value());
 }
 

@@ -37,16 +37,13 @@ struct KeepShared {
 
 // A tile's candidates, in the order of taking: smaller keys first.
 struct CandidateRow {
-  const uint16_t* scores;  // by group of the sequence
+  const uint32_t* scores;  // by group of the sequence
   uint32_t begin, end;     // groups
-  int group_bits;          // of `end`
   bool late;               // where ties go
 
   __device__ __forceinline__ uint64_t Key(uint32_t group) const {
-    const uint32_t place = late ? end - group : group;
-    return static_cast<uint64_t>(scores[group]) << group_bits | place;
+    return static_cast<uint64_t>(scores[group]) << 32 | (late ? ~group : group);
   }
-  __device__ __forceinline__ int KeyBits() const { return 16 + group_bits; }
 };
 
 // Finds the digit of the `remaining`-th smallest from the counts of all.
@@ -73,7 +70,7 @@ __device__ uint64_t KeyLimit(KeepShared& shared, const CandidateRow& row, uint32
   if (kept == 0) return 0;
   if (kept == row.end - row.begin) return ~uint64_t{0};
   uint64_t prefix = 0;
-  int above = row.KeyBits();  // bits from here on are in the prefix
+  int above = 63;  // bits from here on are in the prefix; a score's highest bit is never set
   while (true) {
     const int shift = max(above - kDigitBits, 0);
     for (int i = threadIdx.x; i < kDigits; i += kKeepThreads) shared.counts[i] = 0;
@@ -102,13 +99,11 @@ __global__ void __launch_bounds__(kKeepThreads)
   const int64_t query = static_cast<int64_t>(tile) * kGroupTile;
   const int64_t first = p.layout.Position(query);
   const int64_t start = p.document_starts == nullptr ? 0 : p.document_starts[query];
-  const auto end = static_cast<uint32_t>(first / kGroupKeys);
   const CandidateRow row = {
       .scores = p.scores +
                 (static_cast<int64_t>(head) * p.blocks * kBlockTiles + blockIdx.x) * p.row_groups,
       .begin = static_cast<uint32_t>(start / kGroupKeys),
-      .end = end,
-      .group_bits = 32 - __clz(end),
+      .end = static_cast<uint32_t>(first / kGroupKeys),
       .late = TiesGoLate(head)};
   const uint64_t limit =
       KeyLimit(shared, row, static_cast<uint32_t>(keep.budget.MostGroups(first, start)));
@@ -143,7 +138,7 @@ struct Slabs {
   int64_t row_groups = 0;      // of the sequence, up to whole stages
   int64_t blocks = 0;          // of this rank's queries
   int64_t blocks_at_once = 0;  // of all heads
-  size_t reference_bytes = 0, score_bytes = 0;
+  size_t max_bytes = 0, score_bytes = 0;
 };
 
 Slabs SlabsOf(int heads, const KeyGroupGateStep& step) {
@@ -151,10 +146,10 @@ Slabs SlabsOf(int heads, const KeyGroupGateStep& step) {
   Slabs slabs;
   slabs.row_groups = (step.query_layout.tokens + kStageKeys - 1) / kStageKeys * kStageGroups;
   slabs.blocks = (queries + kBlockQueries - 1) / kBlockQueries;
-  const size_t block_bytes = sizeof(uint16_t) * slabs.row_groups * kBlockTiles * heads;
+  const size_t block_bytes = sizeof(uint32_t) * slabs.row_groups * kBlockTiles * heads;
   slabs.blocks_at_once = std::clamp<int64_t>(
       static_cast<int64_t>(kKeyGroupWorkspaceBytes / block_bytes), 1, slabs.blocks);
-  slabs.reference_bytes = (sizeof(__half) * heads * queries + 15) / 16 * 16;
+  slabs.max_bytes = (sizeof(float) * heads * queries + 15) / 16 * 16;
   slabs.score_bytes = block_bytes * slabs.blocks_at_once;
   return slabs;
 }
@@ -191,11 +186,11 @@ absl::Status Check(int heads, int kv_heads, const KeyGroupGateStep& step) {
   return CheckPointer(step.bounds, "ChooseKeyGroups: bounds");
 }
 
-using Kernel = void (*)(ProductParams, CUtensorMap, CUtensorMap, CUtensorMap);
+using Kernel = void (*)(ProductParams, CUtensorMap, CUtensorMap);
 
 absl::Status LaunchProducts(Kernel kernel, const ProductParams& params,
                             const CUtensorMap& query_map, const CUtensorMap& key_map,
-                            const CUtensorMap& sampled_map, cudaStream_t stream) {
+                            cudaStream_t stream) {
   int device = 0, multiprocessors = 0;
   RETURN_IF_CUDA_ERROR(cudaGetDevice(&device), "ChooseKeyGroups");
   RETURN_IF_CUDA_ERROR(
@@ -205,8 +200,7 @@ absl::Status LaunchProducts(Kernel kernel, const ProductParams& params,
   RETURN_IF_CUDA_ERROR(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
       "ChooseKeyGroups");
-  kernel<<<multiprocessors, kProductThreads, kBytes, stream>>>(params, query_map, key_map,
-                                                               sampled_map);
+  kernel<<<multiprocessors, kProductThreads, kBytes, stream>>>(params, query_map, key_map);
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "ChooseKeyGroups: products");
   return absl::OkStatus();
 }
@@ -215,7 +209,7 @@ absl::Status LaunchProducts(Kernel kernel, const ProductParams& params,
 
 size_t KeyGroupWorkspaceBytes(int heads, const KeyGroupGateStep& step) {
   const Slabs slabs = SlabsOf(heads, step);
-  return slabs.reference_bytes + slabs.score_bytes;
+  return slabs.max_bytes + slabs.score_bytes;
 }
 
 absl::Status ChooseKeyGroups(int heads, int kv_heads, const KeyGroupGateStep& step, void* workspace,
@@ -224,24 +218,16 @@ absl::Status ChooseKeyGroups(int heads, int kv_heads, const KeyGroupGateStep& st
   RETURN_IF_ERROR(Check(heads, kv_heads, step));
   RETURN_IF_ERROR(CheckPointer(workspace, "ChooseKeyGroups: workspace"));
   RETURN_IF_ERROR(sm90::CheckHopper());
-  // Every `spacing`-th of a sequence's rows.
-  const auto rows = [](const uint8_t* data, int64_t tokens, int heads, int spacing) {
-    return TokenMajor<const uint8_t>{.data = data,
-                                     .tokens = (tokens + spacing - 1) / spacing,
-                                     .heads = heads,
-                                     .head_dim = kScoreDims,
-                                     .token_stride = int64_t{heads} * kScoreDims * spacing,
-                                     .head_stride = kScoreDims};
+  const auto rows = [](const uint8_t* data, int64_t tokens, int heads) {
+    return TokenMajor<const uint8_t>{
+        data, tokens, heads, kScoreDims, int64_t{heads} * kScoreDims, kScoreDims};
   };
   const int64_t queries = step.query_layout.local_tokens(), tokens = step.query_layout.tokens;
   ASSIGN_OR_RETURN(
       const CUtensorMap query_map,
-      sm90::LoadBytesMap(rows(step.queries, queries, heads, 1), kWarpgroupQueries, kName));
+      sm90::LoadBytesMap(rows(step.queries, queries, heads), kWarpgroupQueries, kName));
   ASSIGN_OR_RETURN(const CUtensorMap key_map,
-                   sm90::LoadBytesMap(rows(step.keys, tokens, kv_heads, 1), kQuarterKeys, kName));
-  ASSIGN_OR_RETURN(
-      const CUtensorMap sampled_map,
-      sm90::LoadBytesMap(rows(step.keys, tokens, kv_heads, kSampledKeys), kStageKeys, kName));
+                   sm90::LoadBytesMap(rows(step.keys, tokens, kv_heads), kStageKeys, kName));
   const Slabs slabs = SlabsOf(heads, step);
   const int64_t stages = (tokens + kStageKeys - 1) / kStageKeys;
   ProductParams params = {
@@ -251,8 +237,8 @@ absl::Status ChooseKeyGroups(int heads, int kv_heads, const KeyGroupGateStep& st
       .heads = heads,
       .group = heads / kv_heads,
       .blocks = static_cast<int>(slabs.blocks),
-      .references = static_cast<__half*>(workspace),
-      .scores = reinterpret_cast<uint16_t*>(static_cast<char*>(workspace) + slabs.reference_bytes),
+      .row_max = static_cast<float*>(workspace),
+      .scores = reinterpret_cast<uint32_t*>(static_cast<char*>(workspace) + slabs.max_bytes),
       .row_groups = slabs.row_groups};
   const auto query_tiles = static_cast<int>((queries + kGroupTile - 1) / kGroupTile);
   const KeepParams keep = {.budget = step.budget(),
@@ -260,14 +246,12 @@ absl::Status ChooseKeyGroups(int heads, int kv_heads, const KeyGroupGateStep& st
                            .query_tiles = query_tiles,
                            .groups = step.groups,
                            .bounds = step.bounds};
-  RETURN_IF_ERROR(
-      LaunchProducts(ProductKernel<false>, params, query_map, key_map, sampled_map, stream));
+  RETURN_IF_ERROR(LaunchProducts(ProductKernel<false>, params, query_map, key_map, stream));
   params.chunks = static_cast<int>((stages + kChunkStages - 1) / kChunkStages);
   for (int64_t block = 0; block < slabs.blocks; block += slabs.blocks_at_once) {
     params.first_block = static_cast<int>(block);
     params.blocks = static_cast<int>(std::min(slabs.blocks_at_once, slabs.blocks - block));
-    RETURN_IF_ERROR(
-        LaunchProducts(ProductKernel<true>, params, query_map, key_map, sampled_map, stream));
+    RETURN_IF_ERROR(LaunchProducts(ProductKernel<true>, params, query_map, key_map, stream));
     const int tiles =
         std::min(params.blocks * kBlockTiles, query_tiles - params.first_block * kBlockTiles);
     KeepGroupsKernel<<<dim3(tiles, heads), kKeepThreads, 0, stream>>>(params, keep);

@@ -1,12 +1,11 @@
 // The choice of groups of 8 keys by the best pair of each, on the device: KeyGroupGateStep says
 // what it is. Equal on any number of ranks, bit for bit. The tensor cores sum products in e4m3 to
-// half precision (WgmmaE4m3), so that groups may come in another order than with the CPU engine
-// where their scores lie that close.
+// 14 significant bits (WgmmaE4m3), so that groups may come in another order than with the CPU
+// engine where their scores lie that close.
 //
-// Products are computed of all visible pairs for the scores, and before that of an eighth of them
-// for the references: of n local queries that see m keys each, 2.25 * n * m * heads * 64 operations
-// of the tensor cores in e4m3. At 131,072 tokens on one rank with 16 heads these are 2.0e13, 10 ms
-// of an H200.
+// Products of all visible pairs are computed twice, once for each query's largest and once for the
+// scores: of n local queries that see m keys each, 4 * n * m * heads * 64 operations of the tensor
+// cores in e4m3. At 131,072 tokens on one rank with 16 heads these are 3.5e13, 18 ms of an H200.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -19,7 +18,7 @@
 namespace ringleader::kernels::index {
 
 // Tiles of queries are scored some at a time, so that no more memory than this is taken for scores
-// unless four tiles of all heads take more: with 16 heads from 16M tokens on.
+// unless four tiles of all heads take more: with 16 heads from 8M tokens on.
 inline constexpr size_t kKeyGroupWorkspaceBytes = size_t{256} << 20;
 
 size_t KeyGroupWorkspaceBytes(int heads, const KeyGroupGateStep& step);

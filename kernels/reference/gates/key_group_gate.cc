@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -80,7 +79,7 @@ class KeyGroupGate {
     Widen(step_.queries + (tile.index * kGroupTile * heads_ + tile.head) * kScoreDims,
           int64_t{heads_} * kScoreDims, tile.rows, queries);
     std::vector<float> of_row(tile.rows * groups, kNegativeInfinity);
-    std::vector<float> references(tile.rows, kNegativeInfinity);
+    std::vector<float> top(tile.rows, kNegativeInfinity);
     for (int64_t begin = tile.start / kChunk * kChunk; begin < tile.first + tile.rows;
          begin += kChunk) {
       const int64_t keys = std::min<int64_t>(kChunk, tile.first + tile.rows - begin);
@@ -94,23 +93,17 @@ class KeyGroupGate {
         const int64_t end = std::min(begin + keys, tile.first + i + 1);
         for (int64_t j = std::max(begin, start); j < end; ++j) {
           const float logit = memory[i * kChunk + j - begin] * step_.scale;
-          const bool is_own = j >= tile.first;
-          if ((is_own || j % kSampledKeys == 0) && logit > references[i]) references[i] = logit;
-          if (is_own) continue;
+          if (logit > top[i]) top[i] = logit;
+          if (j >= tile.first) continue;
           float& most = of_row[i * groups + j / kGroupKeys - tile.first_group()];
           if (logit > most) most = logit;
         }
       }
     }
-    float most = 0.0f;
-    for (const float reference : references) {
-      if (reference > kNegativeInfinity) most = std::max(most, std::abs(reference));
-    }
     std::vector<float> scores(groups, kNegativeInfinity);
     for (int i = 0; i < tile.rows; ++i) {
-      if (references[i] == kNegativeInfinity) continue;
       for (int64_t g = 0; g < groups; ++g) {
-        const float score = std::min(of_row[i * groups + g] - references[i], most);
+        const float score = of_row[i * groups + g] - top[i];
         if (score > scores[g]) scores[g] = score;
       }
     }

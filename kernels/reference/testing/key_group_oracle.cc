@@ -98,9 +98,9 @@ std::vector<double> NarrowHeads(const TokenMajor<const float>& x, int first, int
       if (std::isfinite(row[dim])) largest = std::max(largest, std::abs(double{row[dim]}));
     }
   });
-  double scale = 1.0;  // the least power of two with which none is larger than 14
-  while (largest > 0.0 && largest <= scale / 2 * 14.0) scale /= 2;
-  while (largest > scale * 14.0) scale *= 2;
+  double scale = 1.0;  // the least power of two with which all fit
+  while (largest > 0.0 && largest <= scale / 2 * E4m3Values().back()) scale /= 2;
+  while (largest > scale * E4m3Values().back()) scale *= 2;
   std::vector<double> narrow;
   for_each([&](const float* row) {
     const bool is_finite =
@@ -145,35 +145,24 @@ double KeyGroupOracle::Product(const double* query, const double* key, int64_t d
       sum += query[x] * key[x];
       largest = std::max(largest, std::abs(query[x] * key[x]));
     }
-    lost += 0x1p-13 * static_cast<double>(end - first + 1) * largest + 0x1p-11 * std::abs(sum);
+    lost += 0x1p-13 * (static_cast<double>(end - first + 1) * largest + std::abs(sum));
   }
-  most_product_ = std::max(most_product_, std::abs(sum));
   if (lost > most_lost_) most_lost_ = lost;
   return sum;
 }
 
 void KeyGroupOracle::ScoreHead(int head, const double* queries, const double* keys, int64_t dims) {
   std::vector<double> logits(tokens_);
-  for (int64_t tile = 0; tile < tiles_; ++tile) {
-    const int64_t first = tile * kGroupTile, end = std::min(first + kGroupTile, tokens_);
-    double most = 0.0;
-    for (int64_t i = first; i < end; ++i) {
-      double reference = kNegativeInfinity;
-      for (int64_t j = StartOf(i); j <= i; ++j) {
-        logits[j] = double{step_.scale} * Product(queries + i * dims, keys + j * dims, dims);
-        if (j >= first || j % kSampledKeys == 0) reference = std::max(reference, logits[j]);
-      }
-      // A NaN never is the larger one, nor is what an unseen reference would make of a score.
-      if (reference == kNegativeInfinity) continue;
-      most = std::max(most, std::abs(reference));
-      for (int64_t j = StartOf(i); j < first; ++j) {
-        double& score = scores_[(head * tiles_ + tile) * groups_ + j / kGroupKeys];
-        score = std::max(score, logits[j] - reference);
-      }
+  for (int64_t i = 0; i < tokens_; ++i) {
+    double top = kNegativeInfinity;
+    for (int64_t j = StartOf(i); j <= i; ++j) {
+      logits[j] = double{step_.scale} * Product(queries + i * dims, keys + j * dims, dims);
+      if (logits[j] > top) top = logits[j];
     }
-    for (int64_t group = 0; group < groups_; ++group) {
-      double& score = scores_[(head * tiles_ + tile) * groups_ + group];
-      score = std::min(score, most);
+    const int64_t tile = i / kGroupTile;
+    for (int64_t j = StartOf(i); j < tile * kGroupTile; ++j) {
+      double& score = scores_[(head * tiles_ + tile) * groups_ + j / kGroupKeys];
+      if (logits[j] - top > score) score = logits[j] - top;
     }
   }
 }

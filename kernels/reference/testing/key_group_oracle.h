@@ -31,15 +31,11 @@ class KeyGroupOracle {
     return scores_[(head * tiles_ + tile) * groups_ + group];
   }
   // How far two scores may be from each other's right place in the order if Hopper's tensor cores
-  // sum the products to half precision. An instruction takes 32 of them and the sum so far; all are
-  // aligned to the largest, of which 13 bits below the leading one are kept, and the sum is
-  // rounded. Each term thus loses less than 2^-13 of the largest, the sum at most 2^-11 of itself.
-  // A reference is a product and the most that a score may have, which is one, and a distance is a
-  // reference less a product; both are rounded, and are no more than two and three products. Two
-  // scores are compared.
-  double TensorCoreTolerance() const {
-    return 2.0 * double{step_.scale} * (3.0 * most_lost_ + 0x1p-11 * 5.0 * most_product_);
-  }
+  // sum the products. An instruction takes 32 of them and the sum so far; all are aligned to the
+  // largest, of which 13 bits below the leading one are kept, as they are of the sum. Each term
+  // thus loses less than 2^-13 of the largest, the sum less than 2^-13 of itself. A score is a
+  // product less a product, and two scores are compared: four times what one may lose.
+  double TensorCoreTolerance() const { return 4.0 * double{step_.scale} * most_lost_; }
   // What is wrong with keeping `kept`, groups of the sequence, ascending; "" if nothing. Scores
   // that differ by no more than `tolerance` may go either way, and those that are equal go where
   // ties go: with a tolerance of 0 the choice is the only one.
@@ -61,8 +57,7 @@ class KeyGroupOracle {
   const int heads_;
   const int64_t tokens_, tiles_, groups_;
   std::vector<double> scores_;  // [heads, tiles, groups]
-  double most_product_ = 0.0;   // of a visible pair's, its magnitude
-  double most_lost_ = 0.0;      // of one of these
+  double most_lost_ = 0.0;      // of a visible pair's product
 };
 
 // The groups of one row of a rank's choice, as groups of the sequence, ascending. Empty, and

@@ -6,10 +6,14 @@ from torch.nn.attention.flex_attention import BlockMask
 from ringleader.kernels.blocks import CAUSAL, CSR, FULL, Columns, Diagonals, TileLists, tiles_from_lists, tiles_of
 from ringleader.kernels.documents import as_documents
 from ringleader.kernels.masks import KeyIntervals, key_intervals
-from ringleader.kernels.operators import autocast, ops
+from ringleader.kernels.operators import ops
 
 _FORMS = ("None, a BlockMask, (counts, indices), a SlidingWindow, what the functions of ringleader.kernels.blocks "
           "return, or a choice such as VerticalSlash()")
+
+
+# An overload by name is found sooner than by its arguments.
+_attention = ops.attention.default
 
 
 def _visit(q, k, blocks, documents, columns, scale):
@@ -94,11 +98,6 @@ def sparse_attention(q, k, v, blocks=None, *, documents=None, columns=None, mask
     """
     if q.dim() != 4:
         raise ValueError(f"q is {list(q.shape)}; it must be [batch, heads, tokens, head_dim]")
-    q, k, v = autocast(q, k, v)
-    if scale is None:
-        scale = q.shape[3] ** -0.5
-    if deterministic is None:
-        deterministic = torch.are_deterministic_algorithms_enabled()
     if isinstance(mask, str) and mask == "causal":
         if isinstance(blocks, BlockMask):
             blocks = tiles_of(blocks, q.shape[1], q.shape[0], documents)
@@ -106,9 +105,22 @@ def sparse_attention(q, k, v, blocks=None, *, documents=None, columns=None, mask
             return sparse_attention(q, k, v, blocks._replace(mask=None), documents=documents, columns=columns,
                                     mask=blocks.mask, scale=scale, deterministic=deterministic, return_lse=return_lse)
         pattern, lists, tile, size = _visit(q, k, blocks, documents, columns, scale)
-        starts, intervals = as_documents(documents, q.shape[0], q.shape[2]), None
+        intervals = None
     else:
         pattern, lists, tile, size, intervals = _visit_masked(q, k, blocks, documents, columns, mask)
-        starts = None
-    out, lse = ops.attention(q, k, v, pattern, lists, starts, intervals, tile, size, scale, deterministic)
+        documents = None  # the intervals have them
+    more = {}  # each argument costs a share of a microsecond
+    if documents is not None:
+        more["documents"] = as_documents(documents, q.shape[0], q.shape[2])
+    if intervals is not None:
+        more["intervals"] = intervals
+    if tile != 128:
+        more["tile"] = tile
+    if size != 0:
+        more["size"] = size
+    if scale is not None:
+        more["scale"] = scale
+    if deterministic is not None:
+        more["deterministic"] = deterministic
+    out, lse = _attention(q, k, v, pattern, lists, **more)
     return (out, lse) if return_lse else out

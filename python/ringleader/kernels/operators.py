@@ -41,7 +41,7 @@ def _tiles(tokens, tile):
 
 
 @torch.library.register_fake("ringleader::attention")
-def _(q, k, v, pattern, lists, documents, intervals, tile, size, scale, deterministic):
+def _(q, k, v, *_, **__):
     batch, heads, tokens, head_dim = q.shape
     out = q.new_empty(batch, tokens, heads, head_dim).transpose(1, 2)
     return out, q.new_empty(batch, heads, tokens, dtype=torch.float32)

@@ -5,8 +5,9 @@
 
 #include <thread>
 
-#include "absl/time/clock.h"
+#include "base/boot_clock.h"
 #include "base/net/message_size.h"
+#include "base/testing/equals_text.h"
 
 namespace ringleader::agent {
 namespace {
@@ -185,6 +186,94 @@ TEST_F(EventBufferTest, NextWaitsForAMessageAndCanBeWoken) {
   std::thread waker([&] { buffer_.Wake(); });
   EXPECT_FALSE(buffer_.Next(1, absl::Hours(1)));
   waker.join();
+}
+
+TEST_F(EventBufferTest, NextWaitsAsLongAsItIsTold) {
+  const absl::Duration patience = absl::Milliseconds(30);
+  const absl::Time begin = BootNow();
+  EXPECT_FALSE(buffer_.Next(0, patience));
+  EXPECT_GE(BootNow() - begin, patience);
+}
+
+TEST_F(EventBufferTest, TheMarkOfAGapIsALineOfItsRankAndSaidOnce) {
+  v1::AttemptEvent event;
+  event.set_job("job");
+  event.set_attempt(2);
+  event.set_fencing_token(7);
+  buffer_.PushLogs(event, {Line(std::string(200, 'x'), 3)});
+  buffer_.PushLogs(event, {Line("lost", 3)});
+  buffer_.Acknowledge(1);
+  v1::LogLine line = Line("after", 3);
+  line.mutable_time()->set_seconds(9);
+  buffer_.PushLogs(event, {line, Line("next", 3)});
+  EXPECT_THAT(*Next(1), EqualsText(R"(
+    sequence: 2
+    event { job: "job" attempt: 2 fencing_token: 7 logs {
+      lines { rank: 3 time { seconds: 9 } is_stderr: true
+              text: "[1 lines were dropped here: the coordinator was away, or too slow]" }
+      lines { rank: 3 time { seconds: 9 } text: "after" }
+      lines { rank: 3 text: "next" } } })"));
+}
+
+// Layers have room for two reports' here.
+class LayersTest : public ::testing::Test {
+ protected:
+  static v1::WorkerMessage Step(uint64_t step, int layers) {
+    v1::WorkerMessage message;
+    message.mutable_event()->mutable_step()->set_step(step);
+    for (int i = 0; i < layers; ++i) {
+      message.mutable_event()->mutable_step()->add_layers()->set_density(0.5);
+    }
+    return message;
+  }
+  int LayersOf(uint64_t sequence) {
+    return buffer_.Next(sequence - 1, absl::ZeroDuration())->event().step().layers_size();
+  }
+
+  const size_t one_ = Step(1, 1).event().step().layers(0).ByteSizeLong();
+  EventBuffer buffer_{100, 20 * one_, /*max_unsent=*/4};
+};
+
+TEST_F(LayersTest, WhatWentWithoutThemTakesNoRoom) {
+  buffer_.Push(Step(1, 15));
+  buffer_.Push(Step(2, 15));
+  buffer_.Push(Step(3, 5));
+  EXPECT_EQ(LayersOf(1), 15);
+  EXPECT_EQ(LayersOf(2), 0);
+  EXPECT_EQ(LayersOf(3), 5) << "exactly as much as there is room for";
+  buffer_.Push(Step(4, 1));
+  EXPECT_EQ(LayersOf(4), 0);
+  buffer_.Acknowledge(2);
+  buffer_.Push(Step(5, 15));
+  EXPECT_EQ(LayersOf(5), 15);
+}
+
+// Of five that were never sent every second goes; one was sent and acknowledged before.
+TEST_F(LayersTest, StepsThatAreThinnedOutMakeRoom) {
+  buffer_.Push(Step(1, 0));
+  EXPECT_EQ(LayersOf(1), 0);
+  buffer_.Acknowledge(1);
+  for (uint64_t step = 2; step <= 6; ++step) buffer_.Push(Step(step, 4));
+  EXPECT_EQ(buffer_.dropped_step_reports(), 2u) << "3 and 5";
+  EXPECT_EQ(buffer_.size(), 3u);
+  buffer_.Push(Step(8, 8));
+  const uint64_t expected[][2] = {{2, 4}, {4, 4}, {6, 4}, {8, 8}};
+  for (uint64_t i = 0; i < 4; ++i) {
+    const v1::WorkerMessage message = *buffer_.Next(i + 1, absl::ZeroDuration());
+    EXPECT_EQ(message.sequence(), i + 2);
+    EXPECT_EQ(message.event().step().step(), expected[i][0]);
+    EXPECT_EQ(message.event().step().layers_size(), static_cast<int>(expected[i][1]));
+  }
+}
+
+// The coordinator knows of them from an earlier session: they need not be sent.
+TEST_F(LayersTest, WhatIsAcknowledgedUnsentNoLongerWaits) {
+  for (uint64_t step = 1; step <= 4; ++step) buffer_.Push(Step(step, 0));
+  buffer_.Acknowledge(4);
+  for (uint64_t step = 5; step <= 8; ++step) buffer_.Push(Step(step, 0));
+  EXPECT_EQ(buffer_.dropped_step_reports(), 0u);
+  buffer_.Push(Step(9, 0));
+  EXPECT_EQ(buffer_.dropped_step_reports(), 3u) << "5, 7 and 9";
 }
 
 // A message that the coordinator refuses for its size would end every session.

@@ -64,9 +64,21 @@ bool BecomeUser(const LocalUser& user) {
   _exit(127);
 }
 
+void Close(int* fd) {
+  if (*fd >= 0) close(*fd);
+  *fd = -1;
+}
+
 struct Pipe {
   int read = -1;
   int write = -1;
+  Pipe() = default;
+  Pipe(const Pipe&) = delete;
+  Pipe& operator=(const Pipe&) = delete;
+  ~Pipe() {
+    Close(&read);
+    Close(&write);
+  }
   bool Open() {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) return false;
@@ -75,11 +87,6 @@ struct Pipe {
     return true;
   }
 };
-
-void Close(int* fd) {
-  if (*fd >= 0) close(*fd);
-  *fd = -1;
-}
 
 std::vector<std::string> Environment(const std::map<std::string, std::string>& changes) {
   std::vector<std::string> environment;
@@ -93,7 +100,6 @@ std::vector<std::string> Environment(const std::map<std::string, std::string>& c
 
 std::vector<char*> Pointers(std::vector<std::string>& strings) {
   std::vector<char*> pointers;
-  pointers.reserve(strings.size() + 1);
   for (std::string& text : strings) pointers.push_back(text.data());
   pointers.push_back(nullptr);
   return pointers;
@@ -120,24 +126,20 @@ absl::StatusOr<Process> Process::Start(const ProcessOptions& options) {
   // Not fork(): gRPC's handlers have no business in a child that only calls exec.
   const pid_t pid = _Fork();
   if (pid == 0) RunChild(plan);
-  Close(&out.write);
-  Close(&err.write);
-  Close(&error.write);
-  Process process;
-  process.pid_ = pid;
-  process.stdout_ = out.read;
-  process.stderr_ = err.read;
   if (pid < 0) {
-    Close(&error.read);
     return absl::ResourceExhaustedError(absl::StrFormat("fork: %s", std::strerror(errno)));
   }
+  Close(&error.write);  // or its end is never read
+  Process process;
+  process.pid_ = pid;
+  process.stdout_ = std::exchange(out.read, -1);
+  process.stderr_ = std::exchange(err.read, -1);
   setpgid(pid, pid);  // as the child does: whoever comes first
   int child_error = 0;
   ssize_t count = 0;
   do {
     count = read(error.read, &child_error, sizeof(child_error));
   } while (count < 0 && errno == EINTR);
-  Close(&error.read);
   if (count > 0) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "%s cannot be started in %s%s: %s", options.command[0], options.directory,

@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <thread>
@@ -65,6 +67,15 @@ class ProcessTest : public ::testing::Test {
     return all;
   }
 
+  // Ends of pipes that this process has open.
+  static size_t OpenPipes() {
+    const std::filesystem::directory_iterator files("/proc/self/fd");
+    return static_cast<size_t>(std::count_if(begin(files), end(files), [](const auto& file) {
+      std::error_code gone;
+      return std::filesystem::read_symlink(file, gone).string().starts_with("pipe:");
+    }));
+  }
+
   const TempDir dir_;
 };
 
@@ -75,6 +86,72 @@ TEST_F(ProcessTest, RunsInItsFolderWithItsEnvironment) {
   const ExitStatus exit = Wait(process);
   EXPECT_EQ(exit.code, 3);
   EXPECT_EQ(exit.signal, 0);
+}
+
+// The worker's own signals, files and input are none of a trainer's.
+TEST_F(ProcessTest, StartsWithNothingOfItsParents) {
+  sigset_t blocked, before;
+  sigemptyset(&blocked);
+  sigaddset(&blocked, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &blocked, &before);
+  const auto handler = signal(SIGPIPE, SIG_IGN);
+  const int kept = open("/dev/null", O_RDONLY), lost = open("/dev/null", O_RDONLY);
+  Process process = Shell(
+      absl::StrCat("while read -r key value; do case $key in Sig[BI]*) echo $value;; esac; done "
+                   "</proc/self/status; [ -e /proc/self/fd/",
+                   kept,
+                   " ] && echo kept; "
+                   "[ -e /proc/self/fd/",
+                   lost, " ] && echo open; cat"),
+      {kept});
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  signal(SIGPIPE, handler);
+  const std::vector<std::string> lines = Output(process);
+  ASSERT_THAT(lines, ElementsAre("0000000000000000", ::testing::_, "kept"));
+  uint64_t ignored = 0;
+  EXPECT_TRUE(absl::SimpleHexAtoi(lines[1], &ignored)) << lines[1];
+  EXPECT_EQ(ignored & (uint64_t{1} << (SIGPIPE - 1)), 0u);
+  EXPECT_EQ(Wait(process).code, 0) << "its input is empty";
+  close(kept);
+  close(lost);
+}
+
+// Whoever reads them must be able to wait for several at once.
+TEST_F(ProcessTest, ItsPipesDoNotBlockAndEndWithIt) {
+  const size_t before = OpenPipes();
+  {
+    Process process = Shell("exec sleep 1000");
+    EXPECT_EQ(OpenPipes(), before + 2);
+    const int out = process.TakeStdout(), err = process.TakeStderr();
+    char byte = 0;
+    for (const int fd : {out, err}) {
+      EXPECT_EQ(read(fd, &byte, 1), -1);
+      EXPECT_EQ(errno, EAGAIN);
+      close(fd);
+    }
+  }
+  EXPECT_EQ(OpenPipes(), before);
+  Shell("exec sleep 1000");
+  EXPECT_EQ(OpenPipes(), before) << "nobody has taken its output";
+}
+
+TEST_F(ProcessTest, AStartThatFailsLeavesNoPipeOpen) {
+  const size_t before = OpenPipes();
+  EXPECT_FALSE(Process::Start({.command = {"/no/such/trainer"}, .directory = dir_.path()}).ok());
+  EXPECT_EQ(OpenPipes(), before);
+  // Room for two of the three pipes that it takes.
+  rlimit limit{}, tight{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  const int next = dup(STDIN_FILENO);
+  close(next);
+  tight = limit;
+  tight.rlim_cur = static_cast<rlim_t>(next) + 5;
+  setrlimit(RLIMIT_NOFILE, &tight);
+  const absl::Status refused =
+      Process::Start({.command = {"/bin/true"}, .directory = dir_.path()}).status();
+  setrlimit(RLIMIT_NOFILE, &limit);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+  EXPECT_EQ(OpenPipes(), before);
 }
 
 TEST_F(ProcessTest, AMissingProgramIsAnErrorThatNamesIt) {

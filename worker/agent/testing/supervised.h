@@ -56,7 +56,8 @@ class RecordingConnection : public TrainerConnection {
 class SupervisedTest : public ::testing::Test {
  protected:
   // `gpus`: of the slots; none: they run on the CPU.
-  explicit SupervisedTest(std::vector<std::string> gpus = {}) : gpus_(std::move(gpus)) {
+  explicit SupervisedTest(std::vector<std::string> gpus = {}, TlsOptions tls = {})
+      : gpus_(std::move(gpus)), tls_(std::move(tls)) {
     TrainersDo("");
   }
 
@@ -193,6 +194,7 @@ class SupervisedTest : public ::testing::Test {
   }
 
   const std::vector<std::string> gpus_;
+  const TlsOptions tls_;
   const TempDir dir_;
   const std::string binary_ = dir_.File("trainer");
   absl::Time now_ = absl::UnixEpoch() + absl::Hours(100);
@@ -207,7 +209,7 @@ class SupervisedTest : public ::testing::Test {
                           .cores = 6,
                           .gpus = gpus_,
                           .listen_host = "10.0.0.7",
-                          .tls = {},
+                          .tls = tls_,
                           .allowed_paths = {}},
                          &data_dir_,
                          &events_,

@@ -2,15 +2,53 @@
 #include <gmock/gmock.h>
 #include <signal.h>
 
+#include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "worker/agent/testing/supervised.h"
 
 namespace ringleader::agent {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+
+// What trainers are started with: a line an argument, and what their environment says of CUDA.
+constexpr char kSaysHow[] =
+    "printf '%s\\n' \"$@\" >how.new; env | grep ^CUDA_[VD] | sort >>how.new; mv how.new how";
+
+std::vector<std::string> SaidIn(const std::string& path) {
+  std::vector<std::string> lines;
+  const absl::Time deadline = absl::Now() + absl::Seconds(20);
+  while (!std::filesystem::exists(path) && absl::Now() < deadline) {
+    absl::SleepFor(absl::Milliseconds(2));
+  }
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) lines.push_back(line);
+  return lines;
+}
+
+class TlsTrainersTest : public testing::SupervisedTest {
+ protected:
+  TlsTrainersTest()
+      : SupervisedTest({}, {.cert_path = "/tls/cert",
+                            .key_path = "/tls/key",
+                            .ca_path = "/tls/ca",
+                            .insecure = true}) {
+    TrainersDo(kSaysHow);
+  }
+};
+
+TEST_F(TlsTrainersTest, AreStartedWithTheWorkersFiles) {
+  EXPECT_TRUE(Do(StartOf(7, 1)).accepted());
+  std::vector<std::string> arguments = SaidIn(FolderOf(7, 0) + "/how");
+  arguments.resize(13);  // of CUDA the machine's environment may say something
+  EXPECT_THAT(arguments, ElementsAre("--socket", data_dir_.socket_path(), "--rank", "0", "--token",
+                                     "7", "--tls-cert", "/tls/cert", "--tls-key", "/tls/key",
+                                     "--tls-ca", "/tls/ca", "--insecure"));
+}
 
 class GpuFaultsTest : public testing::SupervisedTest {
  protected:
@@ -34,6 +72,15 @@ class GpuFaultsTest : public testing::SupervisedTest {
     return gpu;
   }
 };
+
+TEST_F(GpuFaultsTest, ATrainerSeesItsGpuAlone) {
+  TrainersDo(kSaysHow);
+  EXPECT_TRUE(Do(StartOnGpus(7, 2)).accepted());
+  EXPECT_THAT(SaidIn(FolderOf(7, 1) + "/how"),
+              ElementsAre("--socket", data_dir_.socket_path(), "--rank", "1", "--token", "7",
+                          "CUDA_DEVICE_MAX_CONNECTIONS=32", "CUDA_DEVICE_ORDER=PCI_BUS_ID",
+                          "CUDA_VISIBLE_DEVICES=GPU-b"));
+}
 
 TEST_F(GpuFaultsTest, EachTrainerHasAGpuOfItsOwnAndLeavesItToTheNext) {
   EXPECT_TRUE(Do(StartOnGpus(7, 2)).accepted());

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <signal.h>
 
+#include "absl/strings/str_format.h"
+#include "base/testing/equals_text.h"
 #include "worker/agent/testing/supervised.h"
 
 namespace ringleader::agent {
@@ -30,21 +32,42 @@ class TrainerMessagesTest : public testing::SupervisedTest {
 TEST_F(TrainerMessagesTest, AnAssignmentIsTheStartsField) {
   v1::Command start = StartHere();
   start.mutable_start()->mutable_measure()->set_budget_milliseconds(1234);
+  start.mutable_start()->set_job_uid("job-1");
+  supervisor_.SetLease(absl::FromUnixNanos(12'345));
   EXPECT_TRUE(Do(start).accepted());
   const auto trainer = Attach(7, 5);
   ASSERT_EQ(trainer->sent.size(), 1u);
-  EXPECT_EQ(trainer->sent[0].assignment().measure().budget_milliseconds(), 1234u);
-  const v1::TrainerAssignment& assignment = trainer->sent[0].assignment();
-  EXPECT_EQ(assignment.job(), "job");
-  EXPECT_EQ(assignment.attempt(), 7u);
-  EXPECT_EQ(assignment.spec().name(), "job");
-  EXPECT_EQ(assignment.plan().version(), 3u);
-  EXPECT_EQ(assignment.rank(), 5u);
-  EXPECT_EQ(assignment.world_size(), 6u);
-  EXPECT_EQ(assignment.ranks_per_node(), 2u);
-  EXPECT_EQ(assignment.checkpoint_step(), 40u);
-  EXPECT_EQ(assignment.listen_host(), "10.0.0.7");
-  EXPECT_EQ(assignment.threads(), 3u) << "six cores for two slots";
+  EXPECT_THAT(trainer->sent[0], EqualsText(absl::StrFormat(R"(
+    assignment {
+      job: "job" attempt: 7 spec { name: "job" } plan { version: 3 } rank: 5 world_size: 6
+      ranks_per_node: 2 checkpoint_step: 40 listen_host: "10.0.0.7" protocol_version: %d
+      job_uid: "job-1" measure { budget_milliseconds: 1234 } fencing_token: 7
+      lease { end_boot_nanoseconds: 12345 } threads: 3
+    })",
+                                                           kProtocolVersion)))
+      << "six cores for two slots";
+}
+
+TEST_F(TrainerMessagesTest, WhoAttachesLateIsToldToStop) {
+  EXPECT_TRUE(Do(StartHere()).accepted());
+  EXPECT_TRUE(Do(StopOf(7, v1::StopTrainers::CHECKPOINT, 60'000)).accepted());
+  const auto trainer = Attach(7, 4);
+  ASSERT_EQ(trainer->sent.size(), 2u);
+  EXPECT_TRUE(trainer->sent[0].has_assignment());
+  EXPECT_THAT(
+      trainer->sent[1],
+      EqualsText("stop { mode: CHECKPOINT grace_milliseconds: 60000 reason: 'rank 9 failed' }"));
+}
+
+TEST_F(TrainerMessagesTest, WhatIsNoMessageEndsTheStream) {
+  EXPECT_TRUE(Do(StartHere()).accepted());
+  const auto trainer = Attach(7, 4);
+  supervisor_.OnTrainerMessage(trainer, v1::TrainerMessage(), now_);
+  EXPECT_TRUE(absl::IsInvalidArgument(trainer->closed)) << trainer->closed;
+  v1::TrainerMessage pulse;
+  pulse.mutable_pulse()->set_step(1);
+  EXPECT_TRUE(absl::IsFailedPrecondition(Say(pulse)->closed)) << "it has not said hello";
+  ExpectNothing();
 }
 
 TEST_F(TrainerMessagesTest, ThreadsAreTheJobsIfItSays) {

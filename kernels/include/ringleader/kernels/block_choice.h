@@ -161,10 +161,6 @@ inline KeyGroupBudget KeyGroupBudgetOf(float density, int64_t tokens) {
 // energies, which ranks sum, say which dimensions matter; all ranks pick the same; and each narrows
 // its rows.
 inline constexpr int32_t kScoreDims = 64;  // bytes of a narrow row; zeros where a head has fewer
-// No code is larger in magnitude than 14, a 32nd of the largest in e4m3: sums of kScoreDims
-// products thereby are less than 2^14, and half precision holds them and what is computed of them.
-inline constexpr float kScoreScaling = 0x1p-5f;
-inline constexpr int32_t kSampledKeys = 8;  // one of so many keys says how large logits are
 
 // A square counts in units of 2^-kEnergyBits, rounded to the nearest, and no more than MostEnergy;
 // that of what is no finite number is 0. Sums of these integers are the same in any order.
@@ -192,9 +188,8 @@ struct DimEnergyStep {
 struct PickDimsStep {
   const int64_t* energy = nullptr;  // DimEnergyStep's, of all ranks
   const float* largest = nullptr;
-  int32_t* dims = nullptr;  // [kv_heads, kScoreDims], ascending; -1 from head_dim on
-  // [2, kv_heads]: kScoreScaling times E4m3Scale's, of queries, then of keys.
-  float* inverses = nullptr;
+  int32_t* dims = nullptr;    // [kv_heads, kScoreDims], ascending; -1 from head_dim on
+  float* inverses = nullptr;  // [2, kv_heads]: E4m3Scale's, of queries, then of keys
 };
 
 // This rank's rows in e4m3: the value of a picked dimension times the inverse of the scale, rounded
@@ -207,16 +202,13 @@ struct NarrowRowsStep {
   uint8_t* keys = nullptr;     // [n, kv_heads, kScoreDims]
 };
 
-// Groups of kGroupKeys keys for tiles of 64 queries. A query's reference is its largest logit,
-// scale * q.k of the narrow rows, over the keys that it sees of those at multiples of kSampledKeys
-// in the sequence and of those in its own tile. The score of a group is the largest, over the
-// visible pairs of a query of the tile and a key of the group, of the pair's logit less the query's
-// reference, but no more than the largest magnitude of the tile's references. A query with no
-// visible pair in the group or without a reference has no say, nor has a pair whose product is NaN.
-// Candidates are the groups that lie before the tile's first query and hold a key of its document
-// or of a later query's. The tile keeps those with the highest scores, ties to the lower group in
-// even heads, to the higher one in odd heads (TiesGoLate): as many as its budget says, all
-// candidates where there are fewer.
+// Groups of kGroupKeys keys for tiles of 64 queries. The score of a group is the largest, over the
+// visible pairs of a query of the tile and a key of the group, of scale * q.k of their narrow rows
+// less the query's largest such product over all keys that it sees; a query with no visible pair in
+// the group has no say, nor has a pair whose product is NaN. Candidates are the groups that lie
+// before the tile's first query and hold a key of its document or of a later query's. The tile
+// keeps those with the highest scores, ties to the lower group in even heads, to the higher one in
+// odd heads (TiesGoLate): as many as its budget says, all candidates where there are fewer.
 struct KeyGroupGateStep {
   const uint8_t* queries = nullptr;  // [n, heads, kScoreDims]: NarrowRowsStep's
   const uint8_t* keys = nullptr;     // [tokens, kv_heads, kScoreDims]: of the whole sequence

@@ -38,6 +38,20 @@ class Choice:
         return torch.stack(kept)
 
 
+def choices_of(text):
+    """all, uniform:PERCENT, learned:PERCENT, or PERCENT for both. Raises SystemExit that says so."""
+    if text == "all":
+        return [Choice()]
+    kind, _, percent = text.rpartition(":")
+    try:
+        density = float(percent) / 100
+    except ValueError:
+        density = 0.0
+    if kind not in ("", "uniform", "learned") or not 0 < density <= 1:
+        raise SystemExit(f"longca: choice {text!r}; it may be all, or a percentage such as 12.5, uniform:12.5 or learned:12.5")
+    return [Choice(one, density) for one in ((kind,) if kind else ("uniform", "learned"))]
+
+
 def pairs_of(rows, chosen):
     """Pairs that a head sees, the mean over heads. rows: [tokens, 4], the two intervals of keys of each query."""
     first, end, second, last = rows.long().unbind(-1)

@@ -1,4 +1,4 @@
-"""The kernels that masks.py compares, and the back end that each of them really runs."""
+"""The kernels that main.py compares, and the back end that each of them really runs."""
 
 import time
 
@@ -46,10 +46,13 @@ def _timed(plan, device):
     return made, time.perf_counter() - start
 
 
-def _pytorch(kernel, name, chosen, p):
-    if name not in ("full", "causal") or chosen is not None or p.device == "cpu":
+def check_supported(kernel, name, choice, device):
+    """Raises Unsupported where the kernel cannot do such a cell."""
+    if kernel in _OF_PYTORCH and (name not in ("full", "causal") or choice.kind != "all" or device == "cpu"):
         raise Unsupported
 
+
+def _pytorch(kernel, name):
     def attend(q, k, v):
         with sdpa_kernel(_OF_PYTORCH[kernel]):  # that one or none
             return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=name == "causal", enable_gqa=True)
@@ -58,8 +61,11 @@ def _pytorch(kernel, name, chosen, p):
 
 def _ringleader(name, chosen, p):
     def plan():
-        tiles = None if chosen is None else tiles_from_mask(chosen[None], tokens=p.tokens, tile=TILE, causal=False)
-        return tiles, p.intervals(name)
+        intervals = p.intervals(name)
+        tiles = None
+        if chosen is not None:
+            tiles = tiles_from_mask(chosen[None], tokens=p.tokens, tile=TILE, causal=intervals.causal)
+        return tiles, intervals
 
     (tiles, intervals), seconds = _timed(plan, p.device)
     return (lambda q, k, v: sparse_attention(q, k, v, tiles, mask=intervals)), seconds
@@ -84,8 +90,8 @@ def _flex(name, chosen, p):
 
 
 def attention_of(kernel, name, chosen, p):
-    """chosen: as Choice.draw returns it. -> (a function of q, k, v, seconds that making the mask's data took).
-    Unsupported where the kernel cannot do it."""
+    """chosen: as Choice.draw returns it, of a cell that check_supported let pass. -> (a function of q, k, v, seconds that
+    making the mask's data took)"""
     if kernel == "ringleader":
         return _ringleader(name, chosen, p)
-    return _flex(name, chosen, p) if kernel == "flex" else _pytorch(kernel, name, chosen, p)
+    return _flex(name, chosen, p) if kernel == "flex" else _pytorch(kernel, name)
