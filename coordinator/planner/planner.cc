@@ -238,13 +238,14 @@ absl::StatusOr<Way> PrepareWay(const v1::JobSpec& spec, const model::ModelConfig
   return way;
 }
 
-// Prices all candidates; with an unknown model takes the first.
+// Prices all candidates; with an unknown model takes the first. `of_data`: hints that come from no
+// report; the way's pricer goes on reading them.
 absl::Status CompareCandidates(const model::ModelConfig& model, const ClusterShape& cluster,
-                               const CostModel& usual, const PlanLimits& limits, Way* way) {
-  static const patterns::PatternHints kNothingMeasured;
+                               const CostModel& usual, const patterns::PatternHints& of_data,
+                               const PlanLimits& limits, Way* way) {
   std::set<Pricer::Layout> layouts;
   for (const Candidate& one : way->candidates) layouts.insert({one.layout, one.stripe});
-  way->pricer = std::make_unique<Pricer>(way->spec, model, cluster, kNothingMeasured, layouts);
+  way->pricer = std::make_unique<Pricer>(way->spec, model, cluster, of_data, layouts);
   for (const Candidate& candidate : way->candidates) {
     if (limits.stop && limits.stop()) return absl::CancelledError("the planner was stopped");
     absl::StatusOr<v1::StepPlan> plan =
@@ -309,7 +310,8 @@ absl::Status CompletePlan(const Way& way, const model::ModelConfig& model,
     RETURN_IF_ERROR(WeighSamples(spec, model, usual, *way.pricer, plan));
   }
   Pricer measured(spec, model, cluster, hints);
-  Pricer& same_tiles = hints == patterns::PatternHints() ? *way.pricer : measured;
+  const bool is_measured = hints.density > 0 || hints.slashes > 0 || hints.verticals > 0;
+  Pricer& same_tiles = is_measured ? measured : *way.pricer;
   ASSIGN_OR_RETURN(*plan->mutable_prediction(), same_tiles.Price(*plan, cost_model));
   if (jobspec::IsByDocuments(plan->layout())) {
     ASSIGN_OR_RETURN(std::string reason, same_tiles.ReasonByDocuments(*plan));
@@ -318,10 +320,11 @@ absl::Status CompletePlan(const Way& way, const model::ModelConfig& model,
   if (spec.data().batching() == v1::DataSpec::SAMPLES && !plan->sample_weights().empty()) {
     const v1::SampleWeight &least = plan->sample_weights(0),
                            &most = *plan->sample_weights().rbegin();
-    plan->add_reasons(absl::StrFormat(
-        "samples are dealt to %d groups by predicted milliseconds (%d tokens %.4g, %d tokens %.4g)",
-        spec.parallelism().data(), least.tokens(), least.milliseconds(), most.tokens(),
-        most.milliseconds()));
+    plan->add_reasons(
+        absl::StrFormat("samples are dealt to %d group%s by predicted milliseconds (%d tokens "
+                        "%.4g, %d tokens %.4g)",
+                        spec.parallelism().data(), spec.parallelism().data() == 1 ? "" : "s",
+                        least.tokens(), least.milliseconds(), most.tokens(), most.milliseconds()));
   }
   SetMemory(spec, model, cluster, plan);
   return absl::OkStatus();
@@ -352,10 +355,11 @@ absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& asked, const model::Mod
 
   // Not by what reports say: a new attempt from the start adds in the same order as the last.
   const CostModel usual = cost_model.Unfitted();
+  const patterns::PatternHints of_data = {.document_tokens = hints.document_tokens};
   const Way* chosen = nullptr;
   const v1::StepPlan* best = nullptr;
   for (Way& way : ways) {
-    RETURN_IF_ERROR(CompareCandidates(model, cluster, usual, limits, &way));
+    RETURN_IF_ERROR(CompareCandidates(model, cluster, usual, of_data, limits, &way));
     for (const v1::StepPlan& plan : way.tried) {
       const bool is_better = best == nullptr || plan.prediction().step_seconds() <
                                                     best->prediction().step_seconds() * (1 - kTie);

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
+#include <string>
 
 #include "coordinator/planner/memory.h"
 #include "coordinator/planner/simulate/pricer.h"
@@ -13,6 +15,7 @@
 namespace ringleader::planner {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -114,6 +117,24 @@ double SumOfRows(const v1::Prediction& p) {
          p.exposed_communication_seconds() + p.optimizer_seconds();
 }
 
+// What the plan says that another ring would take.
+double RivalSeconds(const v1::StepPlan& plan) {
+  constexpr char kWouldTake[] = " would take ";
+  for (const std::string& reason : plan.reasons()) {
+    const size_t at = reason.find(kWouldTake);
+    if (at != std::string::npos) return std::stod(reason.substr(at + std::strlen(kWouldTake)));
+  }
+  ADD_FAILURE() << "no other ring is spoken of";
+  return 0;
+}
+
+TEST_F(PlanByDocumentsTest, SamplesAreNotTakenForOneDocument) {
+  spec_.mutable_data()->set_batching(v1::DataSpec::SAMPLES);
+  EXPECT_THAT(Plan(ParallelismSpec::DOCUMENTS, {}).reasons(),
+              AllOf(Contains(HasSubstr("ringctl plan --lengths")),
+                    Not(Contains(HasSubstr("ringctl plan --documents")))));
+}
+
 TEST_F(PlanByDocumentsTest, WhatIsChosenIsChosenForEachDocumentByItself) {
   const std::vector<int64_t> documents = {40000, 8000, 3000, 12000, 1000};
   spec_.mutable_data()->set_sequence_length(65536);
@@ -138,6 +159,8 @@ TEST_F(PlanByDocumentsTest, WhatIsChosenIsChosenForEachDocumentByItself) {
     const v1::StepPlan one = Plan(ParallelismSpec::DOCUMENTS, {65536});
     EXPECT_NEAR(one.prediction().step_seconds(), striped.prediction().step_seconds(), 1e-6);
     EXPECT_NEAR(one.prediction().density(), striped.prediction().density(), 1e-9);
+    // What other rings would take is said of the same documents.
+    EXPECT_LT(RivalSeconds(plan), 0.8 * RivalSeconds(one));
     // Short documents are dense, whole, and nothing travels.
     spec_.mutable_attention()->set_dense_below(4096);
     const v1::StepPlan whole = Plan(ParallelismSpec::DOCUMENTS, {2048});

@@ -114,6 +114,11 @@ absl::StatusOr<LaidDocuments> Pricer::DocumentsOf(const v1::StepPlan& plan,
 absl::StatusOr<std::string> Pricer::ReasonByDocuments(const v1::StepPlan& plan) const {
   ASSIGN_OR_RETURN(const Setting setting, SettingOf(plan));
   const LaidDocuments& documents = setting.documents;
+  if (documents.tokens.empty() && spec_.data().batching() == v1::DataSpec::SAMPLES) {
+    return "which samples are spread depends on the lengths of those in a micro-batch: without "
+           "lengths (ringctl plan --lengths) each is priced as one sample, all of whose keys "
+           "travel, and with them every sample as whole on one rank";
+  }
   if (documents.tokens.empty()) {
     return "lengths of documents are not known here: a sequence is priced as one document, all of "
            "whose keys travel (ringctl plan --documents)";
