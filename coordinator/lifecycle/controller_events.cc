@@ -116,7 +116,7 @@ absl::Status ControllerCore::OnMessage(store::WriteTransaction& transaction,
     record.leaving = true;
     schedule_due_ = true;
     for (auto& [job, machine] : machines_) {
-      machine->MoveOff(record.node.name(), "its worker is shutting down", now);
+      machine->MoveOff(record.node.name(), "its worker is shutting down");
     }
   }
   return absl::OkStatus();
@@ -289,12 +289,6 @@ absl::Status ControllerCore::OnCheckpoint(store::WriteTransaction& transaction, 
 
 absl::Status ControllerCore::AppendLogs(store::WriteTransaction& transaction,
                                         v1::AttemptEvent& event) {
-  // The last words of an attempt may arrive when its job has ended, or has been deleted.
-  if (Find(event.job()) == nullptr) {
-    const absl::Status stored = transaction.GetJob(event.job()).status();
-    if (absl::IsNotFound(stored)) return absl::OkStatus();
-    RETURN_IF_ERROR(stored);
-  }
   auto* const lines = event.mutable_logs()->mutable_lines();
   return transaction.AppendLogs(
       event.job(), event.attempt(),

@@ -30,7 +30,7 @@ absl::StatusOr<v1::Node> ControllerCore::SetDraining(store::WriteTransaction& tr
     RETURN_IF_ERROR(transaction.PutNode(record.node));
     if (draining) {
       for (auto& [job, machine] : machines_) {
-        machine->MoveOff(record.node.name(), "the node is being drained", now);
+        machine->MoveOff(record.node.name(), "the node is being drained");
       }
     }
     CountTrainers();  // attempts of this batch, too

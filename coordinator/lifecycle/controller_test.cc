@@ -165,6 +165,56 @@ TEST_F(ControllerMessagesTest, StepsOfAnEarlierAttemptFillTheRecordOfTheJobThatG
   ASSERT_EQ(Job().attempts_size(), 2);
   Say(session, 8, Step(2, 0));
   EXPECT_THAT(Steps(), ElementsAre(1, 2));
+  // Its ends and what it saved are no word about the second.
+  Say(session, 9, Exited(0, true));
+  Say(session, 10, Ready(0));
+  Say(session, 11, Eval(2, 1));
+  Say(session, 12, Checkpoint(2, 1));
+  EXPECT_EQ(Job().attempts(1).ranks(0).state(), v1::RankStatus::STARTING);
+  EXPECT_FALSE(Job().has_last_eval());
+  EXPECT_EQ(Job().progress().checkpoint_step(), 0u);
+  Say(session, 13, Log("its last words"));
+  EXPECT_THAT(LogTexts(), ElementsAre("its last words"));
+}
+
+TEST_F(ControllerMessagesTest, ANodeThatFindsRoomIsUsedAtOnce) {
+  auto session = Connect("a", "folder.1");
+  ASSERT_TRUE(Do([&] { return controller_->CreateJob(Spec("j", 3), {}); }).ok());
+  EXPECT_THAT(session->Commands(), IsEmpty());
+  v1::WorkerMessage message;
+  message.set_sequence(1);
+  message.mutable_inventory()->set_trainers(3);
+  controller_->OnMessage(session, message);
+  controller_->RunOnce();
+  EXPECT_THAT(session->Commands(), SizeIs(1));
+}
+
+TEST_F(ControllerMessagesTest, TheReplyIsTheRecordThatWasWritten) {
+  RunJob();
+  const absl::StatusOr<v1::Job> paused =
+      Do([&] { return controller_->PauseJob("j", "", {}, nullptr); });
+  ASSERT_TRUE(paused.ok()) << paused.status();
+  EXPECT_EQ(paused->state(), v1::Job::PAUSING);
+  EXPECT_EQ(paused->ShortDebugString(), Job().ShortDebugString());
+}
+
+TEST_F(ControllerMessagesTest, AStateThatIsNoneIsRefusedWithTheDatabase) {
+  ASSERT_TRUE(Create("j").ok());
+  v1::Job job = Job();
+  for (const int state : {0, 99}) {
+    job.set_state(static_cast<v1::Job::State>(state));
+    ASSERT_TRUE(
+        store_
+            .Write(
+                [&](store::WriteTransaction& transaction) { return transaction.UpdateJob(&job); },
+                store::Need::kVital)
+            .ok());
+    const absl::Status refused =
+        JobController::Create(options_, &store_, &plans_, &clock_, nullptr).status();
+    EXPECT_TRUE(absl::IsDataLoss(refused)) << refused;
+    EXPECT_THAT(std::string(refused.message()),
+                HasSubstr(absl::StrCat("jobs/j is in state ", state)));
+  }
 }
 
 TEST_F(ControllerMessagesTest, AfterAGapNothingMoreOfTheSessionIsTaken) {

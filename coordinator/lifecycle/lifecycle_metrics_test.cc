@@ -53,14 +53,15 @@ TEST(LifecycleMetricsTest, EverySeriesBeginsAtZeroAndCountsItsOwn) {
   LifecycleMetrics metrics(&registry);
   std::map<std::string, double> expected = AllSeries();
   EXPECT_EQ(Collected(registry), expected);
-  metrics.Batch(3, absl::Milliseconds(30), /*committed=*/true);
+  for (const size_t items : {1, 2})
+    metrics.Batch(items, absl::Milliseconds(30), /*committed=*/true);
   metrics.Batch(4, absl::Milliseconds(30), /*committed=*/false);
   metrics.JobBecame(v1::Job::RETRYING);
   metrics.AttemptEnded(v1::Attempt::FENCED);
   metrics.SessionBegan();
   metrics.LeaseRanOut();
   metrics.StepsRecorded(5);
-  expected["ringleader_coordinator_batch_duration_seconds"] = 2;
+  expected["ringleader_coordinator_batch_duration_seconds"] = 3;
   expected["ringleader_coordinator_batch_items_total"] = 7;
   expected["ringleader_coordinator_failed_batches_total"] = 1;
   expected["ringleader_coordinator_job_transitions_total to=RETRYING"] = 1;

@@ -282,10 +282,13 @@ TEST_F(RecoveryTest, ANodeThatWasSetAsideComesBackByItself) {
   auto far = Connect("z", "z.1");
   for (const char* name : {"j1", "j2", "j3"}) FailAJob(name, a);
   ASSERT_EQ(Node("a").state(), v1::Node::DRAINED);
+  ASSERT_TRUE(Do([&] { return controller_->DrainNode("z", {}); }).ok());
+  ASSERT_TRUE(Create("waits").ok());
   Pass(options_.set_aside_for - absl::Seconds(1));
   EXPECT_EQ(Node("a").state(), v1::Node::DRAINED);
+  EXPECT_THAT(a->Commands(), IsEmpty());
   Pass(absl::Seconds(1));
-  EXPECT_EQ(Node("a").state(), v1::Node::READY);
+  EXPECT_EQ(StartOf(a).job(), "waits");
 }
 
 TEST_F(RecoveryTest, FailuresThatLieFarApartSetNoNodeAside) {
@@ -325,6 +328,10 @@ TEST_F(RecoveryTest, JobsThatFailEverywhereSetNoNodeAside) {
 TEST_F(RecoveryTest, TheLastNodeThatTakesTrainersIsNotSetAside) {
   auto a = Connect("a", "a.1");
   for (const char* name : {"j1", "j2", "j3", "j4"}) FailAJob(name, a);
+  EXPECT_EQ(Node("a").state(), v1::Node::READY);
+  Connect("z", "z.1");  // which takes none either
+  ASSERT_TRUE(Do([&] { return controller_->DrainNode("z", {}); }).ok());
+  for (const char* name : {"j5", "j6", "j7"}) FailAJob(name, a);
   EXPECT_EQ(Node("a").state(), v1::Node::READY);
 }
 

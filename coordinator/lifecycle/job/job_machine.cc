@@ -268,13 +268,12 @@ void JobMachine::Place(const std::vector<v1::Placement>& placements, const v1::S
   UpdateSight(now);
 }
 
-void JobMachine::MoveOff(const std::string& node, const std::string& reason, absl::Time now) {
+void JobMachine::MoveOff(const std::string& node, const std::string& reason) {
   if (live() == nullptr || attempt()->state() == Attempt::STOPPING) return;
   for (const v1::Placement& placement : attempt()->placements()) {
     if (placement.node() != node || !RunsOn(placement)) continue;
     SetReason(absl::StrFormat("writing a checkpoint to move off %s: %s", node, reason));
     Stop(StopTrainers::CHECKPOINT, reason);
-    Settle(now);
     return;
   }
 }

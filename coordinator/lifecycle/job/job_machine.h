@@ -116,7 +116,7 @@ class JobMachine {
              absl::Time slots_since = absl::InfiniteFuture());
   void Reject(const std::string& reason, absl::Time now);  // it can never run
   // The attempt, if it has ranks on `node`, writes a checkpoint and moves elsewhere.
-  void MoveOff(const std::string& node, const std::string& reason, absl::Time now);
+  void MoveOff(const std::string& node, const std::string& reason);
   // A plan for later steps, to rank 0.
   void Replan(const v1::StepPlan& plan);
 

@@ -302,9 +302,9 @@ TEST_F(JobMachineTest, CancelWithoutAnAttempt) {
 
 TEST_F(JobMachineTest, MovingOffANodeCostsNoRetry) {
   Run();
-  machine_.MoveOff("nodes/c", "elsewhere", now_);
+  machine_.MoveOff("nodes/c", "elsewhere");
   EXPECT_EQ(attempt().state(), Attempt::RUNNING);
-  machine_.MoveOff("nodes/a", "it is being drained", now_);
+  machine_.MoveOff("nodes/a", "it is being drained");
   EXPECT_THAT(Commands(), ElementsAre("a:CHECKPOINT", "b:CHECKPOINT"));
   for (uint32_t rank = 0; rank < 4; ++rank) Exit(rank, TrainerExited::STOPPED);
   EXPECT_EQ(state(), Job::PENDING);

@@ -38,7 +38,7 @@ class OutcomeTest : public testing::MachineTest {
 
 TEST_F(OutcomeTest, AFailureDuringAnOrderlyStopIsAFailure) {
   Run();
-  machine_.MoveOff("nodes/a", "it is being drained", now_);
+  machine_.MoveOff("nodes/a", "it is being drained");
   Exit(0, TrainerExited::STOPPED);
   Exit(1, TrainerExited::FAILED);
   Exit(2, TrainerExited::STOPPED);
@@ -51,7 +51,7 @@ TEST_F(OutcomeTest, AFailureDuringAnOrderlyStopIsAFailure) {
 
 TEST_F(OutcomeTest, LosingAPeerThatLeftInOrderIsNone) {
   Run();
-  machine_.MoveOff("nodes/a", "it is being drained", now_);
+  machine_.MoveOff("nodes/a", "it is being drained");
   Exit(1, TrainerExited::FAILED, /*collateral=*/true);
   for (const uint32_t rank : {0, 2, 3}) Exit(rank, TrainerExited::STOPPED);
   EXPECT_EQ(attempt().state(), Attempt::PAUSED);
@@ -152,20 +152,20 @@ TEST_F(OutcomeTest, ADrainOfANodeWhoseRanksAreDeadMovesNobody) {
   Run();
   Exit(2, TrainerExited::COMPLETED);
   Exit(3, TrainerExited::COMPLETED);
-  machine_.MoveOff("nodes/b", "it is being drained", now_);
+  machine_.MoveOff("nodes/b", "it is being drained");
   EXPECT_THAT(Commands(), IsEmpty());
   EXPECT_EQ(attempt().state(), Attempt::RUNNING);
-  machine_.MoveOff("nodes/a", "it is being drained", now_);
+  machine_.MoveOff("nodes/a", "it is being drained");
   EXPECT_THAT(Commands(), ElementsAre("a:CHECKPOINT")) << "nobody is left on b to be told";
 }
 
 TEST_F(OutcomeTest, ADrainSaysWhyAndIsNotRepeated) {
   Run();
-  machine_.MoveOff("nodes/a", "it is being drained", now_);
+  machine_.MoveOff("nodes/a", "it is being drained");
   EXPECT_EQ(machine_.job().state_reason(),
             "writing a checkpoint to move off nodes/a: it is being drained");
   machine_.Take();
-  machine_.MoveOff("nodes/b", "that one, too", now_);
+  machine_.MoveOff("nodes/b", "that one, too");
   EXPECT_THAT(Commands(), IsEmpty());
 }
 

@@ -177,7 +177,7 @@ TEST_F(RecordTest, ADrainLeavesAFailuresReasonStanding) {
   Exit(0, TrainerExited::FAILED);
   const std::string reason = machine_.job().state_reason();
   EXPECT_EQ(reason, "stopping the others: rank 0 on nodes/a: out of memory");
-  machine_.MoveOff("nodes/b", "it is being drained", now_);
+  machine_.MoveOff("nodes/b", "it is being drained");
   EXPECT_EQ(machine_.job().state_reason(), reason);
   EXPECT_EQ(attempt().state_reason(), "rank 0 on nodes/a: out of memory");
 }
@@ -236,6 +236,54 @@ TEST_F(RecordTest, AnAttemptThatIsToldToStopIsAChangeOfIt) {
   Run();
   ASSERT_TRUE(machine_.Pause(now_).ok());
   EXPECT_THAT(machine_.Take().changed_attempts, ElementsAre(1u));
+}
+
+TEST_F(RecordTest, ARankThatEndsIsAChangeOfItsAttempt) {
+  Run();
+  Exit(1, TrainerExited::COMPLETED);
+  EXPECT_THAT(machine_.Take().changed_attempts, ElementsAre(1u));
+  Exit(0, TrainerExited::FAILED, /*collateral=*/true);
+  machine_.Take();
+  machine_.OnDeadlyCommand("nodes/b", /*is_start=*/false, now_);
+  EXPECT_EQ(attempt().failure().rank(), 2);
+  EXPECT_THAT(machine_.Take().changed_attempts, ElementsAre(1u)) << "another is to blame";
+}
+
+TEST_F(RecordTest, NothingOfAnAttemptIsLeftInTheNext) {
+  // Given up, and with steps of 12 s.
+  Run();
+  for (int rank = 0; rank < 4; ++rank) {
+    v1::StepReport report;
+    report.set_step(1);
+    report.set_rank(rank);
+    report.set_step_seconds(12);
+    report.set_tokens(100);
+    machine_.OnStep(report, {});
+  }
+  for (const char* const node : {"nodes/a", "nodes/b"}) machine_.OnSight(node, now_, now_);
+  Pass(options_.adoption_timeout);
+  EXPECT_EQ(attempt().state(), Attempt::FENCED);
+  for (const char* const node : {"nodes/a", "nodes/b"}) {
+    machine_.OnSight(node, std::nullopt, now_);
+  }
+  Pass(options_.retry_backoff);
+  Run();
+  Step(2);
+  EXPECT_EQ(machine_.job().progress().tokens_per_second(), 50);
+  const uint32_t used = machine_.job().retries_used();
+  FailAll();
+  EXPECT_EQ(attempt().state(), Attempt::FAILED);
+  EXPECT_EQ(machine_.job().retries_used(), used + 1);
+  // Refused for want of room, which counts for nothing; the next one's failure does.
+  Pass(options_.max_retry_backoff);
+  Place();
+  machine_.OnStartRefused("nodes/a", "no room", now_, /*later=*/true);
+  machine_.OnStartRefused("nodes/b", "no room", now_, /*later=*/true);
+  EXPECT_EQ(machine_.job().retries_used(), used + 1);
+  Pass(options_.max_retry_backoff);
+  Run();
+  FailAll();
+  EXPECT_EQ(machine_.job().retries_used(), used + 2);
 }
 
 // A clock that was set back while the coordinator was away: the retry comes as soon as it may.

@@ -296,7 +296,10 @@ TEST(MergeStepsTest, FieldByField) {
 }
 
 TEST(MergeStepsTest, NoLoadIsNoImbalance) {
-  EXPECT_EQ(MergeSteps({Report(1, 0), Report(1, 1)}).worker_imbalance(), 1);
+  const v1::StepReport merged = MergeSteps({Report(1, 0), Report(1, 1)});
+  EXPECT_EQ(merged.worker_imbalance(), 1);
+  EXPECT_EQ(merged.ring_imbalance(), 1);
+  EXPECT_EQ(merged.group_imbalance(), 1);
 }
 
 }  // namespace
