@@ -35,10 +35,15 @@ TEST(ParseTest, OffloadIsForGpus) {
 }
 
 TEST(ValidateTest, OnlyChoicesByScoresAreBalanced) {
-  EXPECT_EQ(Complaint({"attention.balance.anchor=max", "attention.pattern=xattention"}), "");
-  EXPECT_THAT(
-      Complaint({"attention.balance.anchor=mean", "attention.pattern=moba"}),
-      HasSubstr("give none, or one of the patterns vertical_slash, block_topk, xattention"));
+  for (const char* pattern : {"xattention", "moba", "key_groups"}) {
+    EXPECT_EQ(
+        Complaint({"attention.balance.anchor=max", absl::StrCat("attention.pattern=", pattern)}),
+        "")
+        << pattern;
+  }
+  EXPECT_THAT(Complaint({"attention.balance.anchor=mean", "attention.pattern=sliding_window",
+                         "attention.window=512"}),
+              HasSubstr("give none, or one of the patterns vertical_slash, block_topk, moba, "));
   EXPECT_THAT(Complaint({"attention.balance.anchor=mean", "attention.pattern=dense"}),
               HasSubstr("only fits attention.pattern other than dense"));
 }

@@ -50,10 +50,51 @@ kernels::KeyGroupBudget BudgetOf(const AttentionOptions& options, int64_t tokens
                                    options.sequence_length > 0 ? options.sequence_length : tokens);
 }
 
-// Returns how many groups the sequence's last tile keeps, which keeps most; at least 1.
+// Returns how many groups the sequence's last tile keeps at most, which keeps most; at least 1.
 int32_t Capacity(const AttentionOptions& options, int64_t tokens) {
   const int64_t last = (TilesOf(tokens) - 1) * kGroupTile;
-  return std::max(1, BudgetOf(options, tokens).MostGroups(last, 0));
+  kernels::KeyGroupBudget budget = BudgetOf(options, tokens);
+  if (options.balance.is_on()) budget.move = kernels::kMostMove;
+  return std::max(1, budget.MostGroups(last, 0));
+}
+
+// Returns how many groups the tiles of each rank's queries keep in a head, their own counted.
+std::vector<int64_t> WorksOf(const kernels::KeyGroupBudget& budget, const IndexInputs& inputs) {
+  std::vector<int64_t> works(inputs.layout.ranks, 0), firsts = {0};
+  if (inputs.documents != nullptr) firsts = inputs.documents->host->firsts;
+  auto document = firsts.begin();
+  for (int64_t first = 0; first < inputs.layout.tokens; first += kGroupTile) {
+    while (document + 1 != firsts.end() && document[1] <= first) ++document;
+    works[inputs.layout.Owner(first)] +=
+        budget.MostGroups(first, *document) + kGroupTile / kGroupKeys;
+  }
+  return works;
+}
+
+// Returns by what this rank's choice is moved, and counts the move. Positions say how much each
+// rank keeps, so that ranks need not tell each other, and nothing is chosen twice.
+absl::StatusOr<float> FindMove(const AttentionOptions& options, const IndexInputs& inputs,
+                               IndexDevice& device) {
+  const BalanceOptions& balance = options.balance;
+  float move = 1.0f;
+  if (!balance.is_on() || !inputs.is_balanced) return move;
+  kernels::KeyGroupBudget budget = BudgetOf(options, inputs.layout.tokens);
+  const std::vector<int64_t> works = WorksOf(budget, inputs);
+  kernels::FindMove({.works = works.data(),
+                     .ranks = inputs.layout.ranks,
+                     .rank = inputs.layout.rank,
+                     .anchor = balance.anchor,
+                     .wanted = inputs.move,
+                     .factor = &move});
+  if (move == 1.0f) return move;
+  budget.move = move;
+  budget.tolerance = balance.tolerance;
+  const int rank = inputs.layout.rank;
+  const auto before = UploadArray(device, std::vector{works[rank]}),
+             after = UploadArray(device, std::vector{WorksOf(budget, inputs)[rank]});
+  const auto factor = UploadArray(device, std::vector{move});
+  RETURN_IF_ERROR(device.CountMove(before.data(), after.data(), factor.data()));
+  return move;
 }
 
 // This rank's tokens before the sequence's padding: its first ones.
@@ -114,6 +155,7 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
   index.group_capacity = Capacity(options, layout.tokens);
   index.groups = AllocateArray<int32_t>(device, rows * index.group_capacity);
   index.group_bounds = AllocateArray<int32_t>(device, (layout.ranks + 1) * rows);
+  ASSIGN_OR_RETURN(const float move, FindMove(options, inputs, device));
   ASSIGN_OR_RETURN(const NarrowRows narrow, Narrow(inputs, device));
   return device.Run(
       kernels::KeyGroupGateStep{.queries = narrow.queries.data(),
@@ -123,6 +165,8 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
                                 .scale = inputs.scale,
                                 .density = static_cast<float>(options.density),
                                 .budget_tokens = options.sequence_length,
+                                .move = move,
+                                .tolerance = options.balance.tolerance,
                                 .capacity = index.group_capacity,
                                 .groups = index.groups.data(),
                                 .bounds = index.group_bounds.data()});
@@ -170,7 +214,7 @@ extern constinit const PatternDefinition kKeyGroupsDefinition = {
     .count_tiles = nullptr,
     .causal_choice = CausalChoice::kNever,
     .takes_masks = false,
-    .can_be_balanced = false,
+    .can_be_balanced = true,
     .needs_whole_tiles = true,
     .fields = kFields,
     .check = Check,

@@ -4,6 +4,7 @@
 #include "base/status_macros.h"
 #include "patterns/chosen_blocks.h"
 #include "patterns/index/key_sums.h"
+#include "patterns/index/moved_choice.h"
 #include "patterns/pattern.h"
 
 namespace ringleader::patterns {
@@ -58,15 +59,20 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
       device, inputs.heads * blocks * kernels::QueryWords(layout.local_tokens()));
   index.chosen = AllocateArray<uint32_t>(
       device, inputs.heads * local_tiles * kernels::BlockWords(static_cast<int32_t>(blocks)));
-  return device.Run(kernels::QueryGateStep{.key_sums = key_sums.data(),
-                                           .query_layout = layout,
-                                           .document_starts = index.document_starts(),
-                                           .tile = options.tile,
-                                           .block_size = options.block_size,
-                                           .topk_blocks = options.topk_blocks,
-                                           .density = static_cast<float>(options.density),
-                                           .queries = index.queries_chosen.data(),
-                                           .chosen = index.chosen.data()});
+  return ChooseBlocks(
+      options.balance, options.tile, inputs, device, index, [&](const kernels::ChoiceMove& move) {
+        return device.Run(kernels::QueryGateStep{.key_sums = key_sums.data(),
+                                                 .query_layout = layout,
+                                                 .document_starts = index.document_starts(),
+                                                 .tile = options.tile,
+                                                 .block_size = options.block_size,
+                                                 .topk_blocks = options.topk_blocks,
+                                                 .density = static_cast<float>(options.density),
+                                                 .scale = inputs.scale,
+                                                 .move = move,
+                                                 .queries = index.queries_chosen.data(),
+                                                 .chosen = index.chosen.data()});
+      });
 }
 
 // Guesses how many blocks besides its own the queries of a tile keep: twice those of one query.
@@ -105,7 +111,7 @@ extern constinit const PatternDefinition kMobaDefinition = {
     .count_tiles = nullptr,
     .causal_choice = CausalChoice::kAlways,
     .takes_masks = false,
-    .can_be_balanced = false,
+    .can_be_balanced = true,
     .needs_whole_tiles = true,
     .fields = kFields,
     .check = Check,

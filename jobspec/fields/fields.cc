@@ -113,7 +113,7 @@ constexpr Field kFieldsAfterPatterns[] = {
      "To what those that wait for each other are brought by keeping less or more than the pattern would: "
      "data-parallel groups, and trainers of a ring where their tiles of queries choose apart "
      "([balance.md](balance.md)). The one that takes least (`min`), the mean (`mean`), the one that takes "
-     "most (`max`), or nothing is moved (`none`). Goes with `vertical_slash`, `block_topk` and `xattention`."},
+     "most (`max`), or nothing is moved (`none`). Goes with every pattern that chooses online but `adaspa`."},
     {"attention.balance.tolerance", Need::kDefault, "0.1", {0, 0.5}, kSparse,
      "The most that who takes longer than the anchor may lose of the share of attention that its choice was "
      "estimated to cover; 0: nothing is moved."},

@@ -33,6 +33,8 @@ struct GateParams {
   int padded_blocks = 0;  // to whole kGateBlocks
   int topk_blocks = 0;
   float density = 0.0f;
+  float scale = 0.0f;
+  ChoiceMove move = {};
   uint32_t* queries = nullptr;
 };
 
@@ -117,11 +119,11 @@ __device__ __forceinline__ uint32_t OrderedKey(float x) {
   return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-// A warp: sets the row's bit in the `keep` best of blocks [first, own), ties to the lower block.
+// A warp: calls take(block) for the `keep` best of blocks [first, own), ties to the lower block.
 // kSlots * 32 blocks hold all.
-template <int kSlots>
-__device__ void KeepBest(const float* scores, int first, int own, int keep, uint32_t bit,
-                         uint32_t* bits) {
+template <int kSlots, typename Take>
+__device__ __forceinline__ void TakeBest(const float* scores, int first, int own, int keep,
+                                         Take take) {
   const int lane = threadIdx.x % 32;
   uint32_t keys[kSlots];
 #pragma unroll
@@ -144,12 +146,57 @@ __device__ void KeepBest(const float* scores, int first, int own, int keep, uint
     for (int j = 0; j < kSlots; ++j) {
       if (block == static_cast<uint32_t>(j * 32 + lane)) keys[j] = 0;
     }
-    if (lane == 0) atomicOr(bits + block * 2, bit);
+    take(block);
   }
 }
 
+template <typename T, typename Combine>
+__device__ T OverWarp(T value, Combine combine) {
+  for (int lanes = 16; lanes > 0; lanes /= 2) {
+    value = combine(value, __shfl_xor_sync(0xffffffffu, value, lanes));
+  }
+  return value;
+}
+
+// A warp: how many of blocks [first, own) a query keeps that would keep `keep`; as the CPU
+// engine's.
+template <int kSlots>
+__device__ int MovedKeep(const float* scores, int first, int own, int keep, const GateParams& p,
+                         uint32_t place) {
+  keep = max(keep, 0);
+  const int moved = min(max(MovedCount(keep + 1, *p.move.factor, place) - 1, 0), own - first);
+  if (moved >= keep) return moved;
+  const int lane = threadIdx.x % 32;
+  const auto add = [](auto a, auto b) { return a + b; };
+  double most = -INFINITY, sum = 0.0;
+  for (int i = first + lane; i < own; i += 32) most = fmax(most, static_cast<double>(scores[i]));
+  most = OverWarp(most, [](double a, double b) { return fmax(a, b); });
+  const auto weight_of = [&](int i) {
+    return exp((static_cast<double>(scores[i]) - most) * static_cast<double>(p.scale));
+  };
+  for (int i = first + lane; i < own; i += 32) sum += weight_of(i);
+  sum = OverWarp(sum, add);
+  // What is not a number has no mass: the step's loss will say so.
+  const auto mass_of = [&](int i) {
+    const double share = weight_of(i) / sum;
+    return share <= 1.0 ? static_cast<long long>(rint(ldexp(share, kMassBits))) : 0LL;
+  };
+  long long total = 0, kept = 0, mass = 0;
+  for (int i = first + lane; i < own; i += 32) total += mass_of(i);
+  total = OverWarp(total, add);
+  TakeBest<kSlots>(scores, first, own, keep, [&](uint32_t block) { kept += mass_of(block); });
+  const long long held = HeldMass(kept, total, p.move.tolerance);
+  int count = 0;
+  TakeBest<kSlots>(scores, first, own, keep, [&](uint32_t block) {
+    if (count >= moved && mass >= held) return;
+    mass += mass_of(block);
+    ++count;
+  });
+  return count;
+}
+
 // A CTA takes 64 queries of a head.
-template <int kHeadDim, int kSlots>
+template <int kHeadDim, int kSlots, bool kMoved>
 __global__ void __launch_bounds__(kGateThreads) QueryGateKernel(const GateParams p) {
   extern __shared__ __align__(1024) unsigned char smem[];
   auto& shared = *reinterpret_cast<GateShared<kHeadDim>*>(smem);
@@ -182,10 +229,18 @@ __global__ void __launch_bounds__(kGateThreads) QueryGateKernel(const GateParams
     const int64_t query = first_query + row;
     const int own = static_cast<int>(p.layout.Position(query) / p.block_size);
     const int first = p.document_starts == nullptr ? 0 : p.document_starts[query] / p.block_size;
-    const int keep = (p.density > 0 ? MostBlocks(p.density, own - first + 1) : p.topk_blocks) - 1;
+    const float* const of_row = scores + row * row_stride;
+    int keep = (p.density > 0 ? MostBlocks(p.density, own - first + 1) : p.topk_blocks) - 1;
+    keep = min(keep, own - first);
+    if constexpr (kMoved) {
+      keep =
+          MovedKeep<kSlots>(of_row, first, own, keep, p, MovePlace(p.layout.Position(query), head));
+    }
     uint32_t* const of_word = bits + row / 32;
     const uint32_t bit = 1u << row % 32;
-    KeepBest<kSlots>(scores + row * row_stride, first, own, min(keep, own - first), bit, of_word);
+    TakeBest<kSlots>(of_row, first, own, keep, [&](uint32_t block) {
+      if (threadIdx.x % 32 == 0) atomicOr(of_word + block * 2, bit);
+    });
     if (threadIdx.x % 32 == 0) atomicOr(of_word + own * 2, bit);
   }
   __syncthreads();
@@ -223,7 +278,8 @@ int PaddedBlocks(const QueryGateStep& step) {
 
 template <int kHeadDim, int kSlots>
 absl::Status Launch(const GateParams& params, cudaStream_t stream) {
-  const auto kernel = QueryGateKernel<kHeadDim, kSlots>;
+  const auto kernel = params.move.factor == nullptr ? QueryGateKernel<kHeadDim, kSlots, false>
+                                                    : QueryGateKernel<kHeadDim, kSlots, true>;
   const int bytes = static_cast<int>(
       GateSharedBytes(sizeof(GateShared<kHeadDim>), params.padded_blocks, params.blocks));
   RETURN_IF_CUDA_ERROR(
@@ -295,6 +351,8 @@ absl::Status ChooseByQuery(const TokenMajor<const __nv_bfloat16>& q, int32_t kv_
       .padded_blocks = PaddedBlocks(step),
       .topk_blocks = step.topk_blocks,
       .density = step.density,
+      .scale = step.scale,
+      .move = step.move,
       .queries = step.queries};
   SplitMeansKernel<<<dim3(params.padded_blocks, kv_heads), q.head_dim, 0, stream>>>(
       step.key_sums, params, step.tile, tiles_of(step.query_layout.tokens),

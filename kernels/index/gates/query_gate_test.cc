@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <random>
 #include <string>
 #include <tuple>
@@ -12,6 +13,7 @@
 
 #include "kernels/index/gates/blocks.h"
 #include "kernels/index/testing/gate_rows.h"
+#include "kernels/reference/gates/block_gate.h"
 #include "kernels/reference/testing/packed_documents.h"
 #include "kernels/reference/testing/query_gate_oracle.h"
 #include "kernels/testing/device_buffer.h"
@@ -121,6 +123,43 @@ TEST_F(QueryGateTest, IsTheOraclesAndOnRanksThatOfOne) {
           ExpectRowsOf(one, choice, step, layout);
         }
       }
+    }
+  }
+}
+
+// Moved choices hold the best, as many as the CPU engine keeps: ties of rounding apart.
+TEST_F(QueryGateTest, MovesAreTheCpuEngines) {
+  const int64_t tokens = 4096;
+  const Rows q = Random(tokens, 4, 128), k = Random(tokens, 2, 128);
+  const ShardLayout layout = {.tokens = tokens};
+  const int64_t words = QueryWords(tokens), blocks = tokens / 64;
+  reference::Engine engine(2);
+  std::vector<float> sums(blocks * k.width());
+  reference::TileKeySums(engine, k.View(), 64, sums.data());
+  for (const float factor : {0.5f, 0.8f, 1.0f, 1.4f}) {
+    for (const float tolerance : {0.5f, 0.02f}) {
+      const DeviceBuffer<float> device_factor(std::vector<float>{factor});
+      QueryGateStep step = {.tile = 64,
+                            .block_size = 64,
+                            .topk_blocks = 12,
+                            .scale = 0.0884f,
+                            .move = {.factor = device_factor.data(), .tolerance = tolerance}};
+      const Choice moved = Choose(q, k, step, layout, {});
+      Choice expected = {std::vector<uint32_t>(4 * blocks * words),
+                         std::vector<uint32_t>(4 * blocks * BlockWords(blocks))};
+      step.key_sums = sums.data();
+      step.query_layout = layout;
+      step.move.factor = &factor;
+      step.queries = expected.queries.data();
+      step.chosen = expected.chosen.data();
+      reference::ChooseByQuery(engine, q.View(), 2, step);
+      int64_t kept = 0, apart = 0;
+      for (size_t i = 0; i < expected.queries.size(); ++i) {
+        kept += std::popcount(expected.queries[i]);
+        apart += std::popcount(expected.queries[i] ^ moved.queries[i]);
+      }
+      EXPECT_LT(static_cast<double>(apart), 1e-3 * static_cast<double>(kept))
+          << factor << ", " << tolerance;
     }
   }
 }

@@ -182,8 +182,13 @@ TEST_F(KeyGroupsTest, AreTheOraclesWithinTheRoundingOfSums) {
   for (const int head_dim : {64, 128}) {
     const auto as_is = [](float normal) { return normal; };
     const Rows q = Random(1024, 4, head_dim, as_is), k = Random(1024, 2, head_dim, as_is);
-    for (const float density : {0.1f, 0.35f}) {
-      const KeyGroupGateStep step = {.scale = 0.7f, .density = density, .budget_tokens = 1024};
+    for (const auto& [density, move] :
+         {std::pair{0.1f, 1.0f}, {0.35f, 1.0f}, {0.35f, 0.8f}, {0.35f, 1.4f}}) {
+      const KeyGroupGateStep step = {.scale = 0.7f,
+                                     .density = density,
+                                     .budget_tokens = 1024,
+                                     .move = move,
+                                     .tolerance = 0.15f};
       const Choice one = Choose(q, k, step, {.tokens = 1024}, {});
       const KeyGroupOracle oracle(q.View(), k.View(), step, {});
       EXPECT_LT(oracle.TensorCoreTolerance(), 2.0);  // of scores of up to 60

@@ -161,14 +161,19 @@ void ChooseByQuery(Engine& engine, const TokenMajor<const float>& q, int kv_head
       const int64_t own = step.query_layout.Position(i) / step.block_size;
       const int64_t first =
           (step.document_starts == nullptr ? 0 : step.document_starts[i]) / step.block_size;
-      const int64_t keep = step.density > 0
-                               ? MostBlocks(step.density, static_cast<int32_t>(own - first + 1))
-                               : step.topk_blocks;
-      std::vector<int64_t> kept =
-          Best(ScoreBlocks(q.data + i * q.token_stride + head * q.head_stride,
-                           means.data() + head / group * blocks * d, d, first, own,
-                           /*ties_go_late=*/false),
-               keep - 1, /*ties_go_late=*/false);
+      // Besides its own.
+      int64_t keep =
+          (step.density > 0 ? MostBlocks(step.density, static_cast<int32_t>(own - first + 1))
+                            : step.topk_blocks) -
+          1;
+      Scores scores = ScoreBlocks(q.data + i * q.token_stride + head * q.head_stride,
+                                  means.data() + head / group * blocks * d, d, first, own,
+                                  /*ties_go_late=*/false);
+      if (step.move.factor != nullptr) {
+        keep = MovedKeep(scores, keep, double{step.scale}, step.move,
+                         MovePlace(step.query_layout.Position(i), static_cast<int>(head)));
+      }
+      std::vector<int64_t> kept = Best(std::move(scores), keep, /*ties_go_late=*/false);
       kept.push_back(own);
       for (const int64_t block : kept) {
         step.queries[(head * blocks + block) * words + word] |= 1u << i % 32;

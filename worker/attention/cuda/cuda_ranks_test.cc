@@ -281,6 +281,20 @@ TEST_P(CudaRanksTest, MovedChoices) {
   const Result moved = RunOnGpu(Small(), blocks, Gpus::kShared, {}, 0.6f);
   EXPECT_LT(tiles(moved), tiles(RunOnGpu(Small(), With(XAttention()))));
   for (const AttentionStats& stats : moved.stats) EXPECT_EQ(stats.layers.at(0).balanced, 1u);
+  for (patterns::AttentionOptions chosen : {Moba(), KeyGroups()}) {
+    SCOPED_TRACE(static_cast<int>(chosen.pattern));
+    const double unmoved = tiles(RunOnGpu(Small(), chosen));
+    chosen.balance = {.anchor = kernels::Anchor::kMean, .tolerance = 0.5f};
+    for (const float move : {0.6f, 1.4f}) {
+      // Which are chosen may differ within rounding, how many by what a row then loses.
+      const double alone = tiles(RunOnGpu(Small(), chosen, Gpus::kShared, {}, move));
+      EXPECT_NEAR(alone / kLayers, tiles(RunOnCpu(Small(), chosen, {}, move)),
+                  0.02 * unmoved / kLayers);
+      EXPECT_EQ(alone < unmoved, move < 1);
+    }
+    const Result ranks = RunOnGpu(Small(), With(chosen), Gpus::kShared, {}, 0.6f);
+    for (const AttentionStats& stats : ranks.stats) EXPECT_EQ(stats.layers.at(0).balanced, 1u);
+  }
 }
 
 // Documents of one token, within a tile, that end at its border, and of many tiles.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <random>
@@ -82,6 +83,28 @@ class BalanceMovesTest : public ::testing::Test {
             .topk_blocks = 12,
             .tile = kTile};
   }
+  static patterns::AttentionOptions Moba(float tolerance) {
+    patterns::AttentionOptions options = BlockTopK(tolerance);
+    options.pattern = patterns::Pattern::kMoba;
+    return options;
+  }
+  static patterns::AttentionOptions KeyGroups(float tolerance) {
+    return {.pattern = patterns::Pattern::kKeyGroups,
+            .balance = {.anchor = Anchor::kMean, .tolerance = tolerance},
+            .density = 0.3,
+            .tile = kTile};
+  }
+  // How many groups each row keeps beside its own tile.
+  static std::vector<int64_t> Groups(const RankResult& result) {
+    const auto& bounds = result.index.group_bounds;
+    return {bounds.end() - kHeads * kBlocks, bounds.end()};
+  }
+  // Queries that keep each block, summed over the blocks.
+  static int64_t Kept(const RankResult& result) {
+    int64_t kept = 0;
+    for (const uint32_t word : result.index.queries_chosen) kept += std::popcount(word);
+    return kept;
+  }
   static patterns::AttentionOptions XAttention(float tolerance) {
     return {.pattern = patterns::Pattern::kXAttention,
             .balance = {.anchor = Anchor::kMean, .tolerance = tolerance},
@@ -148,7 +171,8 @@ TEST_F(BalanceMovesTest, NoHeadLosesMoreThanTheTolerance) {
 }
 
 TEST_F(BalanceMovesTest, WithoutToleranceOrStepNothingChanges) {
-  for (patterns::AttentionOptions options : {VerticalSlash(0), BlockTopK(0), XAttention(0)}) {
+  for (patterns::AttentionOptions options :
+       {VerticalSlash(0), BlockTopK(0), XAttention(0), Moba(0), KeyGroups(0)}) {
     for (const int ranks : {1, 2}) {
       options.ring.inner = ranks;
       options.balance.tolerance = 0.0f;
@@ -201,49 +225,136 @@ TEST_F(BalanceMovesTest, BlocksComeToTheAnchor) {
   }
 }
 
-// A row of block top-k loses no more than the tolerance of the softmax of its scores.
-TEST_F(BalanceMovesTest, NoRowLosesMoreThanTheTolerance) {
+// Groups are the best of those that were kept, or hold all of them, and their number comes to the
+// anchor with those of a row's own tile.
+TEST_F(BalanceMovesTest, GroupsComeToTheAnchor) {
+  constexpr int64_t kOwn = kTile / kernels::kGroupKeys;
+  const RankResult base = Run(KeyGroups(0.5f), 1.0f)[0];
+  EXPECT_EQ(base.stats.balanced, 0u);
+  const auto work = [](const RankResult& result) {
+    const std::vector<int64_t> groups = Groups(result);
+    return static_cast<double>(std::accumulate(groups.begin(), groups.end(), int64_t{0}) +
+                               kOwn * std::ssize(groups));
+  };
+  for (const float move : {0.7f, 1.2f}) {
+    const RankResult moved = Run(KeyGroups(0.5f), move)[0];
+    EXPECT_NEAR(work(moved) / work(base), move, 0.04);
+    EXPECT_EQ(moved.stats.balanced, 1u);
+    EXPECT_EQ(moved.stats.anchor_missed, 0u);
+    const auto &fewer = move < 1 ? moved : base, &more = move < 1 ? base : moved;
+    const std::vector<int64_t> of_fewer = Groups(fewer), of_more = Groups(more);
+    for (int64_t row = 0; row < kHeads * kBlocks; ++row) {
+      const auto* const few = fewer.index.groups.data() + row * fewer.index.group_capacity;
+      const auto* const many = more.index.groups.data() + row * more.index.group_capacity;
+      ASSERT_TRUE(std::includes(many, many + of_more[row], few, few + of_fewer[row])) << row;
+    }
+  }
+}
+
+// A row gives up no larger share of its groups than the tolerance, and those of lowest score.
+TEST_F(BalanceMovesTest, NoRowLosesMoreGroupsThanTheTolerance) {
+  constexpr float kTolerance = 0.1f;
+  const RankResult base = Run(KeyGroups(kTolerance), 1.0f)[0],
+                   moved = Run(KeyGroups(kTolerance), 0.6f)[0];
+  EXPECT_EQ(moved.stats.anchor_missed, 1u);
+  const std::vector<int64_t> before = Groups(base), after = Groups(moved);
+  double largest = 0;
+  for (size_t row = 0; row < before.size(); ++row) {
+    if (before[row] == 0) continue;
+    largest =
+        std::max(largest, 1 - static_cast<double>(after[row]) / static_cast<double>(before[row]));
+  }
+  EXPECT_LE(largest, static_cast<double>(kTolerance));
+  EXPECT_GT(largest, 0.9 * static_cast<double>(kTolerance));
+}
+
+// MoBA's queries choose for themselves.
+TEST_F(BalanceMovesTest, QueriesThatChooseForThemselvesKeepLessAndMore) {
+  const RankResult base = Run(Moba(0.5f), 1.0f)[0];
+  ASSERT_GT(Kept(base), 0);
+  for (const float move : {0.7f, 1.3f}) {
+    const RankResult moved = Run(Moba(0.5f), move)[0];
+    EXPECT_NEAR(static_cast<double>(Kept(moved)) / static_cast<double>(Kept(base)), move, 0.05);
+    const auto &smaller = move < 1 ? moved : base, &larger = move < 1 ? base : moved;
+    for (size_t i = 0; i < smaller.index.queries_chosen.size(); ++i) {
+      ASSERT_EQ(smaller.index.queries_chosen[i] & ~larger.index.queries_chosen[i], 0u) << i;
+    }
+    EXPECT_EQ(moved.stats.balanced, 1u);
+  }
+}
+
+// A choice of blocks by one query, or by the mean of a tile of them, that was moved to half of what
+// it kept: the largest share of the softmax of its scores that it lost.
+class LossTest : public BalanceMovesTest {
+ protected:
+  using Keeps = std::function<bool(const RankResult& result, int head, int64_t row, int64_t block)>;
+  double LargestLoss(const RankResult& base, const RankResult& moved, int64_t queries,
+                     const Keeps& keeps) const {
+    double largest = 0;
+    for (int64_t row = 0; row < kHeads * kTokens / queries; ++row) {
+      const auto head = static_cast<int>(row % kHeads);
+      const int64_t first = row / kHeads * queries;
+      double lost = 0, all = 0;
+      for (int64_t block = 0; block < first / kTile; ++block) {
+        double score = 0;
+        for (int x = 0; x < kHeadDim; ++x) {
+          double query = 0, key = 0;
+          for (int64_t i = 0; i < queries; ++i) query += double{q_.at(first + i, head, x)};
+          for (int i = 0; i < kTile; ++i) {
+            key += double{k_.at(block * kTile + i, head / (kHeads / kKvHeads), x)} / kTile;
+          }
+          score += query / static_cast<double>(queries) * key;
+        }
+        const double weight = std::exp(score / std::sqrt(static_cast<double>(kHeadDim)));
+        all += weight;
+        const int64_t of_head = row / kHeads;
+        if (keeps(base, head, of_head, block) && !keeps(moved, head, of_head, block))
+          lost += weight;
+      }
+      if (all > 0) largest = std::max(largest, lost / all);
+    }
+    return largest;
+  }
+};
+
+TEST_F(LossTest, NoRowLosesMoreThanTheTolerance) {
   constexpr float kTolerance = 0.05f;
-  const patterns::AttentionOptions options = BlockTopK(kTolerance);
-  const RankResult base = Run(options, 1.0f)[0], moved = Run(options, 0.5f)[0];
+  const RankResult base = Run(BlockTopK(kTolerance), 1.0f)[0],
+                   moved = Run(BlockTopK(kTolerance), 0.5f)[0];
   EXPECT_LT(Chosen(moved), Chosen(base));
   EXPECT_EQ(moved.stats.anchor_missed, 1u);
-  const int32_t words = BlockWords(kBlocks);
-  double largest = 0;
-  for (int64_t row = 0; row < kHeads * kBlocks; ++row) {
-    const auto head = static_cast<int>(row / kBlocks);
-    const int64_t own = row % kBlocks;
-    std::vector<double> weights(own);
-    for (int64_t block = 0; block < own; ++block) {
-      double score = 0;
-      for (int x = 0; x < kHeadDim; ++x) {
-        double query = 0, key = 0;
-        for (int i = 0; i < kTile; ++i) {
-          query += double{q_.at(own * kTile + i, head, x)} / kTile;
-          key += double{k_.at(block * kTile + i, head / (kHeads / kKvHeads), x)} / kTile;
-        }
-        score += query * key;
-      }
-      weights[block] = std::exp(score / std::sqrt(static_cast<double>(kHeadDim)));
-    }
-    double lost = 0;
-    for (int64_t block = 0; block < own; ++block) {
-      const int64_t word = row * words + block / 32;
-      const uint32_t gone = base.index.chosen[word] & ~moved.index.chosen[word];
-      if (gone >> block % 32 & 1) lost += weights[block];
-    }
-    const double all = std::accumulate(weights.begin(), weights.end(), 0.0);
-    if (own > 0) largest = std::max(largest, lost / all);
-  }
-  EXPECT_LE(largest, kTolerance + 1e-4);
-  EXPECT_GT(largest, 0.5 * kTolerance);
+  const double largest = LargestLoss(
+      base, moved, kTile, [](const RankResult& result, int head, int64_t row, int64_t block) {
+        const int64_t word = (head * kBlocks + row) * BlockWords(kBlocks) + block / 32;
+        return (result.index.chosen[word] >> block % 32 & 1) != 0;
+      });
+  EXPECT_LE(largest, double{kTolerance} + 1e-4);
+  EXPECT_GT(largest, 0.5 * double{kTolerance});
+}
+
+TEST_F(LossTest, NoQueryLosesMoreThanTheTolerance) {
+  constexpr float kTolerance = 0.05f;
+  const RankResult base = Run(Moba(kTolerance), 1.0f)[0], moved = Run(Moba(kTolerance), 0.5f)[0];
+  EXPECT_LT(Kept(moved), Kept(base));
+  EXPECT_EQ(moved.stats.anchor_missed, 1u);
+  const double largest = LargestLoss(
+      base, moved, 1, [](const RankResult& result, int head, int64_t query, int64_t block) {
+        const int64_t word = (head * kBlocks + block) * kernels::QueryWords(kTokens) + query / 32;
+        return (result.index.queries_chosen[word] >> query % 32 & 1) != 0;
+      });
+  EXPECT_LE(largest, double{kTolerance} + 1e-4);
+  EXPECT_GT(largest, 0.5 * double{kTolerance});
 }
 
 // Ranks that choose apart are brought to each other: in contiguous pieces the later one sees more.
 TEST_F(BalanceMovesTest, RanksOfARingComeToTheirAnchor) {
-  for (patterns::AttentionOptions options : {XAttention(0.5f), BlockTopK(0.5f)}) {
+  for (patterns::AttentionOptions options :
+       {XAttention(0.5f), BlockTopK(0.5f), Moba(0.5f), KeyGroups(0.5f)}) {
+    SCOPED_TRACE(static_cast<int>(options.pattern));
     options.layout = LayoutKind::kContiguous;
     options.ring.inner = 2;
+    // 64 queries that have little in common would visit nearly every block together.
+    if (options.pattern == patterns::Pattern::kMoba) options.topk_blocks = 2;
     const auto tiles = [](const std::vector<RankResult>& results) {
       return std::vector<double>{static_cast<double>(results[0].stats.TotalTiles()),
                                  static_cast<double>(results[1].stats.TotalTiles())};

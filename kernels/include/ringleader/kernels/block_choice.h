@@ -62,6 +62,9 @@ struct MeanGateStep {
 // ones, from the one on where its document starts, those whose mean key it scores highest; ties go
 // to the lower block. It keeps topk_blocks, its own counted, or MostBlocks(density, those that it
 // sees) if there is a density, and its own at least.
+//
+// A move keeps more or fewer of the blocks, its own counted. What a query is estimated to cover is
+// the softmax of its scores of the blocks before its own, in units of 2^-kMassBits.
 struct QueryGateStep {
   const float* key_sums = nullptr;  // [tiles of the sequence, kv_heads, head_dim]
   ShardLayout query_layout = {};
@@ -69,7 +72,9 @@ struct QueryGateStep {
   int32_t tile = 128;
   int32_t block_size = 1024;  // tokens, a multiple of tile
   int32_t topk_blocks = 1;
-  float density = 0.0f;         // in [0, 1]
+  float density = 0.0f;  // in [0, 1]
+  float scale = 0.0f;    // of logits; for a move alone
+  ChoiceMove move = {};
   uint32_t* queries = nullptr;  // [heads, blocks, QueryWords(n)]: QueryChoice::chosen
   // [heads, query tiles, BlockWords(blocks)]: whether some query of the tile keeps the block.
   uint32_t* chosen = nullptr;
@@ -114,14 +119,31 @@ struct AntidiagonalGateStep {
 struct KeyGroupBudget {
   // Groups for each square root of a token, the tile's own counted; below 0: all groups.
   double rate = -1.0;
+  // attention.balance: the factor of what a tile keeps, its own counted, and the largest share that
+  // it may lose of the others. They are those of highest score, so that whatever mass grows with
+  // the score, no larger share of it is lost.
+  float move = 1.0f, tolerance = 0.0f;
 
   // Groups that a tile keeps whose first query is at `first`, in a document that starts at `start`.
   RINGLEADER_HOST_DEVICE int32_t MostGroups(int64_t first, int64_t start) const {
     const int64_t all = (first - start + kGroupKeys - 1) / kGroupKeys;
-    if (rate < 0.0) return static_cast<int32_t>(all);
-    const double places = sqrt(static_cast<double>(first - start + kGroupTile));
-    const int64_t kept = static_cast<int64_t>(rate * places) - kGroupTile / kGroupKeys;
-    return static_cast<int32_t>(kept < 0 ? 0 : kept < all ? kept : all);
+    constexpr int64_t kOwn = kGroupTile / kGroupKeys;
+    int64_t kept = all;
+    if (rate >= 0.0) {
+      const double places = sqrt(static_cast<double>(first - start + kGroupTile));
+      kept = Between(0, static_cast<int64_t>(rate * places) - kOwn, all);
+    }
+    if (move == 1.0f) return static_cast<int32_t>(kept);
+    const double with_own = static_cast<double>(kept + kOwn);
+    const auto moved = static_cast<int64_t>(static_cast<double>(move) * with_own) - kOwn,
+               lost =
+                   static_cast<int64_t>(static_cast<double>(tolerance) * static_cast<double>(kept));
+    return static_cast<int32_t>(Between(move < 1.0f ? kept - lost : kept, moved, all));
+  }
+
+ private:
+  RINGLEADER_HOST_DEVICE static int64_t Between(int64_t least, int64_t value, int64_t most) {
+    return value < least ? least : value < most ? value : most;
   }
 };
 
@@ -197,7 +219,8 @@ struct KeyGroupGateStep {
   // The length that the budget adds up to `density` of; 0: query_layout's. Samples of one job say
   // the same, so that what a sample sees does not depend on those it is dealt with.
   int64_t budget_tokens = 0;
-  int32_t capacity = 0;  // MostGroups() of the sequence's last tile
+  float move = 1.0f, tolerance = 0.0f;  // KeyGroupBudget's
+  int32_t capacity = 0;                 // MostGroups() of the sequence's last tile, or more
   // [heads, query tiles, capacity]: each row by owner, and of one owner ascending, as its local
   // groups.
   int32_t* groups = nullptr;
@@ -206,7 +229,11 @@ struct KeyGroupGateStep {
   int32_t* bounds = nullptr;
 
   KeyGroupBudget budget() const {
-    return KeyGroupBudgetOf(density, budget_tokens > 0 ? budget_tokens : query_layout.tokens);
+    KeyGroupBudget budget =
+        KeyGroupBudgetOf(density, budget_tokens > 0 ? budget_tokens : query_layout.tokens);
+    budget.move = move;
+    budget.tolerance = tolerance;
+    return budget;
   }
 };
 
