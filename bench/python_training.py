@@ -4,7 +4,8 @@ bench/python_kernels.py makes rows of it.
 A model that knows nothing jumps in its first steps by more than what sparse attention could change, so the model is first
 trained densely on shorter sequences. From there, with the same weights, optimizer's state and text, it goes on at the whole
 length with each attention. Weights are float32 under autocast. SDPA goes on twice, with cuDNN and with FlashAttention, which
-both are exact: what their losses differ by is what rounding does."""
+both are exact: what their losses differ by is what rounding does. So does a window of the last tokens as large as what is
+chosen: what its loss differs by says how much of this text hangs on keys far back at all."""
 
 import contextlib
 import copy
@@ -17,11 +18,13 @@ import time
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ringleader.kernels import VerticalSlash, huggingface
+from ringleader.kernels import SlidingWindow, VerticalSlash, huggingface
 
 TOKENS, STEPS, LAYERS = 131072, 5, 4
 FIRST_TOKENS, FIRST_STEPS = 32768, 100  # of the dense training before
 LEARNING_RATE, FIRST_LEARNING_RATE = 1e-4, 6e-4
+SHARE = 0.05  # of the causal pairs; a window of half of it times the tokens has as many
+WINDOW = "ringleader_window"
 
 
 def synchronize(device):
@@ -49,7 +52,7 @@ class Counted:
         blocks = self.choice(q, k, **arguments)
         tiles = -(-q.shape[2] // blocks.tile)
         causal = q.shape[0] * q.shape[1] * tiles * (tiles + 1) / 2
-        # A column is as much as the tiles that it crosses, beyond what diagonals cover.
+        # A column counts as if it crossed all rows of tiles: of what diagonals leave, it is that much at most.
         columns = blocks.columns.counts.sum() / blocks.tile * tiles
         self.shares.append(((blocks.visited.sum() + columns) / causal).detach())
         return blocks
@@ -130,14 +133,16 @@ def training(device):
         exactly(SDPBackend.CUDNN_ATTENTION, device))
     trained.model.gradient_checkpointing_enable()
     state = trained.state()
-    choice = Counted(VerticalSlash(density=0.05, column_mass=1.0, diagonal_mass=1.0, estimate_at="spread"))
+    choice = Counted(VerticalSlash(density=SHARE, column_mass=1.0, diagonal_mass=1.0, estimate_at="spread"))
     huggingface.register(choice)
+    huggingface.register(SlidingWindow(max(int(tokens * SHARE / 2), 1)), name=WINDOW)
     result = {
         "tokens": tokens, "layers": layers,
         "before": f"{first_steps} dense steps of {first_tokens} tokens, loss {first_losses[0]:.4f} to "
                   f"{statistics.mean(first_losses[-5:]):.4f}",
     }
-    for name, implementation, backend in (("sparse", huggingface.NAME, None), ("sdpa", "sdpa", SDPBackend.CUDNN_ATTENTION),
+    for name, implementation, backend in (("sparse", huggingface.NAME, None), ("window", WINDOW, None),
+                                          ("sdpa", "sdpa", SDPBackend.CUDNN_ATTENTION),
                                           ("flash", "sdpa", SDPBackend.FLASH_ATTENTION)):
         trained.go_back(state)
         trained.model.set_attn_implementation(implementation)

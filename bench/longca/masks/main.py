@@ -38,13 +38,10 @@ class CutOff(BaseException):
 
 
 def repetitions(run, device, seconds, flush):
-    """-> (milliseconds of each, what the last returned). Warms up by two runs, or one that takes a third of `seconds`."""
-    started = time.perf_counter()
+    """-> (milliseconds of each, what the last returned). Warms up by two runs, the first of which may compile."""
     for _ in range(2):
         made = run()
         synchronize(device)
-        if time.perf_counter() - started > seconds / FEWEST:
-            break
     times, started = [], time.perf_counter()
     while len(times) < FEWEST or (len(times) < MOST and time.perf_counter() - started < seconds):
         made = None  # its memory serves the next run
@@ -91,7 +88,7 @@ def measure(kernel, name, chosen, p, seconds, flush):
 
 def fill(row, times, plan_seconds, pairs, p):
     """What a row says of its times."""
-    fifths = statistics.quantiles(times, n=5)
+    fifths = statistics.quantiles(times, n=5, method="inclusive")
     row.update(ms=statistics.median(times), p20_ms=fifths[0], p80_ms=fifths[3], repetitions=len(times),
                plan_ms=plan_seconds * 1e3, share=pairs / p.tokens**2)
     row["with_plan_ms"] = row["ms"] + row["plan_ms"]
