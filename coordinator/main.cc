@@ -186,6 +186,23 @@ class Failure {
 };
 
 // Starts everything in order: the port opens last, when all that it needs works.
+// Null: there is to be none.
+absl::StatusOr<std::unique_ptr<page::PageServer>> StartPage(const Flags& flags,
+                                                            api::Server& server) {
+  if (flags.page_listen == "off") return nullptr;
+  ASSIGN_OR_RETURN(Address listen, ParseAddress(flags.page_listen));
+  ASSIGN_OR_RETURN(std::unique_ptr<page::PageServer> page,
+                   page::PageServer::Start({.listen = listen,
+                                            .tls = flags.tls,
+                                            .has_roles = !flags.access.empty(),
+                                            .voucher = server.voucher()},
+                                           server.InProcessChannel()));
+  listen.port = page->port();
+  spdlog::info("the page is {}://{}", flags.tls.enabled() ? "https" : "http",
+               FormatAddress(listen));
+  return page;
+}
+
 absl::Status Serve(const Flags& flags) {
   RETURN_IF_ERROR(CheckFlags(flags));
   ASSIGN_OR_RETURN(const Address listen, ParseAddress(flags.listen));
@@ -242,18 +259,7 @@ absl::Status Serve(const Flags& flags) {
   const store::Retention retention(store.get(), Clock::Steady(),
                                    {.events = absl::Hours(24 * flags.keep_events_days),
                                     .jobs = absl::Hours(24 * flags.keep_jobs_days)});
-  std::unique_ptr<page::PageServer> page;
-  if (flags.page_listen != "off") {
-    ASSIGN_OR_RETURN(Address page_listen, ParseAddress(flags.page_listen));
-    ASSIGN_OR_RETURN(page, page::PageServer::Start({.listen = page_listen,
-                                                    .tls = flags.tls,
-                                                    .has_roles = !flags.access.empty(),
-                                                    .voucher = server->voucher()},
-                                                   server->InProcessChannel()));
-    page_listen.port = page->port();
-    spdlog::info("the page is {}://{}", flags.tls.enabled() ? "https" : "http",
-                 FormatAddress(page_listen));
-  }
+  ASSIGN_OR_RETURN(std::unique_ptr<page::PageServer> page, StartPage(flags, *server));
   Address served = listen;
   if (served.path.empty()) served.port = server->port();
   spdlog::info("serving on {}", FormatAddress(served));

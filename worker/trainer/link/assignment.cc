@@ -94,6 +94,26 @@ absl::StatusOr<PlanShape> ToShape(const Message& proto, uint64_t version, int co
   return shape;
 }
 
+absl::Status ReadTraining(const v1::TrainingSpec& training, TrainingJob& job) {
+  job.steps = training.steps();
+  job.global_batch = training.global_batch();
+  ASSIGN_OR_RETURN(job.schedule, ToSchedule(training));
+  job.adamw = {.beta1 = training.beta1(),
+               .beta2 = training.beta2(),
+               .epsilon = training.epsilon(),
+               .weight_decay = training.weight_decay(),
+               .clip_norm = training.clip_norm()};
+  job.seed = training.seed();
+  job.eval_every_steps = training.eval_every_steps();
+  job.eval_sequences = training.eval_sequences();
+  ASSIGN_OR_RETURN(job.eval_attention, jobspec::Convert(kEvalAttentions, training.eval_attention(),
+                                                        "training.eval_attention"));
+  job.max_skipped_steps = training.max_skipped_steps();
+  ASSIGN_OR_RETURN(job.precision, jobspec::PrecisionOf(training));
+  job.attention.deterministic = job.deterministic = training.deterministic();
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<Plan> ToPlan(const v1::StepPlan& proto, int context, int heads) {
@@ -191,23 +211,7 @@ absl::StatusOr<TrainingJob> ToTrainingJob(const v1::TrainerAssignment& assignmen
   RETURN_IF_ERROR(
       jobspec::CheckSequencesDivide(spec, patterns::DivisionOf(job.attention, job.ring_ranks())));
 
-  const v1::TrainingSpec& training = spec.training();
-  job.steps = training.steps();
-  job.global_batch = training.global_batch();
-  ASSIGN_OR_RETURN(job.schedule, ToSchedule(training));
-  job.adamw = {.beta1 = training.beta1(),
-               .beta2 = training.beta2(),
-               .epsilon = training.epsilon(),
-               .weight_decay = training.weight_decay(),
-               .clip_norm = training.clip_norm()};
-  job.seed = training.seed();
-  job.eval_every_steps = training.eval_every_steps();
-  job.eval_sequences = training.eval_sequences();
-  ASSIGN_OR_RETURN(job.eval_attention, jobspec::Convert(kEvalAttentions, training.eval_attention(),
-                                                        "training.eval_attention"));
-  job.max_skipped_steps = training.max_skipped_steps();
-  ASSIGN_OR_RETURN(job.precision, jobspec::PrecisionOf(training));
-  job.attention.deterministic = job.deterministic = training.deterministic();
+  RETURN_IF_ERROR(ReadTraining(spec.training(), job));
 
   job.checkpoint_directory = spec.checkpoint().directory();
   job.checkpoint_every_steps = spec.checkpoint().every_steps();
