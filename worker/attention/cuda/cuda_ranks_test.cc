@@ -180,7 +180,6 @@ TEST_P(CudaRanksTest, AdaSpaMovesBudgetsBetweenHeads) {
   Sequence sequence = Small();
   sequence.q = sequence.q.clone();
   sequence.k = sequence.k.clone();
-  sequence.k = sequence.k.clone();
   sequence.q.select(2, 0).fill_(0);
   sequence.k.select(2, 0).fill_(0);
   for (const int head : {0, 3}) sequence.q.select(1, head).select(1, 0).fill_(8);
