@@ -166,6 +166,7 @@ TEST_F(PlanByDocumentsTest, WhatIsChosenIsChosenForEachDocumentByItself) {
     const v1::StepPlan whole = Plan(ParallelismSpec::DOCUMENTS, {2048});
     EXPECT_NEAR(whole.prediction().density(), dense_short.prediction().density(), 1e-9);
     EXPECT_EQ(whole.prediction().communication_seconds(), 0);
+    EXPECT_EQ(whole.prediction().index_seconds(), 0);
     EXPECT_NEAR(SumOfRows(whole.prediction()), whole.prediction().step_seconds(), 1e-9);
   }
 }

@@ -30,16 +30,29 @@ absl::Status CountApart(const patterns::AttentionOptions& attention, int ranks, 
                                                      static_cast<int>(stripe)));
   documents->local_tokens = layout.local_tokens();
   documents->spread_tokens.assign(layout.spread_tokens().begin(), layout.spread_tokens().end());
+  int64_t spread_tokens = 0, spread_calls = 0;  // that are chosen for
   for (const int64_t tokens : layout.SpreadLengths()) {
-    documents->travelling_tokens += RoundUp(tokens, ranks * stripe) / ranks;
+    const int64_t rows = RoundUp(tokens, ranks * stripe) / ranks;
+    documents->travelling_tokens += rows;
+    if (IsShort(attention, tokens)) continue;
+    spread_tokens += rows;
+    ++spread_calls;
   }
   for (int rank = 0; rank < ranks; ++rank) {
-    const std::vector<int64_t> lengths = layout.WholeLengths(rank);
-    const auto is_long = [&](int64_t tokens) { return !IsShort(attention, tokens); };
-    const int64_t calls = std::ranges::count_if(lengths, is_long);
+    int64_t chosen = spread_tokens, calls = 0;
+    bool has_short = false;
+    for (const int64_t tokens : layout.WholeLengths(rank)) {
+      if (IsShort(attention, tokens)) {
+        has_short = true;
+        continue;
+      }
+      chosen += tokens;
+      ++calls;
+    }
+    documents->chosen_tokens = std::max(documents->chosen_tokens, chosen);
+    documents->chosen_calls = std::max(documents->chosen_calls, spread_calls + calls);
     // One more for all that are short.
-    documents->whole_calls =
-        std::max(documents->whole_calls, calls + (calls < std::ssize(lengths) ? 1 : 0));
+    documents->whole_calls = std::max(documents->whole_calls, calls + (has_short ? 1 : 0));
   }
   return absl::OkStatus();
 }

@@ -27,6 +27,8 @@ struct LaidDocuments {
   int64_t local_tokens = 0;  // of every rank, filler counted
   int64_t spread = 0;        // documents
   int64_t whole_calls = 0;   // of the rank with most
+  // What is chosen for, in which short documents are not, of the rank with most: tokens and calls.
+  int64_t chosen_tokens = 0, chosen_calls = 0;
 
   // Tiles that each rank visits of each one's keys, `heads` together. `sample` draws heads, which
   // stand for all, of a document of so many blocks that is attended to by itself.

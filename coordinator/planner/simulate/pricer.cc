@@ -255,7 +255,8 @@ absl::StatusOr<Pricer::LayerSums> Pricer::PlayLayers(const Setting& setting,
     ring_step = {.rows = travelling * heads, .calls = static_cast<double>(documents.spread)};
     whole = {.rows = (local_tokens - travelling) * heads,
              .calls = static_cast<double>(documents.whole_calls)};
-    choice.calls = ring_step.calls + whole.calls;
+    choice = {.rows = static_cast<double>(documents.chosen_tokens),
+              .calls = static_cast<double>(documents.chosen_calls)};
   }
   const double kv =
       travelling * 2.0 * static_cast<double>(setting.heads.local_kv_heads() * model_.head_dim);
@@ -277,7 +278,8 @@ absl::StatusOr<Pricer::LayerSums> Pricer::PlayLayers(const Setting& setting,
   LayerSums sums;
   ASSIGN_OR_RETURN(const std::vector<Layers>* const alike_layers, LayersOf(setting, tokens));
   for (const Layers& alike : *alike_layers) {
-    const double index = alike.are_dense ? 0 : cost_model.Seconds(Phase::kIndex, choice);
+    const double index =
+        alike.are_dense || choice.calls == 0 ? 0 : cost_model.Seconds(Phase::kIndex, choice);
     const RingSimulator simulator(setting.ring, alike.loads);
     for (const bool backward : {false, true}) {
       const Phase phase = backward ? Phase::kAttentionBackward : Phase::kAttentionForward;
