@@ -131,7 +131,7 @@ TEST(DocumentDealingTest, ApartAsFewAreSpreadAsKeepRanksEven) {
   EXPECT_EQ(spread(std::vector<int64_t>(32, 1000)), 0);
   EXPECT_EQ(spread({4000}), 1);
   EXPECT_EQ(spread({100}), 0) << "of one stripe: on one rank in any case";
-  lengths[7] = 96 * 1024;
+  lengths[7] = int64_t{96} * 1024;
   EXPECT_EQ(spread(lengths), 1);
   EXPECT_FALSE(DealDocumentsApart(lengths, 4, 128, Weights()).holders[7].has_value());
 }
@@ -139,7 +139,7 @@ TEST(DocumentDealingTest, ApartAsFewAreSpreadAsKeepRanksEven) {
 TEST(DocumentDealingTest, LongDocumentsAreSpreadAndShortOnesWhole) {
   // One document of three quarters of the sequence, and short ones.
   std::vector<int64_t> lengths(33, 1024);
-  lengths[7] = 96 * 1024;
+  lengths[7] = int64_t{96} * 1024;
   const DocumentDealing dealing = DealDocuments(lengths, 4, 128, Weights());
   EXPECT_FALSE(dealing.holders[7].has_value());
   EXPECT_GE(std::ranges::count_if(dealing.holders, [](auto h) { return h.has_value(); }), 30);

@@ -12,6 +12,7 @@
 #include <sstream>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "cli/client.h"
 #include "cli/printer.h"
 #include "cli/testing/cli_fixture.h"
@@ -139,7 +140,7 @@ TEST_F(CliTest, ValidatingNeedsNoCoordinator) {
 
 // What trainers would find when they begin.
 TEST_F(CliTest, ValidatingChecksWhatTrainersWill) {
-  const auto complaint = [&](std::vector<std::string> more = {}) {
+  const auto complaint = [&](const std::vector<std::string>& more = {}) {
     std::vector<std::string> arguments = {"validate", Path("job.yaml")};
     for (const std::string& set : more) arguments.insert(arguments.end(), {"--set", set});
     const Result result = Run(arguments);
@@ -345,7 +346,8 @@ TEST_F(CliTest, MistypedCommandsAndFlagsAreNamed) {
   for (const auto& [typed, command] : meant) {
     const Result result = Run({typed, "tiny"});
     EXPECT_EQ(result.code, kUsage);
-    EXPECT_THAT(result.err, HasSubstr("unknown command \"" + typed + "\"; did you mean " + command))
+    EXPECT_THAT(result.err,
+                HasSubstr(absl::StrCat("unknown command \"", typed, "\"; did you mean ", command)))
         << result.err;
   }
   EXPECT_THAT(Run({"quantum"}).err, HasSubstr("unknown command \"quantum\"; see"));

@@ -61,7 +61,7 @@ class ControllerCore {
   absl::Status DeleteJob(store::WriteTransaction& transaction, std::string_view id,
                          std::string_view etag, const JobCheck& may);
   absl::StatusOr<v1::Node> SetDraining(store::WriteTransaction& transaction, std::string_view id,
-                                       bool draining, absl::Time now);
+                                       bool draining);
 
   absl::Status OnHello(store::WriteTransaction& transaction,
                        const std::shared_ptr<session::Session>& session,

@@ -10,8 +10,7 @@
 namespace ringleader::lifecycle {
 
 absl::StatusOr<v1::Node> ControllerCore::SetDraining(store::WriteTransaction& transaction,
-                                                     std::string_view id, bool draining,
-                                                     absl::Time now) {
+                                                     std::string_view id, bool draining) {
   const auto found = nodes_.find(id);
   if (found == nodes_.end()) {
     return absl::NotFoundError(absl::StrFormat("nodes/%s does not exist", std::string(id)));

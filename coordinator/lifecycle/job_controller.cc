@@ -125,8 +125,8 @@ class JobController::Impl {
   absl::StatusOr<v1::Node> SetDraining(std::string_view id, bool draining,
                                        const store::RequestKey& key) {
     return Call<v1::Node>(
-        key, [&](ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
-          return core.SetDraining(transaction, id, draining, now);
+        key, [&](ControllerCore& core, store::WriteTransaction& transaction, absl::Time) {
+          return core.SetDraining(transaction, id, draining);
         });
   }
 

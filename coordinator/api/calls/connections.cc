@@ -90,7 +90,8 @@ uint64_t SocketNumber(int fd) {
 Connections::Bounds Connections::OfThisProcess() {
   rlimit limit = {};
   getrlimit(RLIMIT_NOFILE, &limit);
-  const auto files = static_cast<int>(std::min<rlim_t>(limit.rlim_cur, 2 * kMostConnections));
+  const auto files =
+      static_cast<int>(std::min<rlim_t>(limit.rlim_cur, rlim_t{2} * kMostConnections));
   const int most = std::min(kMostConnections, files - files / kPartKept);
   return {.files = most, .per_client = static_cast<size_t>(most / 2)};
 }

@@ -18,8 +18,6 @@
 namespace ringleader::api {
 namespace {
 
-using ::testing::SizeIs;
-
 // Where a server would be: keeps what it is handed until the test takes it.
 class FakeAcceptor : public Connections::Acceptor {
  public:

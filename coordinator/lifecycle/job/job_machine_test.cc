@@ -11,7 +11,6 @@ using ::testing::IsEmpty;
 using v1::Attempt;
 using v1::Job;
 using v1::RankStatus;
-using v1::StopTrainers;
 using v1::TrainerExited;
 
 using JobMachineTest = testing::MachineTest;

@@ -251,9 +251,8 @@ void JobMachine::Settle(absl::Time now) {
       case Job::CANCELLED:
       case Job::SUCCEEDED:
       case Job::FAILED:
-        break;
-      case Job::STATE_UNSPECIFIED:
-      default:  // ControllerCore::Load() refuses them
+      case Job::STATE_UNSPECIFIED:  // ControllerCore::Load() refuses this and what is unknown
+      default:
         break;
     }
   }

@@ -59,18 +59,19 @@ class PlanSource {
 
   // The same for an attempt that began under an earlier coordinator: `plan` is the newest, and
   // `reports` are of its last steps, oldest first.
-  virtual void Restored(const v1::Job& job, const v1::StepPlan& plan,
-                        const std::vector<v1::NodeInventory>& nodes,
-                        const std::vector<v1::StepReport>& reports) {}
+  virtual void Restored(const v1::Job& /*job*/, const v1::StepPlan& /*plan*/,
+                        const std::vector<v1::NodeInventory>& /*nodes*/,
+                        const std::vector<v1::StepReport>& /*reports*/) {}
 
   // What is known of the machines, from now on.
-  virtual void Measured(std::shared_ptr<const store::MeasurementList> measured) {}
+  virtual void Measured(std::shared_ptr<const store::MeasurementList> /*measured*/) {}
   // What the next attempt is to measure before its first step; without a budget: nothing.
-  virtual v1::MeasureRequest WhatToMeasure(const v1::Job& job) { return {}; }
+  virtual v1::MeasureRequest WhatToMeasure(const v1::Job& /*job*/) { return {}; }
   // What is to be kept of what an attempt of `job` measured on the node. INVALID_ARGUMENT says why
   // nothing is.
-  virtual absl::StatusOr<v1::Measurements> Check(const v1::Job& job, const v1::NodeInventory& node,
-                                                 const v1::Measurements& measured) {
+  virtual absl::StatusOr<v1::Measurements> Check(const v1::Job& /*job*/,
+                                                 const v1::NodeInventory& /*node*/,
+                                                 const v1::Measurements& /*measured*/) {
     return absl::InvalidArgumentError("nothing was to be measured");
   }
 
@@ -78,7 +79,7 @@ class PlanSource {
   // is worth a change.
   virtual std::optional<v1::StepPlan> Observe(const v1::Job& job, const v1::StepReport& merged) = 0;
   // Of a running job: ranks that take longer than others for the same work, without their nodes.
-  virtual std::vector<v1::SlowRank> SlowRanks(const v1::Job& job) { return {}; }
+  virtual std::vector<v1::SlowRank> SlowRanks(const v1::Job& /*job*/) { return {}; }
   // The job ended: forget what was learned for it alone.
   virtual void Forget(const v1::Job& job) = 0;
 };

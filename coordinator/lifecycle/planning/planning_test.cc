@@ -321,7 +321,7 @@ TEST_F(PlanningTest, ANodeIsNotDrainedWhileAnAttemptBeginsThere) {
   plans_.waiting[0].done(FixedPlan::Made());
   write([&](store::WriteTransaction& t) -> absl::Status {
     RETURN_IF_ERROR(core.OnPlanned(t, "j", ticket, FixedPlan::Made(), now));
-    ASSIGN_OR_RETURN(const v1::Node node, core.SetDraining(t, "a", true, now));
+    ASSIGN_OR_RETURN(const v1::Node node, core.SetDraining(t, "a", true));
     EXPECT_EQ(node.state(), v1::Node::DRAINING);
     return absl::OkStatus();
   });

@@ -39,7 +39,7 @@ class FixedPlan : public PlanSource {
     started_on = nodes;
   }
   void Forget(const v1::Job& job) override { forgotten.push_back(job.name()); }
-  void Restored(const v1::Job& job, const v1::StepPlan& plan, const std::vector<v1::NodeInventory>&,
+  void Restored(const v1::Job&, const v1::StepPlan& plan, const std::vector<v1::NodeInventory>&,
                 const std::vector<v1::StepReport>& reports) override {
     restored = plan;
     relearned = reports;

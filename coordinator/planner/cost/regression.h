@@ -14,11 +14,13 @@ class NonNegativeRegression {
   static constexpr int kFeatures = 4;
   using Vector = std::array<double, kFeatures>;
 
-  NonNegativeRegression(const Vector& prior, double prior_observations = 0.01,
-                        double forgetting = 0.98);
+  explicit NonNegativeRegression(const Vector& prior, double prior_observations = 0.01,
+                                 double forgetting = 0.98);
 
   // As it was before anything was observed.
-  NonNegativeRegression Unfitted() const { return {prior_, ridge_, forgetting_}; }
+  NonNegativeRegression Unfitted() const {
+    return NonNegativeRegression(prior_, ridge_, forgetting_);
+  }
 
   // Ignored unless `seconds` is finite and positive and no feature is negative.
   void Observe(const Vector& features, double seconds);
