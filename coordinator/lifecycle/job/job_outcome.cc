@@ -251,8 +251,9 @@ void JobMachine::Settle(absl::Time now) {
       case Job::CANCELLED:
       case Job::SUCCEEDED:
       case Job::FAILED:
-      case Job::STATE_UNSPECIFIED:  // ControllerCore::Load() refuses this and what is unknown
-      default:
+        break;
+      case Job::STATE_UNSPECIFIED:
+      default:  // ControllerCore::Load() refuses them
         break;
     }
   }
