@@ -146,15 +146,15 @@ absl::StatusOr<NarrowRows> Narrow(const IndexInputs& inputs, IndexDevice& device
 absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, IndexDevice& device,
                    LayerIndex& index) {
   const kernels::ShardLayout& layout = inputs.layout;
-  const int64_t rows = inputs.heads * TilesOf(layout.local_tokens());
   index.pattern = kernels::TilePattern::kToeplitz;
   index.diagonal_words = static_cast<int32_t>((TilesOf(layout.tokens) + 63) / 64);
   std::vector<uint64_t> own_tile(int64_t{inputs.heads} * index.diagonal_words, 0);
   for (int64_t head = 0; head < inputs.heads; ++head) own_tile[head * index.diagonal_words] = 1;
   index.diagonals = UploadArray(device, own_tile);
-  index.group_capacity = Capacity(options, layout.tokens);
-  index.groups = AllocateArray<int32_t>(device, rows * index.group_capacity);
-  index.group_bounds = AllocateArray<int32_t>(device, (layout.ranks + 1) * rows);
+  index.most_groups = Capacity(options, layout.tokens);
+  const std::vector<int64_t> rows = kernels::GroupRows(layout);
+  index.group_rows = UploadArray(device, rows);
+  index.groups_chosen = AllocateArray<uint32_t>(device, inputs.heads * rows.back());
   ASSIGN_OR_RETURN(const float move, FindMove(options, inputs, device));
   ASSIGN_OR_RETURN(const NarrowRows narrow, Narrow(inputs, device));
   return device.Run(
@@ -167,21 +167,36 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
                                 .budget_tokens = options.sequence_length,
                                 .move = move,
                                 .tolerance = options.balance.tolerance,
-                                .capacity = index.group_capacity,
-                                .groups = index.groups.data(),
-                                .bounds = index.group_bounds.data()});
+                                .rows = index.group_rows.data(),
+                                .chosen = index.groups_chosen.data()});
+}
+
+// Returns how many words the rows of a rank's tiles take at most, of a head (kernels::GroupRows).
+int64_t MostWords(const AttentionOptions& options, const IndexShape& shape) {
+  int64_t most = 0;
+  kernels::ShardLayout layout = {.kind = options.layout,
+                                 .ranks = shape.ranks,
+                                 .stripe = std::max(options.stripe, kGroupTile),
+                                 .tokens = shape.tokens};
+  for (layout.rank = 0; layout.rank < shape.ranks; ++layout.rank) {
+    most = std::max(most, kernels::GroupRows(layout).back());
+  }
+  return most;
 }
 
 IndexMemory MemoryOf(const AttentionOptions& options, const IndexShape& shape) {
-  const int64_t rows = shape.heads * TilesOf(shape.tokens / shape.ranks);
+  const int64_t tiles = TilesOf(shape.tokens / shape.ranks), rows = shape.heads * tiles;
   const int64_t queries = shape.tokens / shape.ranks * shape.heads * kScoreDims,
                 keys = shape.tokens * shape.kv_heads * kScoreDims;
   const int64_t scores = rows * TilesOf(shape.tokens) * (kGroupTile / kGroupKeys) *
-                         static_cast<int64_t>(sizeof(float));
-  return {
-      .kept = rows * (Capacity(options, shape.tokens) + shape.ranks + 1) *
-              static_cast<int64_t>(sizeof(int32_t)),
-      .working = std::min(scores, kMostScoreBytes) + queries + (shape.ranks == 1 ? 1 : 2) * keys};
+                         static_cast<int64_t>(sizeof(uint16_t));
+  const int64_t choosing =
+      std::min(scores, kMostScoreBytes) + queries + (shape.ranks == 1 ? 1 : 2) * keys;
+  const int64_t lists = rows * (Capacity(options, shape.tokens) + shape.ranks + 1) *
+                        static_cast<int64_t>(sizeof(int32_t));
+  return {.kept = shape.heads * MostWords(options, shape) * static_cast<int64_t>(sizeof(uint32_t)) +
+                  (tiles + 1) * static_cast<int64_t>(sizeof(int64_t)),
+          .working = std::max(choosing, lists)};
 }
 
 // Returns how many tiles the groups that the `own`-th tile of queries keeps come to.
@@ -237,11 +252,12 @@ own tiles alone; short documents in a long sequence keep more than the share.
 
 Logits are those of the 64 dimensions of a KV head that hold most of its energy (the sum of squares over the sequence, of
 queries times that of keys), with queries and keys rounded to 8 bits (e4m3), one scale for a KV head's queries and one for its keys; attention itself
-reads all of them in full. GPUs multiply them twice, at a quarter of the time of
+reads all of them in full. GPUs multiply them twice, summed to half precision, at a quarter of the time of
 dense attention's first product each, whatever the share; the rest of a layer, above all backward, gets faster with it. Queries and keys
 that are not finite have no say. On several ranks the narrow keys of the whole sequence, 64 bytes a token and KV head, are gathered,
-twice in memory until the choice is made. The lists take 4 bytes for each tile of queries, head and group, and are kept
-for backward (0.75 × density × tokens² / 128 bytes a head, of the whole sequence); memory estimates count them. In packed documents a
+twice in memory until the choice is made. A choice is kept for backward as a bit for each tile of queries, head and earlier
+group (tokens² / 8,192 bytes a head, of the whole sequence), at any density; a layer at a time it is spelled out as lists, 4 bytes for each
+tile, head and group kept. Memory estimates count both. In packed documents a
 tile chooses from the document of its first query on. `attention.tile` is 64. The choice looks at later queries of a tile:
 `attention.selection: causal` is refused. On GPUs gradients of groups are added in any order: `training.deterministic`
 is refused there, and works on the CPU, where a tile of 64 keys is computed in full if one of its groups is kept.

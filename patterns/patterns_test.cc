@@ -205,17 +205,27 @@ TEST(IndexMemoryTest, CountsListsOfSparseLayersAndGatheredKeys) {
                    .kv_heads = 2,
                    .head_dim = 128,
                    .element_bytes = 2};
-  const int64_t groups = kernels::KeyGroupBudgetOf(0.1f, 131072).MostGroups(131072 - 64, 0);
   const IndexMemory memory = IndexMemoryOf(options, shape, 36);
-  EXPECT_EQ(memory.kept, int64_t{34} * 16 * (32768 / 64) * (groups + 5) * 4);
+  // The j-th tile of the last rank comes after 32 j + 24 groups: it has j + 1 words of bits.
+  EXPECT_EQ(memory.kept, int64_t{34} * (16 * (512 * 513 / 2) * 4 + 513 * 8));
   constexpr int64_t kScores = int64_t{256} << 20;
   EXPECT_EQ(memory.working, kScores + (32768 * 16 + 2 * 131072 * 2) * 64);
+  options.density = 0.9;  // its lists take more than the choice
+  const int64_t groups = kernels::KeyGroupBudgetOf(0.9f, 131072).MostGroups(131072 - 64, 0);
+  EXPECT_GT(16 * 512 * groups * 4, kScores);
+  EXPECT_EQ(IndexMemoryOf(options, shape, 36).working, 16 * 512 * (groups + 5) * 4);
+  EXPECT_EQ(IndexMemoryOf(options, shape, 36).kept, memory.kept);
+  options.density = 0.1;
+  options.layout = kernels::LayoutKind::kContiguous;  // the last rank has the last tiles
+  EXPECT_EQ(IndexMemoryOf(options, shape, 36).kept,
+            int64_t{34} * (16 * (384 + 4 * (511 * 512 - 384 * 385) / 2 + 3 * 512) * 4 + 513 * 8));
+  options.layout = kernels::LayoutKind::kStriped;
   shape.ranks = 1;
   EXPECT_EQ(IndexMemoryOf(options, shape, 36).working,
             kScores + 131072 * (16 + 2) * 64);  // nothing is gathered
   shape.tokens = 1024;
   EXPECT_EQ(IndexMemoryOf(options, shape, 36).working,
-            16 * 16 * 128 * 4 + 1024 * (16 + 2) * 64);  // all scores
+            16 * 16 * 128 * 2 + 1024 * (16 + 2) * 64);  // all scores
   options.pattern = Pattern::kXAttention;
   EXPECT_EQ(IndexMemoryOf(options, shape, 36).kept, 0);
   // Short documents: a second set of results, and on several ranks of slots.

@@ -19,6 +19,7 @@
 #include "kernels/index/gates/blocks.h"
 #include "kernels/index/gates/query_gate.h"
 #include "kernels/index/gates/row_lse.h"
+#include "kernels/index/groups/group_lists.h"
 #include "kernels/index/groups/key_groups.h"
 #include "kernels/index/select.h"
 #include "kernels/index/visited_share.h"
@@ -345,21 +346,24 @@ void BenchKeyGroups(const Shape& shape, float density, Report& report) {
   const DeviceBuffer<float> largest(int64_t{2} * kv_heads * dim), inverses(int64_t{2} * kv_heads);
   const DeviceBuffer<int32_t> dims(int64_t{kv_heads} * kScoreDims);
   const DeviceBuffer<uint8_t> queries(n * heads * kScoreDims), keys(tokens * kv_heads * kScoreDims);
+  const ShardLayout layout = {.kind = LayoutKind::kStriped,
+                              .ranks = shape.ranks,
+                              .rank = 0,
+                              .stripe = kTile,
+                              .tokens = tokens};
+  const DeviceBuffer<int64_t> of_tiles(GroupRows(layout));
+  const DeviceBuffer<uint32_t> chosen(heads * GroupRows(layout).back());
   const int capacity = KeyGroupBudgetOf(density, tokens).MostGroups(tokens - kTile, 0);
   const DeviceBuffer<int32_t> groups(heads * tiles * capacity),
       bounds((shape.ranks + 1) * heads * tiles);
+  const GroupLists lists = {groups.data(), bounds.data(), heads * tiles, capacity};
   const KeyGroupGateStep gate = {.queries = queries.data(),
                                  .keys = keys.data(),
-                                 .query_layout = {.kind = LayoutKind::kStriped,
-                                                  .ranks = shape.ranks,
-                                                  .rank = 0,
-                                                  .stripe = kTile,
-                                                  .tokens = tokens},
+                                 .query_layout = layout,
                                  .scale = 1.0f / std::sqrt(static_cast<float>(dim)),
                                  .density = density,
-                                 .capacity = capacity,
-                                 .groups = groups.data(),
-                                 .bounds = bounds.data()};
+                                 .rows = of_tiles.data(),
+                                 .chosen = chosen.data()};
   const DeviceBuffer<char> workspace(
       static_cast<int64_t>(index::KeyGroupWorkspaceBytes(heads, gate)));
   const std::vector<std::pair<const char*, BlockStep>> steps = {
@@ -379,14 +383,21 @@ void BenchKeyGroups(const Shape& shape, float density, Report& report) {
     Check(index::RunBlockStep(rows.queries, rows.keys, step, workspace.data(), nullptr));
   };
   const auto add = [&](const std::string& name, const std::function<void()>& timed) {
-    AddStep(shape, name.c_str(), n, MedianMs(timed, 5), groups.Bytes() + bounds.Bytes(),
-            workspace.Bytes() + queries.Bytes() + keys.Bytes(), report);
+    AddStep(shape, name.c_str(), n, MedianMs(timed, 5), chosen.Bytes(),
+            workspace.Bytes() + queries.Bytes() + keys.Bytes() + groups.Bytes() + bounds.Bytes(),
+            report);
   };
   for (const auto& [name, step] : steps) {
     add(absl::StrCat("key_groups_", name, "_", density), [&] { run(step); });
   }
+  const auto list = [&] {
+    Check(index::ListGroups({.rows = of_tiles.data(), .chosen = chosen.data()}, layout, heads,
+                            lists, nullptr));
+  };
+  add(absl::StrCat("key_groups_lists_", density), list);
   add(absl::StrCat("key_groups_", density), [&] {
     for (const auto& [name, step] : steps) run(step);
+    list();
   });
 }
 

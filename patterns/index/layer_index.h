@@ -10,6 +10,7 @@
 #include "patterns/index/sequence_documents.h"
 #include "ring/band_tiles.h"
 #include "ringleader/kernels/attention.h"
+#include "ringleader/kernels/block_choice.h"
 
 namespace ringleader::patterns {
 
@@ -42,10 +43,11 @@ struct LayerIndex {
   int32_t block_size = 0;
   int32_t kept_blocks = 0;  // of a query tile, at most
 
-  // Groups of keys beside the tiles of the block diagonals: KeyGroupGateStep's.
-  DeviceArray<int32_t> groups;        // [heads, query tiles, group_capacity]
-  DeviceArray<int32_t> group_bounds;  // [ranks + 1, heads, query tiles]
-  int32_t group_capacity = 0;
+  // Groups of keys beside the tiles of the block diagonals: kernels::ChosenGroups', from which the
+  // lists of a hop are built.
+  DeviceArray<uint32_t> groups_chosen;
+  DeviceArray<int64_t> group_rows;
+  int32_t most_groups = 0;  // of a query tile
 
   std::shared_ptr<const DeviceDocuments> documents;  // null: one
 
@@ -70,14 +72,9 @@ struct LayerIndex {
             .document_starts = document_starts(),
             .intervals = visible() == nullptr ? nullptr : visible()->data()};
   }
-  // Returns the groups whose keys `owner` holds.
-  kernels::KeyGroups GroupsOf(const kernels::ShardLayout& owner) const {
-    if (groups.data() == nullptr) return {};
-    const int64_t rows = group_bounds.size / (owner.ranks + 1);
-    return {.groups = groups.data(),
-            .begins = group_bounds.data() + owner.rank * rows,
-            .ends = group_bounds.data() + (owner.rank + 1) * rows,
-            .capacity = group_capacity};
+  bool has_groups() const { return most_groups > 0; }
+  kernels::ChosenGroups Groups() const {
+    return {.rows = group_rows.data(), .chosen = groups_chosen.data()};
   }
   kernels::ColumnSelection Columns() const {
     return {.positions = column_positions.data(),

@@ -1,9 +1,9 @@
 // The products behind the choice of groups of keys, S^T = K Q^T of narrow rows (64 dimensions in
-// e4m3). A CTA takes 256 queries of a head and 256 keys at a time: a warp loads, each of two
-// warpgroups multiplies the keys with 128 queries of its own, which stay in shared memory. A thread
-// thereby has the same 32 queries all along: it keeps their maxima in registers; and a group of
-// keys is eight rows of one warp, so that what is left of its scores is four numbers to reduce for
-// 64 x 128 pairs.
+// e4m3), summed to half precision. A CTA takes 384 queries of a head and 256 keys at a time: a warp
+// loads, each of three warpgroups multiplies the keys with 128 queries of its own, which stay in
+// shared memory. A thread thereby has the same 32 queries all along, two to a register: it keeps
+// what they need in 16; and a group of keys is eight rows of one warp, so that what is left of its
+// scores is four numbers to reduce for 64 x 128 pairs.
 //
 // Two kernels share everything but what they do with the products, which are the same bits in both:
 // one leaves each query's largest, the other for each tile and group of keys how far, at the least,
@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cuda.h>
+#include <cuda_fp16.h>
 
 #include <cmath>
 #include <cstdint>
@@ -31,17 +32,20 @@
 namespace ringleader::kernels::index {
 
 inline constexpr int kWarpgroupQueries = 2 * kGroupTile;
-inline constexpr int kBlockQueries = 2 * kWarpgroupQueries;  // of a CTA
+// With two, products and what becomes of them took turns.
+inline constexpr int kWarpgroups = 3;
+inline constexpr int kBlockQueries = kWarpgroups * kWarpgroupQueries;  // of a CTA
 inline constexpr int kBlockTiles = kBlockQueries / kGroupTile;
 inline constexpr int kStageKeys = 256;
 inline constexpr int kQuarterKeys = kStageKeys / 4;  // rows of a product
 inline constexpr int kStageGroups = kStageKeys / kGroupKeys;
 inline constexpr int kKeyStages = 4;
 inline constexpr int kChunkStages = 32;  // keys of an item of scores, in stages
-inline constexpr int kProductThreads = 384;
-inline constexpr int kProductConsumerWarps = 8;
+inline constexpr int kProductThreads = (kWarpgroups + 1) * sm90::ptx::kWarpgroupThreads;
+inline constexpr int kProductConsumerWarps = kWarpgroups * 4;
 
-// What one launch scores: the blocks of 256 local queries from first_block on, of all heads.
+// What one launch scores: the blocks of kBlockQueries local queries from first_block on, of all
+// heads.
 struct ProductParams {
   ShardLayout layout;                        // of the queries
   const int32_t* document_starts = nullptr;  // may be null
@@ -49,11 +53,12 @@ struct ProductParams {
   int heads = 0;
   int group = 0;  // query heads a KV head
   int first_block = 0, blocks = 0;
-  int chunks = 1;            // of a block's keys, in scores
-  float* row_max = nullptr;  // [heads, queries], of products
-  // [heads, blocks * kBlockTiles, row_groups]: bits of distances, which compare as these do, since
-  // a candidate's is not negative. Where no query of the tile sees a key: +infinity.
-  uint32_t* scores = nullptr;
+  int chunks = 1;             // of a block's keys, in scores
+  __half* row_max = nullptr;  // [heads, queries], of products
+  // [heads, blocks * kBlockTiles, row_groups]: bits of distances in half precision, which compare
+  // as these do, since a candidate's is not negative. Where no query of the tile sees a key:
+  // +infinity.
+  uint16_t* scores = nullptr;
   int64_t row_groups = 0;  // whole stages of them
 };
 
@@ -102,9 +107,9 @@ __device__ __forceinline__ void ForEachItem(const ProductParams& p, const Take& 
 struct ProductShared {
   static constexpr int kQueryBytes = kWarpgroupQueries * kScoreDims;
   static constexpr int kKeyBytes = kStageKeys * kScoreDims;
-  alignas(1024) unsigned char q[2][kQueryBytes];
+  alignas(1024) unsigned char q[kWarpgroups][kQueryBytes];
   alignas(1024) unsigned char k[kKeyStages][kKeyBytes];
-  float warp_max[2][4][kWarpgroupQueries];
+  __half warp_max[kWarpgroups][4][kWarpgroupQueries];
   sm90::ptx::Mbarrier q_full, q_empty;
   sm90::ptx::Mbarrier full[kKeyStages], empty[kKeyStages];
 };
@@ -117,8 +122,8 @@ __device__ __forceinline__ void ProduceTiles(const ProductParams& p, const CUten
   sm90::RingCursor<1> q_cursor;
   ForEachItem<kScores>(p, [&](const ProductItem& item) {
     ptx::MbarrierWait(&shared.q_empty, q_cursor.lap ^ 1);
-    ptx::MbarrierArriveExpect(&shared.q_full, 2 * ProductShared::kQueryBytes);
-    for (int warpgroup = 0; warpgroup < 2; ++warpgroup) {
+    ptx::MbarrierArriveExpect(&shared.q_full, kWarpgroups * ProductShared::kQueryBytes);
+    for (int warpgroup = 0; warpgroup < kWarpgroups; ++warpgroup) {
       ptx::TmaLoadTile(shared.q[warpgroup], query_map, &shared.q_full,
                        item.block * kBlockQueries + warpgroup * kWarpgroupQueries, item.head);
     }
@@ -139,9 +144,13 @@ __device__ __forceinline__ void ArriveOnce(sm90::ptx::Mbarrier* barrier) {
   if (threadIdx.x % 32 == 0) sm90::ptx::MbarrierArrive(barrier);
 }
 
+// Products of 64 keys with a warpgroup's 128 queries: in the i-th register the rows' half i % 2
+// with the queries 8 * (i / 2) + 2 * (lane % 4) and the next one.
+using Products = uint32_t[32];
+
 // Starts the products of a quarter of the keys of a stage with a warpgroup's queries.
 __device__ __forceinline__ void StartProducts(const ProductShared& shared, int slot, int quarter,
-                                              int warpgroup, float (&products)[64]) {
+                                              int warpgroup, Products& products) {
   namespace ptx = sm90::ptx;
   const uint64_t keys =
       ptx::BytesDescriptor(shared.k[slot] + quarter * (kQuarterKeys * kScoreDims));
@@ -156,14 +165,14 @@ __device__ __forceinline__ void StartProducts(const ProductShared& shared, int s
 }
 
 // Hands the products with 64 keys from `key` on to absorb(key, products), for all keys of an item.
-// A quarter of a stage is absorbed while the next one is multiplied, and the last one while the
-// other warpgroup has the tensor cores: the compiler lets no product run on into the next turn.
+// A quarter is absorbed while the next one is multiplied, and the last one while other warpgroups
+// have the tensor cores: the compiler lets no product run on into the next turn.
 template <typename Absorb>
 __device__ __forceinline__ void ForEachProducts(ProductShared& shared, const ProductItem& item,
                                                 int warpgroup, sm90::RingCursor<kKeyStages>& cursor,
                                                 const Absorb& absorb) {
   namespace ptx = sm90::ptx;
-  float even[64], odd[64];
+  Products even, odd;
   for (int stage = item.begin; stage < item.end; ++stage) {
     const int slot = cursor.index, key = stage * kStageKeys;
     ptx::MbarrierWait(&shared.full[slot], cursor.lap);
@@ -222,57 +231,82 @@ struct ProductQueries {
     return p.document_starts == nullptr || !Exists(i) ? 0
                                                       : p.document_starts[thread_first + Offset(i)];
   }
-  // How many keys the i-th sees of those from `key` on, its own document's or not.
-  __device__ __forceinline__ int KeysFrom(int key, int i) const {
-    return positions[i / 16] + ThreadOffset() + 1 - key + Offset(i) % kGroupTile;
+  // Where the i-th is.
+  __device__ __forceinline__ int PositionOf(int i) const {
+    return positions[i / 16] + ThreadOffset() + Offset(i) % kGroupTile;
   }
 };
 
-// Takes products into a thread's 32 maxima: of pairs that are visible.
+__device__ __forceinline__ __half2 AsHalves(uint32_t pair) {
+  return *reinterpret_cast<const __half2*>(&pair);
+}
+__device__ __forceinline__ uint32_t AsBits(__half2 pair) {
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+constexpr uint32_t kHalfInfinity = 0x7C00, kHalfMinusInfinity = 0xFC00;
+
+// `pair` with `bits` instead of what is hidden of the i-th query of a thread, which is even, and of
+// the one after it.
+template <typename Hidden>
+__device__ __forceinline__ uint32_t Hide(uint32_t pair, uint32_t bits, int i,
+                                         const Hidden& hidden) {
+  if (hidden(i)) pair = (pair & 0xFFFF0000u) | bits;
+  if (hidden(i + 1)) pair = (pair & 0xFFFFu) | bits << 16;
+  return pair;
+}
+
+// Takes products into the maxima of a thread's 32 queries: of pairs that are visible.
 __device__ __forceinline__ void AbsorbMaxima(const ProductQueries& queries, int key,
-                                             const float (&products)[64], float (&maxima)[32]) {
-  if (key >= queries.last_start && key + 63 <= queries.positions[0]) {
+                                             const Products& products, uint32_t (&maxima)[16]) {
+  if (key >= queries.last_start && key + kQuarterKeys - 1 <= queries.positions[0]) {
 #pragma unroll
-    for (int i = 0; i < 64; ++i) {
-      float& maximum = maxima[i / 4 * 2 + i % 2];
-      maximum = fmaxf(maximum, products[i]);
+    for (int i = 0; i < 32; ++i) {
+      uint32_t& maximum = maxima[i / 2];
+      maximum = AsBits(__hmax2(AsHalves(maximum), AsHalves(products[i])));
     }
     return;
   }
   const int own_key = key + sm90::FragmentRow();
 #pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    const int start = queries.Start(i);
+  for (int i = 0; i < 32; i += 2) {
+    const int starts[2] = {queries.Start(i), queries.Start(i + 1)};
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      if (own_key + 8 * row < start || queries.KeysFrom(own_key, i) <= 8 * row) continue;
-      maxima[i] = fmaxf(maxima[i], products[i / 2 * 4 + row * 2 + i % 2]);
+      const int at = own_key + 8 * row;
+      const uint32_t visible = Hide(products[i + row], kHalfMinusInfinity, i, [&](int j) {
+        return at < starts[j % 2] || at > queries.PositionOf(j);
+      });
+      maxima[i / 2] = AsBits(__hmax2(AsHalves(maxima[i / 2]), AsHalves(visible)));
     }
   }
 }
 
 // Puts the maxima of all threads of a warpgroup together.
 __device__ __forceinline__ void StoreMaxima(const ProductQueries& queries, int head, int warpgroup,
-                                            ProductShared& shared, const float (&maxima)[32]) {
+                                            ProductShared& shared, const uint32_t (&maxima)[16]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   auto& warp_max = shared.warp_max[warpgroup];
 #pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    float maximum = maxima[i];
+  for (int i = 0; i < 16; ++i) {
+    __half2 maximum = AsHalves(maxima[i]);
 #pragma unroll
     for (int distance = 4; distance < 32; distance *= 2) {
-      maximum = fmaxf(maximum, __shfl_xor_sync(0xFFFFFFFFu, maximum, distance));
+      maximum = __hmax2(maximum, AsHalves(__shfl_xor_sync(0xFFFFFFFFu, AsBits(maximum), distance)));
     }
-    if (lane < 4)
-      warp_max[warp][ProductQueries::ThreadOffset() + ProductQueries::Offset(i)] = maximum;
+    if (lane < 4) {
+      *reinterpret_cast<__half2*>(
+          &warp_max[warp][ProductQueries::ThreadOffset() + ProductQueries::Offset(2 * i)]) =
+          maximum;
+    }
   }
   sm90::ptx::NamedBarrierSync(1 + warpgroup, sm90::ptx::kWarpgroupThreads);
   const int column = threadIdx.x % sm90::ptx::kWarpgroupThreads;
   const int64_t query = queries.first + column;
   if (query < queries.p.queries) {
     queries.p.row_max[head * queries.p.queries + query] =
-        fmaxf(fmaxf(warp_max[0][column], warp_max[1][column]),
-              fmaxf(warp_max[2][column], warp_max[3][column]));
+        __hmax(__hmax(warp_max[0][column], warp_max[1][column]),
+               __hmax(warp_max[2][column], warp_max[3][column]));
   }
   sm90::ptx::NamedBarrierSync(1 + warpgroup, sm90::ptx::kWarpgroupThreads);
 }
@@ -280,50 +314,103 @@ __device__ __forceinline__ void StoreMaxima(const ProductQueries& queries, int h
 // Leaves the scores of the eight groups from `key` on for both tiles. Queries see all keys of a
 // candidate group but those before their documents. Distances, which are not negative, compare as
 // their bits do; NaN is larger than all. Of bits three have their minimum in one instruction.
-__device__ __forceinline__ void StoreGroupScores(const ProductQueries& queries,
-                                                 uint32_t* const rows[2], int key,
-                                                 const float (&products)[64],
-                                                 const float (&maxima)[32]) {
-  constexpr uint32_t kInfinity = 0x7F800000u;
-  uint32_t nearest[2][2] = {{kInfinity, kInfinity}, {kInfinity, kInfinity}};  // tile, row half
-  // How far the logit of the `row`-th row half lies below the largest one of the thread's i-th
-  // query.
-  const auto distance = [&](int i, int row) {
-    return __float_as_uint(maxima[i] - products[i / 2 * 4 + row * 2 + i % 2]);
+// `pairs`: by the first lanes, where a warp's pairs of groups of a tile are; null for other lanes.
+__device__ __forceinline__ void StoreGroupScores(const ProductQueries& queries, uint32_t* pairs,
+                                                 int key, const Products& products,
+                                                 const uint32_t (&maxima)[16]) {
+  constexpr uint32_t kFar = kHalfInfinity << 16 | kHalfInfinity;
+  uint32_t nearest[2][2] = {{kFar, kFar}, {kFar, kFar}};  // tile, row half: two queries
+  // How far the products of the `row`-th row half lie below the largest ones of the i-th query,
+  // which is even, and of the next one.
+  const auto distances = [&](int i, int row) {
+    return AsBits(__hsub2(AsHalves(maxima[i / 2]), AsHalves(products[i + row])));
   };
   const bool all_visible = key >= queries.last_start;
   const int own_key = key + sm90::FragmentRow();
   if (all_visible) {
 #pragma unroll
-    for (int i = 0; i < 32; i += 2) {
+    for (int i = 0; i < 32; i += 4) {
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
         uint32_t& of_group = nearest[i / 16][row];
-        of_group = __vimin3_u32(of_group, distance(i, row), distance(i + 1, row));
+        of_group = __vimin3_u16x2(of_group, distances(i, row), distances(i + 2, row));
       }
     }
   } else {
 #pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const int start = queries.Start(i);
+    for (int i = 0; i < 32; i += 2) {
+      const int starts[2] = {queries.Start(i), queries.Start(i + 1)};
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
-        if (own_key + 8 * row < start) continue;
-        nearest[i / 16][row] = min(nearest[i / 16][row], distance(i, row));
+        const uint32_t visible = Hide(distances(i, row), kHalfInfinity, i,
+                                      [&](int j) { return own_key + 8 * row < starts[j % 2]; });
+        nearest[i / 16][row] = __vminu2(nearest[i / 16][row], visible);
       }
     }
   }
-  const int lane = threadIdx.x % 32;
+  uint32_t of_tiles[2];
 #pragma unroll
   for (int tile = 0; tile < 2; ++tile) {
-    uint2 of_groups;
-    of_groups.x = __reduce_min_sync(0xFFFFFFFFu, nearest[tile][0]);
-    of_groups.y = __reduce_min_sync(0xFFFFFFFFu, nearest[tile][1]);
-    if (lane == tile && rows[tile] != nullptr) {
-      const int group = (key + static_cast<int>(threadIdx.x) / 32 % 4 * 16) / kGroupKeys;
-      *reinterpret_cast<uint2*>(rows[tile] + group) = of_groups;
-    }
+    // Two groups, each the nearer one of two queries.
+    const uint32_t of_lane = __vminu2(__byte_perm(nearest[tile][0], nearest[tile][1], 0x5410),
+                                      __byte_perm(nearest[tile][0], nearest[tile][1], 0x7632));
+    of_tiles[tile] = __reduce_min_sync(0xFFFFFFFFu, of_lane & 0xFFFFu) |
+                     __reduce_min_sync(0xFFFFFFFFu, of_lane >> 16) << 16;
   }
+  if (pairs != nullptr) {
+    pairs[static_cast<uint32_t>(key) / (2 * kGroupKeys)] =
+        threadIdx.x % 32 == 0 ? of_tiles[0] : of_tiles[1];
+  }
+}
+
+// Returns the maxima of a thread's queries.
+__device__ __forceinline__ void LoadMaxima(const ProductQueries& queries, int head,
+                                           uint32_t (&maxima)[16]) {
+  const __half* const of_head = queries.p.row_max + head * queries.p.queries;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    // At an infinite distance queries that do not exist have no say.
+    const auto load = [&](int j) {
+      return queries.Exists(j) ? of_head[queries.thread_first + ProductQueries::Offset(j)]
+                               : __ushort_as_half(kHalfInfinity);
+    };
+    maxima[i] = AsBits(__halves2half2(load(2 * i), load(2 * i + 1)));
+  }
+  sm90::ptx::PinRegisters(maxima);  // in pairs: else the compiler pairs them each time anew
+}
+
+// Leaves the largest products of an item's queries.
+__device__ __forceinline__ void FindMaxima(const ProductItem& item, const ProductQueries& queries,
+                                           int warpgroup, ProductShared& shared,
+                                           sm90::RingCursor<kKeyStages>& cursor) {
+  uint32_t maxima[16];
+#pragma unroll
+  for (uint32_t& pair : maxima) pair = kHalfMinusInfinity << 16 | kHalfMinusInfinity;
+  ForEachProducts(shared, item, warpgroup, cursor, [&](int key, const Products& products) {
+    AbsorbMaxima(queries, key, products, maxima);
+  });
+  StoreMaxima(queries, item.head, warpgroup, shared, maxima);
+}
+
+// Leaves the scores of an item's groups.
+__device__ __forceinline__ void FindScores(const ProductItem& item, const ProductQueries& queries,
+                                           int warpgroup, ProductShared& shared,
+                                           sm90::RingCursor<kKeyStages>& cursor) {
+  const ProductParams& p = queries.p;
+  uint32_t maxima[16];
+  LoadMaxima(queries, item.head, maxima);
+  // Lane 0 writes scores of the first tile, lane 1 of the second.
+  const int tile = static_cast<int>(threadIdx.x) % 32;
+  uint32_t* pairs = nullptr;
+  if (tile < 2 && queries.first + tile * kGroupTile < p.queries) {
+    const int64_t row =
+        (static_cast<int64_t>(item.head) * p.blocks + item.block - p.first_block) * kBlockTiles +
+        warpgroup * 2 + tile;
+    pairs = reinterpret_cast<uint32_t*>(p.scores + row * p.row_groups) + threadIdx.x / 32 % 4;
+  }
+  ForEachProducts(shared, item, warpgroup, cursor, [&](int key, const Products& products) {
+    StoreGroupScores(queries, pairs, key, products, maxima);
+  });
 }
 
 template <bool kScores>
@@ -333,39 +420,14 @@ __device__ __forceinline__ void ConsumeTiles(const ProductParams& p, int warpgro
   sm90::RingCursor<1> q_cursor;
   ForEachItem<kScores>(p, [&](const ProductItem& item) {
     const ProductQueries queries(p, item, warpgroup);
-    float maxima[32];
-    uint32_t* rows[2] = {nullptr, nullptr};
-    if constexpr (kScores) {
-      const float* const of_head = p.row_max + item.head * p.queries;
-#pragma unroll
-      for (int i = 0; i < 32; ++i) {
-        // At an infinite distance queries that do not exist have no say.
-        maxima[i] = queries.Exists(i) ? of_head[queries.thread_first + ProductQueries::Offset(i)]
-                                      : INFINITY;
-      }
-      const int64_t row =
-          (static_cast<int64_t>(item.head) * p.blocks + item.block - p.first_block) * kBlockTiles +
-          warpgroup * 2;
-      for (int tile = 0; tile < 2; ++tile) {
-        if (queries.first + tile * kGroupTile < p.queries) {
-          rows[tile] = p.scores + (row + tile) * p.row_groups;
-        }
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < 32; ++i) maxima[i] = -INFINITY;
-    }
     sm90::ptx::MbarrierWait(&shared.q_full, q_cursor.lap);
     q_cursor.Advance();
-    ForEachProducts(shared, item, warpgroup, cursor, [&](int key, const float(&products)[64]) {
-      if constexpr (kScores) {
-        StoreGroupScores(queries, rows, key, products, maxima);
-      } else {
-        AbsorbMaxima(queries, key, products, maxima);
-      }
-    });
+    if constexpr (kScores) {
+      FindScores(item, queries, warpgroup, shared, cursor);
+    } else {
+      FindMaxima(item, queries, warpgroup, shared, cursor);
+    }
     ArriveOnce(&shared.q_empty);
-    if constexpr (!kScores) StoreMaxima(queries, item.head, warpgroup, shared, maxima);
   });
 }
 
@@ -385,7 +447,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
     sm90::ptx::MbarrierInitFence();
   }
   __syncthreads();
-  sm90::RunRoles<1>(
+  sm90::RunRoles<1, /*kConsumerRegisters=*/160>(
       [&](int) {
         if (threadIdx.x == 0) ProduceTiles<kScores>(p, &query_map, &key_map, shared);
       },

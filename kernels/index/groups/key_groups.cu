@@ -22,10 +22,9 @@ constexpr int kDigits = 1 << kDigitBits;
 
 struct KeepParams {
   KeyGroupBudget budget;
-  int capacity = 0;
-  int query_tiles = 0;  // of this rank
-  int32_t* groups = nullptr;
-  int32_t* bounds = nullptr;
+  int query_tiles = 0;            // of this rank
+  const int64_t* rows = nullptr;  // KeyGroupGateStep's
+  uint32_t* chosen = nullptr;
 };
 
 struct KeepShared {
@@ -37,13 +36,16 @@ struct KeepShared {
 
 // A tile's candidates, in the order of taking: smaller keys first.
 struct CandidateRow {
-  const uint32_t* scores;  // by group of the sequence
+  const uint16_t* scores;  // by group of the sequence
   uint32_t begin, end;     // groups
+  int group_bits;          // of `end`
   bool late;               // where ties go
 
   __device__ __forceinline__ uint64_t Key(uint32_t group) const {
-    return static_cast<uint64_t>(scores[group]) << 32 | (late ? ~group : group);
+    const uint32_t place = late ? end - group : group;
+    return static_cast<uint64_t>(scores[group]) << group_bits | place;
   }
+  __device__ __forceinline__ int KeyBits() const { return 16 + group_bits; }
 };
 
 // Finds the digit of the `remaining`-th smallest from the counts of all.
@@ -70,7 +72,7 @@ __device__ uint64_t KeyLimit(KeepShared& shared, const CandidateRow& row, uint32
   if (kept == 0) return 0;
   if (kept == row.end - row.begin) return ~uint64_t{0};
   uint64_t prefix = 0;
-  int above = 63;  // bits from here on are in the prefix; a score's highest bit is never set
+  int above = row.KeyBits();  // bits from here on are in the prefix
   while (true) {
     const int shift = max(above - kDigitBits, 0);
     for (int i = threadIdx.x; i < kDigits; i += kKeepThreads) shared.counts[i] = 0;
@@ -90,8 +92,8 @@ __device__ uint64_t KeyLimit(KeepShared& shared, const CandidateRow& row, uint32
   }
 }
 
-// A block of threads takes a tile of queries of a head: finds which groups it keeps and lists them,
-// owner by owner.
+// A block of threads takes a tile of queries of a head: finds which groups it keeps and sets their
+// bits, a word a warp at a time.
 __global__ void __launch_bounds__(kKeepThreads)
     KeepGroupsKernel(const ProductParams p, const KeepParams keep) {
   __shared__ KeepShared shared;
@@ -99,38 +101,24 @@ __global__ void __launch_bounds__(kKeepThreads)
   const int64_t query = static_cast<int64_t>(tile) * kGroupTile;
   const int64_t first = p.layout.Position(query);
   const int64_t start = p.document_starts == nullptr ? 0 : p.document_starts[query];
+  const auto end = static_cast<uint32_t>(first / kGroupKeys);
   const CandidateRow row = {
       .scores = p.scores +
                 (static_cast<int64_t>(head) * p.blocks * kBlockTiles + blockIdx.x) * p.row_groups,
       .begin = static_cast<uint32_t>(start / kGroupKeys),
-      .end = static_cast<uint32_t>(first / kGroupKeys),
+      .end = end,
+      .group_bits = 32 - __clz(end),
       .late = TiesGoLate(head)};
   const uint64_t limit =
       KeyLimit(shared, row, static_cast<uint32_t>(keep.budget.MostGroups(first, start)));
-  const int64_t rows = static_cast<int64_t>(p.heads) * keep.query_tiles,
-                row_index = static_cast<int64_t>(head) * keep.query_tiles + tile;
-  int32_t* const groups = keep.groups + row_index * keep.capacity;
-  const int64_t local_groups = (p.layout.local_tokens() + kGroupKeys - 1) / kGroupKeys;
-  int32_t place = 0;
-  ShardLayout owner = p.layout;
-  for (owner.rank = 0; owner.rank < owner.ranks; ++owner.rank) {
-    if (threadIdx.x == 0) keep.bounds[owner.rank * rows + row_index] = place;
-    // Positions ascend: once one is not before the tile, no further one is.
-    for (int64_t from = 0; from < local_groups && owner.Position(from * kGroupKeys) < first;
-         from += kKeepThreads) {
-      const int64_t local = from + threadIdx.x;
-      const uint32_t group =
-          local < local_groups
-              ? static_cast<uint32_t>(owner.Position(local * kGroupKeys) / kGroupKeys)
-              : row.end;
-      const bool kept = group >= row.begin && group < row.end && row.Key(group) < limit;
-      const Scan scan = BlockScan(kept ? 1 : 0, shared.scan);
-      if (kept)
-        groups[place + static_cast<int32_t>(scan.inclusive) - 1] = static_cast<int32_t>(local);
-      place += static_cast<int32_t>(scan.total);
-    }
+  uint32_t* const chosen = keep.chosen + head * keep.rows[keep.query_tiles] + keep.rows[tile];
+  const int words = BlockWords(static_cast<int32_t>(end)), lane = threadIdx.x % 32;
+  for (int word = threadIdx.x / 32; word < words; word += kKeepThreads / 32) {
+    const uint32_t group = word * 32 + lane;
+    const bool kept = group >= row.begin && group < row.end && row.Key(group) < limit;
+    const uint32_t bits = __ballot_sync(0xFFFFFFFFu, kept);
+    if (lane == 0) chosen[word] = bits;
   }
-  if (threadIdx.x == 0) keep.bounds[p.layout.ranks * rows + row_index] = place;
 }
 
 // How the queries are cut, so that the scores of those at work fit the workspace.
@@ -146,10 +134,10 @@ Slabs SlabsOf(int heads, const KeyGroupGateStep& step) {
   Slabs slabs;
   slabs.row_groups = (step.query_layout.tokens + kStageKeys - 1) / kStageKeys * kStageGroups;
   slabs.blocks = (queries + kBlockQueries - 1) / kBlockQueries;
-  const size_t block_bytes = sizeof(uint32_t) * slabs.row_groups * kBlockTiles * heads;
+  const size_t block_bytes = sizeof(uint16_t) * slabs.row_groups * kBlockTiles * heads;
   slabs.blocks_at_once = std::clamp<int64_t>(
       static_cast<int64_t>(kKeyGroupWorkspaceBytes / block_bytes), 1, slabs.blocks);
-  slabs.max_bytes = (sizeof(float) * heads * queries + 15) / 16 * 16;
+  slabs.max_bytes = (sizeof(__half) * heads * queries + 15) / 16 * 16;
   slabs.score_bytes = block_bytes * slabs.blocks_at_once;
   return slabs;
 }
@@ -177,13 +165,8 @@ absl::Status Check(int heads, int kv_heads, const KeyGroupGateStep& step) {
   RETURN_IF_ERROR(CheckSize(heads, "ChooseKeyGroups: heads of q", kv_heads, 65535, kv_heads));
   RETURN_IF_ERROR(CheckSize(tokens, "ChooseKeyGroups: tokens of the sequence", 1, 1 << 30));
   RETURN_IF_ERROR(CheckLayout(step.query_layout));
-  const int64_t last_tile = (tokens - 1) / kGroupTile * kGroupTile;
-  RETURN_IF_ERROR(CheckSize(step.capacity, "ChooseKeyGroups: capacity",
-                            step.budget().MostGroups(last_tile, 0), INT32_MAX));
-  if (step.capacity > 0) {
-    RETURN_IF_ERROR(CheckPointer(step.groups, "ChooseKeyGroups: groups"));
-  }
-  return CheckPointer(step.bounds, "ChooseKeyGroups: bounds");
+  RETURN_IF_ERROR(CheckPointer(step.rows, "ChooseKeyGroups: rows"));
+  return CheckPointer(step.chosen, "ChooseKeyGroups: chosen");
 }
 
 using Kernel = void (*)(ProductParams, CUtensorMap, CUtensorMap);
@@ -237,15 +220,14 @@ absl::Status ChooseKeyGroups(int heads, int kv_heads, const KeyGroupGateStep& st
       .heads = heads,
       .group = heads / kv_heads,
       .blocks = static_cast<int>(slabs.blocks),
-      .row_max = static_cast<float*>(workspace),
-      .scores = reinterpret_cast<uint32_t*>(static_cast<char*>(workspace) + slabs.max_bytes),
+      .row_max = static_cast<__half*>(workspace),
+      .scores = reinterpret_cast<uint16_t*>(static_cast<char*>(workspace) + slabs.max_bytes),
       .row_groups = slabs.row_groups};
   const auto query_tiles = static_cast<int>((queries + kGroupTile - 1) / kGroupTile);
   const KeepParams keep = {.budget = step.budget(),
-                           .capacity = step.capacity,
                            .query_tiles = query_tiles,
-                           .groups = step.groups,
-                           .bounds = step.bounds};
+                           .rows = step.rows,
+                           .chosen = step.chosen};
   RETURN_IF_ERROR(LaunchProducts(ProductKernel<false>, params, query_map, key_map, stream));
   params.chunks = static_cast<int>((stages + kChunkStages - 1) / kChunkStages);
   for (int64_t block = 0; block < slabs.blocks; block += slabs.blocks_at_once) {

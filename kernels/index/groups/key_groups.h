@@ -1,7 +1,7 @@
 // The choice of groups of 8 keys by the best pair of each, on the device: KeyGroupGateStep says
 // what it is. Equal on any number of ranks, bit for bit. The tensor cores sum products in e4m3 to
-// 14 significant bits (WgmmaE4m3), so that groups may come in another order than with the CPU
-// engine where their scores lie that close.
+// half precision (WgmmaE4m3), so that groups may come in another order than with the CPU engine
+// where their scores lie that close.
 //
 // Products of all visible pairs are computed twice, once for each query's largest and once for the
 // scores: of n local queries that see m keys each, 4 * n * m * heads * 64 operations of the tensor
@@ -18,7 +18,7 @@
 namespace ringleader::kernels::index {
 
 // Tiles of queries are scored some at a time, so that no more memory than this is taken for scores
-// unless four tiles of all heads take more: with 16 heads from 8M tokens on.
+// unless six tiles of all heads take more: with 16 heads from 11M tokens on.
 inline constexpr size_t kKeyGroupWorkspaceBytes = size_t{256} << 20;
 
 size_t KeyGroupWorkspaceBytes(int heads, const KeyGroupGateStep& step);

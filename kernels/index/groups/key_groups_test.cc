@@ -1,5 +1,5 @@
 // The choice of groups of keys on the device against the fp64 oracle, and on several ranks against
-// one.
+// one; and its lists against the CPU engine's.
 #include "kernels/index/groups/key_groups.h"
 
 #include <gmock/gmock.h>
@@ -15,7 +15,9 @@
 #include <vector>
 
 #include "kernels/index/gates/block_steps.h"
+#include "kernels/index/groups/group_lists.h"
 #include "kernels/index/testing/gate_rows.h"
+#include "kernels/reference/gates/key_group_gate.h"
 #include "kernels/reference/testing/key_group_oracle.h"
 #include "kernels/testing/device_buffer.h"
 #include "kernels/testing/gpu_test.h"
@@ -27,19 +29,6 @@ using Bf16 = __nv_bfloat16;
 using reference::testing::GroupsOfRow;
 using reference::testing::KeyGroupOracle;
 using ::testing::HasSubstr;
-
-struct Choice {
-  std::vector<int32_t> groups, bounds;
-  int capacity = 0;
-
-  // Groups of the sequence that row [head, tile] keeps, of `rows` in all.
-  std::vector<int64_t> Row(const ShardLayout& layout, int64_t rows, int64_t row) const {
-    std::string wrong;
-    const auto kept = GroupsOfRow(groups, bounds, capacity, layout, rows, row, &wrong);
-    EXPECT_EQ(wrong, "");
-    return kept;
-  }
-};
 
 class KeyGroupsTest : public GpuTest {
  protected:
@@ -102,9 +91,10 @@ class KeyGroupsTest : public GpuTest {
   };
 
   // What the rank of `layout` chooses.
-  static Choice Choose(const Rows& q, const Rows& k, KeyGroupGateStep step,
-                       const ShardLayout& layout, const std::vector<int32_t>& starts) {
-    const int64_t n = layout.local_tokens(), tiles = (n + kGroupTile - 1) / kGroupTile;
+  static std::vector<uint32_t> Choose(const Rows& q, const Rows& k, KeyGroupGateStep step,
+                                      const ShardLayout& layout,
+                                      const std::vector<int32_t>& starts) {
+    const int64_t n = layout.local_tokens();
     const Narrowed narrowed(q, k);
     const DeviceBuffer<Bf16> queries(q.Shard(layout)), local_keys(k.Shard(layout));
     const DeviceBuffer<uint8_t> narrow(n * q.heads * kScoreDims),
@@ -112,14 +102,13 @@ class KeyGroupsTest : public GpuTest {
     const DeviceBuffer<int32_t> local_starts(
         starts.empty() ? std::vector<int32_t>(1) : reference::testing::ShardStarts(starts, layout));
     step.query_layout = layout;
-    step.capacity = step.budget().MostGroups((layout.tokens - 1) / kGroupTile * kGroupTile, 0);
-    const DeviceBuffer<int32_t> groups(q.heads * tiles * step.capacity),
-        bounds((layout.ranks + 1) * q.heads * tiles);
+    const DeviceBuffer<int64_t> of_tiles(GroupRows(layout));
+    const DeviceBuffer<uint32_t> chosen(q.heads * GroupRows(layout).back());
     step.queries = narrow.data();
     step.keys = narrowed.keys.data();
     step.document_starts = starts.empty() ? nullptr : local_starts.data();
-    step.groups = groups.data();
-    step.bounds = bounds.data();
+    step.rows = of_tiles.data();
+    step.chosen = chosen.data();
     const TokenMajor<const Bf16> q_view = q.ViewOf(queries, n), k_view = k.ViewOf(local_keys, n);
     EXPECT_EQ(RunBlockStep(q_view, k_view, narrowed.Step(narrow, narrow_keys), nullptr, nullptr),
               absl::OkStatus());
@@ -127,22 +116,23 @@ class KeyGroupsTest : public GpuTest {
         static_cast<int64_t>(BlockStepWorkspaceBytes(q_view, k_view, step)));
     EXPECT_EQ(RunBlockStep(q_view, k_view, step, workspace.data(), nullptr), absl::OkStatus());
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    return {groups.Read(), bounds.Read(), step.capacity};
+    return chosen.Read();
   }
 
   static void ExpectRanksChoose(const Rows& q, const Rows& k, const KeyGroupGateStep& step,
-                                const std::vector<int32_t>& starts, const Choice& one) {
-    const int64_t tiles = q.tokens / kGroupTile;
+                                const std::vector<int32_t>& starts,
+                                const std::vector<uint32_t>& one) {
+    const int64_t tiles = q.tokens / kGroupTile / 4;
     for (const auto kind : {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
       for (int rank = 0; rank < 4; ++rank) {
         const ShardLayout layout = {
             .kind = kind, .ranks = 4, .rank = rank, .stripe = kGroupTile, .tokens = q.tokens};
-        const Choice choice = Choose(q, k, step, layout, starts);
-        const int64_t rows = q.heads * tiles / 4;
-        for (int64_t row = 0; row < rows; ++row) {
-          const int64_t tile = layout.Position(row % (tiles / 4) * kGroupTile) / kGroupTile;
-          ASSERT_EQ(choice.Row(layout, rows, row), one.Row({.tokens = q.tokens}, q.heads * tiles,
-                                                           row / (tiles / 4) * tiles + tile))
+        const std::vector<uint32_t> chosen = Choose(q, k, step, layout, starts);
+        for (int64_t row = 0; row < q.heads * tiles; ++row) {
+          const int head = static_cast<int>(row / tiles);
+          const int64_t tile = layout.Position(row % tiles * kGroupTile) / kGroupTile;
+          ASSERT_EQ(GroupsOfRow(chosen, layout, head, row % tiles),
+                    GroupsOfRow(one, {.tokens = q.tokens}, head, tile))
               << "layout " << static_cast<int>(kind) << ", rank " << rank << ", row " << row;
         }
       }
@@ -167,9 +157,9 @@ TEST_F(KeyGroupsTest, AreTheOraclesAndOnRanksThoseOfOne) {
         const KeyGroupGateStep step = {
             .scale = 0.7f, .density = density, .budget_tokens = tokens + 500};
         const auto starts = packed ? documents : std::vector<int32_t>();
-        const Choice one = Choose(q, k, step, {.tokens = tokens}, starts);
+        const std::vector<uint32_t> one = Choose(q, k, step, {.tokens = tokens}, starts);
         EXPECT_EQ(KeyGroupOracle(q.View(), k.View(), step, starts)
-                      .Complaint(one.groups, one.bounds, one.capacity, {.tokens = tokens}, 0.0),
+                      .Complaint(one, {.tokens = tokens}, 0.0),
                   "");
         if (tokens % (8 * kGroupTile) == 0) ExpectRanksChoose(q, k, step, starts, one);
       }
@@ -189,12 +179,10 @@ TEST_F(KeyGroupsTest, AreTheOraclesWithinTheRoundingOfSums) {
                                      .budget_tokens = 1024,
                                      .move = move,
                                      .tolerance = 0.15f};
-      const Choice one = Choose(q, k, step, {.tokens = 1024}, {});
+      const std::vector<uint32_t> one = Choose(q, k, step, {.tokens = 1024}, {});
       const KeyGroupOracle oracle(q.View(), k.View(), step, {});
       EXPECT_LT(oracle.TensorCoreTolerance(), 2.0);  // of scores of up to 60
-      EXPECT_EQ(oracle.Complaint(one.groups, one.bounds, one.capacity, {.tokens = 1024},
-                                 oracle.TensorCoreTolerance()),
-                "");
+      EXPECT_EQ(oracle.Complaint(one, {.tokens = 1024}, oracle.TensorCoreTolerance()), "");
       ExpectRanksChoose(q, k, step, {}, one);
     }
   }
@@ -207,7 +195,8 @@ TEST_F(KeyGroupsTest, NotANumberIsTheWorst) {
     Rows k = RandomWhole(512, 1, 128);
     for (int64_t i = 0; i < 200; ++i) k.bf16[i * 128 + dim] = __float2bfloat16_rn(NAN);
     const ShardLayout whole = {.tokens = 512};
-    const auto row = Choose(q, k, {.scale = 1.0f, .density = 0.3f}, whole, {}).Row(whole, 8, 7);
+    const auto row =
+        GroupsOfRow(Choose(q, k, {.scale = 1.0f, .density = 0.3f}, whole, {}), whole, 0, 7);
     ASSERT_EQ(std::ssize(row), KeyGroupBudgetOf(0.3f, 512).MostGroups(448, 0));
     EXPECT_GE(row.front(), 200 / 8);
   }
@@ -230,9 +219,8 @@ TEST_F(KeyGroupsTest, TiesGoWhereTheyShould) {
   }
   for (const float density : {0.1f, 0.5f}) {
     const KeyGroupGateStep step = {.scale = 1.0f, .density = density, .budget_tokens = kTokens};
-    const Choice one = Choose(q, k, step, {.tokens = kTokens}, {});
-    EXPECT_EQ(KeyGroupOracle(q.View(), k.View(), step, {})
-                  .Complaint(one.groups, one.bounds, one.capacity, {.tokens = kTokens}, 0.0),
+    const std::vector<uint32_t> one = Choose(q, k, step, {.tokens = kTokens}, {});
+    EXPECT_EQ(KeyGroupOracle(q.View(), k.View(), step, {}).Complaint(one, {.tokens = kTokens}, 0.0),
               "");
     ExpectRanksChoose(q, k, step, {}, one);
   }
@@ -247,17 +235,62 @@ TEST_F(KeyGroupsTest, SlabsAreWhole) {
   const Rows q = RandomWhole(kTokens, kHeads, 64), k = RandomWhole(kTokens, 1, 64);
   const KeyGroupGateStep step = {.scale = 0.125f, .density = 0.05f};
   const ShardLayout whole = {.tokens = kTokens};
-  const Choice all = Choose(q, k, step, whole, {});
+  const std::vector<uint32_t> all = Choose(q, k, step, whole, {});
   Rows last{.floats = {}, .bf16 = {}, .tokens = kTokens, .heads = 1, .head_dim = 64};
   for (int64_t i = 0; i < kTokens; ++i) {
     const auto row = q.bf16.begin() + ((i + 1) * kHeads - 1) * 64;
     last.bf16.insert(last.bf16.end(), row, row + 64);
   }
-  const Choice alone = Choose(last, k, step, whole, {});
+  const std::vector<uint32_t> alone = Choose(last, k, step, whole, {});
   for (int64_t tile = 0; tile < kTiles; ++tile) {
-    const auto kept = alone.Row(whole, kTiles, tile);
+    const auto kept = GroupsOfRow(alone, whole, 0, tile);
     ASSERT_EQ(std::ssize(kept), KeyGroupBudgetOf(0.05f, kTokens).MostGroups(tile * kGroupTile, 0));
-    ASSERT_EQ(kept, all.Row(whole, kHeads * kTiles, (kHeads - 1) * kTiles + tile)) << tile;
+    ASSERT_EQ(kept, GroupsOfRow(all, whole, kHeads - 1, tile)) << tile;
+  }
+}
+
+// Rows longer than a block of threads takes at a time, and with fewer words than one, are listed
+// whole.
+TEST_F(KeyGroupsTest, ListsAreTheCpuEngines) {
+  std::uniform_int_distribution<uint32_t> any;
+  constexpr int kHeads = 3;
+  for (const auto& [tokens, ranks] : {std::pair{40'000, 1}, {40'960, 4}, {1000, 1}, {40, 1}}) {
+    if (SmallShapes() && tokens > 1024) continue;
+    for (const auto kind : {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+      const ShardLayout layout = {
+          .kind = kind, .ranks = ranks, .rank = ranks - 1, .stripe = kGroupTile, .tokens = tokens};
+      const std::vector<int64_t> of_tiles = GroupRows(layout);
+      std::vector<uint32_t> chosen(kHeads * of_tiles.back());
+      for (uint32_t& word : chosen) word = any(random_) & any(random_);
+      // Groups from the tile on are none that a choice keeps.
+      for (size_t tile = 0; tile + 1 < of_tiles.size(); ++tile) {
+        const int64_t groups =
+            layout.Position(static_cast<int64_t>(tile) * kGroupTile) / kGroupKeys;
+        if (groups % 32 == 0) continue;
+        for (int head = 0; head < kHeads; ++head) {
+          chosen[head * of_tiles.back() + of_tiles[tile + 1] - 1] &= (1u << groups % 32) - 1;
+        }
+      }
+      const auto expected =
+          reference::ListGroups({.rows = of_tiles.data(), .chosen = chosen.data()}, layout, kHeads);
+      const DeviceBuffer<int64_t> gpu_rows(of_tiles);
+      const DeviceBuffer<uint32_t> gpu_chosen(chosen);
+      const DeviceBuffer<int32_t> groups(std::ssize(expected.groups)),
+          bounds(std::ssize(expected.bounds));
+      const GroupLists lists = {groups.data(), bounds.data(), expected.lists.rows,
+                                expected.lists.capacity};
+      ASSERT_EQ(ListGroups({.rows = gpu_rows.data(), .chosen = gpu_chosen.data()}, layout, kHeads,
+                           lists, nullptr),
+                absl::OkStatus());
+      ASSERT_EQ(bounds.Read(), expected.bounds);
+      const std::vector<int32_t> listed = groups.Read(), ends = bounds.Read();
+      for (int64_t row = 0; row < lists.rows; ++row) {
+        const int64_t first = row * lists.capacity, count = ends[ranks * lists.rows + row];
+        ASSERT_TRUE(std::equal(listed.begin() + first, listed.begin() + first + count,
+                               expected.groups.begin() + first))
+            << "row " << row;
+      }
+    }
   }
 }
 
@@ -269,13 +302,12 @@ TEST(KeyGroupsArgumentsTest, ErrorsNameTheArgumentAndWhatIsAllowed) {
   EXPECT_THAT(message({}), HasSubstr("scale is 0; it must be above 0"));
   EXPECT_THAT(message({.scale = 1.0f, .density = 1.5f}),
               HasSubstr("density is 1.5; it must be above 0 and at most 1"));
-  EXPECT_THAT(message({.scale = 1.0f, .density = 0.5f, .capacity = 7}), HasSubstr("capacity is 7"));
   EXPECT_THAT(
       message(
           {.query_layout = {.kind = LayoutKind::kStriped, .ranks = 4, .stripe = 32, .tokens = 4096},
            .scale = 1.0f}),
       HasSubstr("tokens of a chunk of the layout is 32"));
-  EXPECT_THAT(message({.scale = 1.0f, .capacity = 100}), HasSubstr("groups"));
+  EXPECT_THAT(message({.scale = 1.0f}), HasSubstr("rows"));
 }
 
 }  // namespace

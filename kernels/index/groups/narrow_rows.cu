@@ -133,7 +133,9 @@ __global__ void PickDimsKernel(int head_dim, const PickDimsStep step) {
     }
   }
   __syncthreads();
-  if (dim < 2) step.inverses[slots[dim]] = E4m3ScaleOf(__float_as_uint(largest[dim])).inverse;
+  if (dim < 2) {
+    step.inverses[slots[dim]] = kScoreScaling * E4m3ScaleOf(__float_as_uint(largest[dim])).inverse;
+  }
 }
 
 // Where a lane finds a dimension of a row that a warp has loaded, kWords pairs a lane.

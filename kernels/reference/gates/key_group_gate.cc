@@ -127,21 +127,9 @@ class KeyGroupGate {
   }
 
   void Write(const QueryTile& tile, const std::vector<int64_t>& kept) const {
-    const ShardLayout& layout = step_.query_layout;
-    std::vector<std::pair<int32_t, int64_t>> of_owners;  // (owner, local group)
-    for (const int64_t group : kept) {
-      const int64_t key = group * kGroupKeys;
-      of_owners.emplace_back(layout.Owner(key), layout.LocalIndex(key) / kGroupKeys);
-    }
-    std::ranges::sort(of_owners);
-    const int64_t row = tile.head * tiles_ + tile.index;
-    int32_t place = 0;
-    for (int32_t owner = 0; owner <= layout.ranks; ++owner) {
-      step_.bounds[owner * heads_ * tiles_ + row] = place;
-      for (; place < std::ssize(of_owners) && of_owners[place].first == owner; ++place) {
-        step_.groups[row * step_.capacity + place] = static_cast<int32_t>(of_owners[place].second);
-      }
-    }
+    uint32_t* const row = step_.chosen + tile.head * step_.rows[tiles_] + step_.rows[tile.index];
+    std::fill_n(row, BlockWords(static_cast<int32_t>(tile.end_group())), 0u);
+    for (const int64_t group : kept) row[group / 32] |= 1u << group % 32;
   }
 
   const TileMath& math_;
@@ -169,6 +157,35 @@ void ChooseKeyGroups(Engine& engine, int heads, int kv_heads, const KeyGroupGate
                   engine.worker_scratch(worker).Reserve(kGateFloats));
     });
   }
+}
+
+ListedGroups ListGroups(const ChosenGroups& of, const ShardLayout& layout, int heads) {
+  const int64_t tiles = TileCount(layout.local_tokens(), kGroupTile), rows = heads * tiles;
+  std::vector<std::vector<int32_t>> of_rows(rows);
+  ListedGroups listed;
+  listed.bounds.resize((layout.ranks + 1) * rows);
+  int32_t most = 1;
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t tile = row % tiles, first = layout.Position(tile * kGroupTile);
+    const uint32_t* const chosen = of.chosen + row / tiles * of.rows[tiles] + of.rows[tile];
+    ShardLayout owner = layout;
+    for (owner.rank = 0; owner.rank < owner.ranks; ++owner.rank) {
+      for (int64_t key = 0; key < owner.local_tokens() && owner.Position(key) < first;
+           key += kGroupKeys) {
+        const int64_t group = owner.Position(key) / kGroupKeys;
+        if ((chosen[group / 32] >> group % 32 & 1) == 0) continue;
+        of_rows[row].push_back(static_cast<int32_t>(key / kGroupKeys));
+      }
+      listed.bounds[(owner.rank + 1) * rows + row] = static_cast<int32_t>(of_rows[row].size());
+    }
+    most = std::max(most, static_cast<int32_t>(of_rows[row].size()));
+  }
+  listed.groups.resize(rows * most);
+  for (int64_t row = 0; row < rows; ++row) {
+    std::ranges::copy(of_rows[row], listed.groups.begin() + row * most);
+  }
+  listed.lists = {listed.groups.data(), listed.bounds.data(), rows, most};
+  return listed;
 }
 
 }  // namespace ringleader::kernels::reference

@@ -61,45 +61,27 @@ struct PickedRows {
   std::vector<float> inverses;
 };
 
-struct Choice {
-  std::vector<int32_t> groups, bounds;
-  int32_t capacity = 0;
-
-  bool operator==(const Choice&) const = default;
-  // Returns the groups of the sequence that a row of the choice lists.
-  std::vector<int64_t> Row(const ShardLayout& layout, int heads, int64_t row) const {
-    std::string wrong;
-    const int64_t tiles = (layout.local_tokens() + kGroupTile - 1) / kGroupTile;
-    const auto kept = GroupsOfRow(groups, bounds, capacity, layout, heads * tiles, row, &wrong);
-    EXPECT_EQ(wrong, "");
-    return kept;
-  }
-};
-
-Choice Choose(const Tensor& q, const Tensor& k, KeyGroupGateStep step, const ShardLayout& layout,
-              const std::vector<int32_t>& starts = {}, int threads = 2) {
+std::vector<uint32_t> Choose(const Tensor& q, const Tensor& k, KeyGroupGateStep step,
+                             const ShardLayout& layout, const std::vector<int32_t>& starts = {},
+                             int threads = 2) {
   const Tensor local = testing::Shard(q, layout);
   const std::vector<int32_t> local_starts =
       starts.empty() ? starts : testing::ShardStarts(starts, layout);
   const Tensor local_keys = testing::Shard(k, layout);
-  const int64_t tiles = (local.tokens + kGroupTile - 1) / kGroupTile;
   Engine engine(threads);
   const PickedRows picked(engine, q, k);
   const NarrowRowPair rows = picked.Narrow(engine, local, local_keys),
                       of_sequence = picked.Narrow(engine, q, k);
-  Choice choice;
+  const std::vector<int64_t> of_tiles = GroupRows(layout);
+  std::vector<uint32_t> chosen(q.heads * of_tiles.back(), 0xA5A5A5A5u);  // nothing is left of it
   step.query_layout = layout;
-  choice.capacity = std::max(1, step.budget().MostGroups(q.tokens - 1, 0));
-  choice.groups.resize(q.heads * tiles * choice.capacity, -1);
-  choice.bounds.resize((layout.ranks + 1) * q.heads * tiles, -1);
   step.queries = rows.queries.data();
   step.keys = of_sequence.keys.data();
   step.document_starts = local_starts.empty() ? nullptr : local_starts.data();
-  step.capacity = choice.capacity;
-  step.groups = choice.groups.data();
-  step.bounds = choice.bounds.data();
+  step.rows = of_tiles.data();
+  step.chosen = chosen.data();
   RunBlockStep(engine, local.view(), local_keys.view(), step);
-  return choice;
+  return chosen;
 }
 
 TEST(KeyGroupGateTest, IsTheOracles) {
@@ -119,10 +101,9 @@ TEST(KeyGroupGateTest, IsTheOracles) {
         const auto starts = packed ? documents : std::vector<int32_t>();
         const KeyGroupOracle oracle(q.view(), k.view(), step, starts);
         const ShardLayout whole = {.tokens = tokens};
-        const Choice choice = Choose(q, k, step, whole, starts);
-        EXPECT_EQ(
-            oracle.Complaint(choice.groups, choice.bounds, choice.capacity, whole, kTolerance), "");
-        EXPECT_EQ(Choose(q, k, step, whole, starts, /*threads=*/5), choice);
+        const std::vector<uint32_t> chosen = Choose(q, k, step, whole, starts);
+        EXPECT_EQ(oracle.Complaint(chosen, whole, kTolerance), "");
+        EXPECT_EQ(Choose(q, k, step, whole, starts, /*threads=*/5), chosen);
       }
     }
   }
@@ -135,19 +116,19 @@ TEST(KeyGroupGateTest, RanksChooseAsOneDoes) {
   for (const std::vector<int32_t>& starts :
        {std::vector<int32_t>(), testing::DocumentStarts(1024, {0, 1, 203, 260, 700, 1000})}) {
     const ShardLayout whole = {.tokens = 1024};
-    const Choice one = Choose(q, k, step, whole, starts);
+    const std::vector<uint32_t> one = Choose(q, k, step, whole, starts);
     const KeyGroupOracle oracle(q.view(), k.view(), step, starts);
     for (const auto kind : {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
       for (int rank = 0; rank < 4; ++rank) {
         const ShardLayout layout = {
             .kind = kind, .ranks = 4, .rank = rank, .stripe = 128, .tokens = 1024};
-        const Choice choice = Choose(q, k, step, layout, starts);
-        EXPECT_EQ(
-            oracle.Complaint(choice.groups, choice.bounds, choice.capacity, layout, kTolerance),
-            "");
-        for (int64_t row = 0; row < 2 * 4; ++row) {
-          EXPECT_EQ(choice.Row(layout, 2, row),
-                    one.Row(whole, 2, row / 4 * 16 + layout.Position(row % 4 * 64) / 64));
+        const std::vector<uint32_t> chosen = Choose(q, k, step, layout, starts);
+        EXPECT_EQ(oracle.Complaint(chosen, layout, kTolerance), "");
+        for (int head = 0; head < 2; ++head) {
+          for (int64_t tile = 0; tile < 4; ++tile) {
+            EXPECT_EQ(GroupsOfRow(chosen, layout, head, tile),
+                      GroupsOfRow(one, whole, head, layout.Position(tile * 64) / 64));
+          }
         }
       }
     }
@@ -165,12 +146,13 @@ TEST(KeyGroupGateTest, TiesGoWhereTheHeadSays) {
   }
   const ShardLayout whole = {.tokens = 512};
   const KeyGroupGateStep step = {.scale = 1.0f, .density = 0.2f, .budget_tokens = 2048};
-  const Choice choice = Choose(q, k, step, whole);
+  const std::vector<uint32_t> chosen = Choose(q, k, step, whole);
   const KeyGroupOracle oracle(std::as_const(q).view(), std::as_const(k).view(), step, {});
-  EXPECT_EQ(oracle.Complaint(choice.groups, choice.bounds, choice.capacity, whole, 0.0), "");
+  EXPECT_EQ(oracle.Complaint(chosen, whole, 0.0), "");
   // a is 0.1501: a * sqrt(512 * 2048) keys are 153.7, less 64 of the tile itself 11 groups.
-  EXPECT_EQ(choice.Row(whole, 2, 7), (std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}));
-  EXPECT_EQ(choice.Row(whole, 2, 8 + 7),
+  EXPECT_EQ(GroupsOfRow(chosen, whole, 0, 7),
+            (std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}));
+  EXPECT_EQ(GroupsOfRow(chosen, whole, 1, 7),
             (std::vector<int64_t>{45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55}));
 }
 
@@ -182,7 +164,8 @@ TEST(KeyGroupGateTest, FindsAKeyThatOneQueryLooksFor) {
   Tensor q = k;
   for (int x = 0; x < 64; ++x) q.at(900, 0, x) = k.at(333, 0, x);
   const ShardLayout whole = {.tokens = 1024};
-  const auto row = Choose(q, k, {.scale = 0.125f, .density = 0.2f}, whole).Row(whole, 1, 14);
+  const auto row =
+      GroupsOfRow(Choose(q, k, {.scale = 0.125f, .density = 0.2f}, whole), whole, 0, 14);
   EXPECT_EQ(std::ssize(row), KeyGroupBudgetOf(0.2f, 1024).MostGroups(int64_t{14} * 64, 0));
   EXPECT_TRUE(std::ranges::binary_search(row, 333 / 8));
 }
@@ -195,9 +178,43 @@ TEST(KeyGroupGateTest, NotANumberIsTheWorst) {
     Tensor k = RandomTensor(512, 1, head_dim, random);
     for (int64_t j = 0; j < 200; ++j) k.at(j, 0, dim) = NAN;
     const ShardLayout whole = {.tokens = 512};
-    const auto row = Choose(q, k, {.scale = 1.0f, .density = 0.3f}, whole).Row(whole, 1, 7);
+    const auto row =
+        GroupsOfRow(Choose(q, k, {.scale = 1.0f, .density = 0.3f}, whole), whole, 0, 7);
     ASSERT_EQ(std::ssize(row), KeyGroupBudgetOf(0.3f, 512).MostGroups(448, 0));
     EXPECT_GE(row.front(), 200 / 8);
+  }
+}
+
+// Each owner's groups are listed once, as its local ones, ascending.
+TEST(KeyGroupGateTest, ListsHoldWhatWasChosenOfEachOwner) {
+  std::mt19937 random(11);
+  const Tensor q = RandomTensor(1024, 2, 64, random), k = RandomTensor(1024, 1, 64, random);
+  for (const auto kind : {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+    for (int rank = 0; rank < 4; ++rank) {
+      const ShardLayout layout = {
+          .kind = kind, .ranks = 4, .rank = rank, .stripe = 64, .tokens = 1024};
+      const auto chosen = Choose(q, k, {.scale = 0.125f, .density = 0.3f}, layout);
+      const std::vector<int64_t> rows = GroupRows(layout);
+      const ListedGroups all =
+          ListGroups({.rows = rows.data(), .chosen = chosen.data()}, layout, 2);
+      std::vector<std::vector<int64_t>> listed(2 * 4);
+      ShardLayout owner = layout;
+      for (owner.rank = 0; owner.rank < 4; ++owner.rank) {
+        const KeyGroups of_owner = all.lists.Of(owner);
+        for (size_t row = 0; row < listed.size(); ++row) {
+          const int32_t* const list = of_owner.groups + row * of_owner.capacity;
+          for (int32_t i = of_owner.begins[row]; i < of_owner.ends[row]; ++i) {
+            ASSERT_TRUE(i == of_owner.begins[row] || list[i] > list[i - 1]);
+            ASSERT_LT(list[i] * kGroupKeys, owner.local_tokens());
+            listed[row].push_back(owner.Position(int64_t{list[i]} * kGroupKeys) / kGroupKeys);
+          }
+        }
+      }
+      for (int row = 0; row < 2 * 4; ++row) {
+        std::ranges::sort(listed[row]);
+        EXPECT_EQ(listed[row], GroupsOfRow(chosen, layout, row / 4, row % 4));
+      }
+    }
   }
 }
 

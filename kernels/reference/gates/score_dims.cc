@@ -77,7 +77,8 @@ void PickDims(int kv_heads, int head_dim, const PickDimsStep& step) {
       const float* const largest = step.largest + (side == 0 ? of_queries : of_keys);
       float most = 0.0f;
       for (int i = 0; i < picked; ++i) most = std::max(most, largest[dims[i]]);
-      step.inverses[side * kv_heads + head] = E4m3ScaleOf(std::bit_cast<uint32_t>(most)).inverse;
+      step.inverses[side * kv_heads + head] =
+          kScoreScaling * E4m3ScaleOf(std::bit_cast<uint32_t>(most)).inverse;
     }
   }
 }

@@ -160,7 +160,7 @@ TEST(ScoreDimsTest, HeadsOfZerosTakeTheFirstDims) {
   const Tensor q(100, 2, 128), k(100, 1, 128);
   const Picked picked = Pick(Sum(q, k, 100), 1);
   for (int i = 0; i < kScoreDims; ++i) EXPECT_EQ(picked.dims[i], i);
-  EXPECT_THAT(picked.inverses, ElementsAre(1.0f, 1.0f));
+  EXPECT_THAT(picked.inverses, ElementsAre(kScoreScaling, kScoreScaling));
   EXPECT_THAT(Narrow(q, k, picked).keys, Each(0));
 }
 
@@ -175,12 +175,12 @@ TEST(ScoreDimsTest, OneHugeValueBringsItsDimensionAndSetsTheScale) {
   const Picked picked = Pick(Sum(q, k, 64), 1);
   EXPECT_EQ(picked.dims[62], 62);
   EXPECT_EQ(picked.dims[63], 100);
-  EXPECT_EQ(picked.inverses[0], 256.0f);
-  EXPECT_EQ(picked.inverses[1], 0x1p-52f);
+  EXPECT_EQ(picked.inverses[0], kScoreScaling * 256.0f);
+  EXPECT_EQ(picked.inverses[1], kScoreScaling * 0x1p-52f);
   const Narrowed narrowed = Narrow(q, k, picked);
-  EXPECT_EQ(FromE4m3(narrowed.keys[17 * kScoreDims + 63]), -384.0f);
+  EXPECT_EQ(FromE4m3(narrowed.keys[17 * kScoreDims + 63]), -12.0f);
   EXPECT_EQ(narrowed.keys[17 * kScoreDims], 0);  // 1 is nothing beside it
-  EXPECT_EQ(FromE4m3(narrowed.queries[0]), 256.0f);
+  EXPECT_EQ(FromE4m3(narrowed.queries[0]), 8.0f);
 }
 
 // Squares that are too large count as the most that 2^30 tokens have room for; what is not finite

@@ -98,9 +98,9 @@ std::vector<double> NarrowHeads(const TokenMajor<const float>& x, int first, int
       if (std::isfinite(row[dim])) largest = std::max(largest, std::abs(double{row[dim]}));
     }
   });
-  double scale = 1.0;  // the least power of two with which all fit
-  while (largest > 0.0 && largest <= scale / 2 * E4m3Values().back()) scale /= 2;
-  while (largest > scale * E4m3Values().back()) scale *= 2;
+  double scale = 1.0;  // the least power of two with which none is larger than 14
+  while (largest > 0.0 && largest <= scale / 2 * 14.0) scale /= 2;
+  while (largest > scale * 14.0) scale *= 2;
   std::vector<double> narrow;
   for_each([&](const float* row) {
     const bool is_finite =
@@ -145,8 +145,9 @@ double KeyGroupOracle::Product(const double* query, const double* key, int64_t d
       sum += query[x] * key[x];
       largest = std::max(largest, std::abs(query[x] * key[x]));
     }
-    lost += 0x1p-13 * (static_cast<double>(end - first + 1) * largest + std::abs(sum));
+    lost += 0x1p-13 * static_cast<double>(end - first + 1) * largest + 0x1p-11 * std::abs(sum);
   }
+  most_product_ = std::max(most_product_, std::abs(sum));
   if (lost > most_lost_) most_lost_ = lost;
   return sum;
 }
@@ -201,48 +202,30 @@ std::string KeyGroupOracle::Complaint(int head, int64_t tile, const std::vector<
   return where(best_left, "is left, a worse one is kept");
 }
 
-std::string KeyGroupOracle::Complaint(const std::vector<int32_t>& groups,
-                                      const std::vector<int32_t>& bounds, int32_t capacity,
+std::string KeyGroupOracle::Complaint(const std::vector<uint32_t>& chosen,
                                       const ShardLayout& layout, double tolerance) const {
-  const int64_t tiles = (layout.local_tokens() + kGroupTile - 1) / kGroupTile;
-  for (int64_t row = 0; row < heads_ * tiles; ++row) {
-    std::string wrong;
-    const std::vector<int64_t> kept =
-        GroupsOfRow(groups, bounds, capacity, layout, heads_ * tiles, row, &wrong);
-    if (wrong.empty()) {
-      wrong = Complaint(static_cast<int>(row / tiles),
-                        layout.Position(row % tiles * kGroupTile) / kGroupTile, kept, tolerance);
+  const std::vector<int64_t> rows = GroupRows(layout);
+  if (std::ssize(chosen) != heads_ * rows.back()) {
+    return absl::StrFormat("%d words, not %d", chosen.size(), heads_ * rows.back());
+  }
+  for (int head = 0; head < heads_; ++head) {
+    for (int64_t tile = 0; tile + 1 < std::ssize(rows); ++tile) {
+      const std::string wrong = Complaint(head, layout.Position(tile * kGroupTile) / kGroupTile,
+                                          GroupsOfRow(chosen, layout, head, tile), tolerance);
+      if (!wrong.empty()) return wrong;
     }
-    if (!wrong.empty()) return wrong;
   }
   return "";
 }
 
-std::vector<int64_t> GroupsOfRow(const std::vector<int32_t>& groups,
-                                 const std::vector<int32_t>& bounds, int32_t capacity,
-                                 const ShardLayout& layout, int64_t rows, int64_t row,
-                                 std::string* wrong) {
+std::vector<int64_t> GroupsOfRow(const std::vector<uint32_t>& chosen, const ShardLayout& layout,
+                                 int head, int64_t tile) {
+  const std::vector<int64_t> rows = GroupRows(layout);
   std::vector<int64_t> kept;
-  ShardLayout owner = layout;
-  for (owner.rank = 0; owner.rank < owner.ranks; ++owner.rank) {
-    const int32_t begin = bounds.at(owner.rank * rows + row),
-                  end = bounds.at((owner.rank + 1) * rows + row);
-    if (begin < 0 || end < begin || end > capacity || (owner.rank == 0 && begin != 0)) {
-      *wrong = absl::StrFormat("row %d: owner %d has [%d, %d)", row, owner.rank, begin, end);
-      return {};
-    }
-    for (int32_t i = begin; i < end; ++i) {
-      const int64_t group = groups.at(row * capacity + i), key = group * kGroupKeys;
-      const bool ascends = i == begin || group > groups.at(row * capacity + i - 1);
-      if (group < 0 || key >= layout.local_tokens() || !ascends) {
-        *wrong =
-            absl::StrFormat("row %d, owner %d: group %d is out of order", row, owner.rank, group);
-        return {};
-      }
-      kept.push_back(owner.Position(key) / kGroupKeys);
-    }
+  const int64_t first = head * rows.back() + rows.at(tile), words = rows.at(tile + 1) - rows[tile];
+  for (int64_t group = 0; group < words * 32; ++group) {
+    if ((chosen.at(first + group / 32) >> group % 32 & 1) != 0) kept.push_back(group);
   }
-  std::ranges::sort(kept);
   return kept;
 }
 

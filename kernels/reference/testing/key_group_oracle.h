@@ -31,19 +31,22 @@ class KeyGroupOracle {
     return scores_[(head * tiles_ + tile) * groups_ + group];
   }
   // How far two scores may be from each other's right place in the order if Hopper's tensor cores
-  // sum the products. An instruction takes 32 of them and the sum so far; all are aligned to the
-  // largest, of which 13 bits below the leading one are kept, as they are of the sum. Each term
-  // thus loses less than 2^-13 of the largest, the sum less than 2^-13 of itself. A score is a
-  // product less a product, and two scores are compared: four times what one may lose.
-  double TensorCoreTolerance() const { return 4.0 * double{step_.scale} * most_lost_; }
+  // sum the products to half precision. An instruction takes 32 of them and the sum so far; all are
+  // aligned to the largest, of which 13 bits below the leading one are kept, and the sum is
+  // rounded. Each term thus loses less than 2^-13 of the largest, the sum at most 2^-11 of itself.
+  // A distance is a product less a product, no more than two of them, and rounded. Two scores are
+  // compared.
+  double TensorCoreTolerance() const {
+    return 2.0 * double{step_.scale} * (2.0 * most_lost_ + 0x1p-11 * 2.0 * most_product_);
+  }
   // What is wrong with keeping `kept`, groups of the sequence, ascending; "" if nothing. Scores
   // that differ by no more than `tolerance` may go either way, and those that are equal go where
   // ties go: with a tolerance of 0 the choice is the only one.
   std::string Complaint(int head, int64_t tile, const std::vector<int64_t>& kept,
                         double tolerance) const;
-  // The same for all rows of a rank's choice, KeyGroupGateStep's groups and bounds.
-  std::string Complaint(const std::vector<int32_t>& groups, const std::vector<int32_t>& bounds,
-                        int32_t capacity, const ShardLayout& layout, double tolerance) const;
+  // The same for all rows of a rank's choice, KeyGroupGateStep's.
+  std::string Complaint(const std::vector<uint32_t>& chosen, const ShardLayout& layout,
+                        double tolerance) const;
 
  private:
   // Fills in scores_. queries and keys: [tokens, dims].
@@ -57,14 +60,13 @@ class KeyGroupOracle {
   const int heads_;
   const int64_t tokens_, tiles_, groups_;
   std::vector<double> scores_;  // [heads, tiles, groups]
-  double most_lost_ = 0.0;      // of a visible pair's product
+  double most_product_ = 0.0;   // of a visible pair's, its magnitude
+  double most_lost_ = 0.0;      // of one of these
 };
 
-// The groups of one row of a rank's choice, as groups of the sequence, ascending. Empty, and
-// `wrong` says why, if they are not in the order that KeyGroupGateStep asks for.
-std::vector<int64_t> GroupsOfRow(const std::vector<int32_t>& groups,
-                                 const std::vector<int32_t>& bounds, int32_t capacity,
-                                 const ShardLayout& layout, int64_t rows, int64_t row,
-                                 std::string* wrong);
+// The groups of the sequence, ascending, that a head's `tile`-th local tile of queries keeps of a
+// rank's choice.
+std::vector<int64_t> GroupsOfRow(const std::vector<uint32_t>& chosen, const ShardLayout& layout,
+                                 int head, int64_t tile);
 
 }  // namespace ringleader::kernels::reference::testing

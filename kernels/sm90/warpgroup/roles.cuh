@@ -5,8 +5,9 @@
 namespace ringleader::kernels::sm90 {
 
 // The first kProducers warps of the first warpgroup produce; each of the other warpgroups consumes,
-// by its number. All threads of a CTA of 384 call, which has 168 registers a thread to divide.
-template <int kProducers, typename Produce, typename Consume>
+// by its number. All threads of a CTA call: one of 384 has 168 registers a thread to divide, one of
+// 512 has 128.
+template <int kProducers, int kConsumerRegisters = 240, typename Produce, typename Consume>
 __device__ __forceinline__ void RunRoles(const Produce& produce, const Consume& consume) {
   // Uniform across the warp, and known to be so by the compiler.
   const int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
@@ -14,7 +15,7 @@ __device__ __forceinline__ void RunRoles(const Produce& produce, const Consume& 
     ptx::RegistersShrink<24>();
     if (warp < kProducers) produce(warp);
   } else {
-    ptx::RegistersGrow<240>();
+    ptx::RegistersGrow<kConsumerRegisters>();
     consume(warp / 4 - 1);
   }
 }

@@ -61,7 +61,6 @@ struct HopTiles {
 HopTiles TilesOf(const LayerIndex& index, int heads, const ShardLayout& mine,
                  const ShardLayout& owner) {
   HopTiles hop{.tiles = index.Tiles(), .lists = {}};
-  hop.tiles.groups = index.GroupsOf(owner);
   if (index.pattern != kernels::TilePattern::kCsr) return hop;
   const int64_t blocks = (mine.tokens + index.block_size - 1) / index.block_size;
   const int64_t words = (blocks + 31) / 32, rows = index.chosen.size / words;
@@ -175,8 +174,17 @@ absl::Status CpuCall::GatherColumns(const Step& step) {
   return absl::OkStatus();
 }
 
+kernels::KeyGroups CpuCall::GroupsOf(const Step& step) {
+  if (!step.index.has_groups()) return {};
+  if (groups_.lists.groups == nullptr) {
+    groups_ = reference::ListGroups(step.index.Groups(), step.mine, tensors_.q.heads);
+  }
+  return groups_.lists.Of(step.owner);
+}
+
 absl::Status CpuCall::Attend(const Step& step) {
-  const HopTiles hop = TilesOf(step.index, tensors_.q.heads, step.mine, step.owner);
+  HopTiles hop = TilesOf(step.index, tensors_.q.heads, step.mine, step.owner);
+  hop.tiles.groups = GroupsOf(step);
   int64_t tiles = 0;
   RETURN_IF_ERROR(reference::AttentionForward(device_.engine(),
                                               {.q = tensors_.q,
@@ -246,7 +254,8 @@ absl::Status CpuCall::ColumnsBackward(const Step& own) {
 }
 
 absl::Status CpuCall::AttendBackward(const Step& step, void* slot) {
-  const HopTiles hop = TilesOf(step.index, tensors_.q.heads, step.mine, step.owner);
+  HopTiles hop = TilesOf(step.index, tensors_.q.heads, step.mine, step.owner);
+  hop.tiles.groups = GroupsOf(step);
   return reference::AttentionBackward(device_.engine(), {.q = tensors_.q,
                                                          .k = KeysOf(step, 0),
                                                          .v = KeysOf(step, 1),

@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "kernels/reference/gates/key_group_gate.h"
 #include "kernels/reference/index/index_estimate.h"
 #include "kernels/reference/math/engine.h"
 #include "worker/attention/runner/attention_device.h"
@@ -116,12 +117,15 @@ class CpuCall : public AttentionCall {
   // Part 0: the keys, part 1: the values that a step attends to.
   kernels::TokenMajor<const float> KeysOf(const Step& step, int part) const;
   kernels::TokenMajor<float> GradientsIn(void* slot, int64_t keys, int part) const;
+  // The groups that the step's keys have, from lists that the call makes once.
+  kernels::KeyGroups GroupsOf(const Step& step);
 
   CpuAttentionDevice& device_;
   const int layer_;
   const Tensors tensors_;
   std::optional<kernels::reference::IndexEstimate> estimate_;  // from RowMax on
   std::vector<HeadChoice> choices_;                            // [heads], from Select on
+  kernels::reference::ListedGroups groups_;                    // the index's, of all owners
   std::vector<float> delta_;                                   // [heads, n]
   std::vector<float> d_column_keys_, d_column_values_;         // [heads, max_columns, d]
 };

@@ -8,6 +8,7 @@
 #include "kernels/fused/attention_rows.h"
 #include "kernels/index/between_ranks.h"
 #include "kernels/index/gates/blocks.h"
+#include "kernels/index/groups/group_lists.h"
 #include "kernels/ops/cuda_call.h"
 #include "kernels/sm90/attention.h"
 #include "kernels/sm90/columns.h"
@@ -45,7 +46,6 @@ struct HopTiles {
 absl::StatusOr<HopTiles> TilesOf(const LayerIndex& index, int32_t heads, const ShardLayout& mine,
                                  const ShardLayout& owner, const torch::TensorOptions& device) {
   HopTiles hop{.tiles = index.Tiles()};
-  hop.tiles.groups = index.GroupsOf(owner);
   if (index.pattern != kernels::TilePattern::kCsr) return hop;
   const int64_t query_tiles = (mine.local_tokens() + index.tile - 1) / index.tile;
   const int64_t key_tiles = (owner.local_tokens() + index.tile - 1) / index.tile;
@@ -124,9 +124,26 @@ absl::Status CudaCall::GatherColumns(const Step& step) {
       reinterpret_cast<__nv_bfloat16*>(step.index.column_values.data()), Stream());
 }
 
+absl::StatusOr<kernels::KeyGroups> CudaCall::GroupsOf(const Step& step) {
+  if (!step.index.has_groups()) return kernels::KeyGroups{};
+  if (group_lists_.groups == nullptr) {
+    const int64_t heads = shape().heads,
+                  tiles = (shape().tokens + step.index.tile - 1) / step.index.tile;
+    const auto ints = tensors_.q.options().dtype(torch::kInt);
+    groups_ = torch::empty({heads, tiles, step.index.most_groups}, ints);
+    group_bounds_ = torch::empty({step.mine.ranks + 1, heads, tiles}, ints);
+    group_lists_ = {groups_.mutable_data_ptr<int32_t>(), group_bounds_.mutable_data_ptr<int32_t>(),
+                    heads * tiles, step.index.most_groups};
+    RETURN_IF_ERROR(kernels::index::ListGroups(step.index.Groups(), step.mine, shape().heads,
+                                               group_lists_, Stream()));
+  }
+  return group_lists_.Of(step.owner);
+}
+
 absl::Status CudaCall::Attend(const Step& step) {
-  ASSIGN_OR_RETURN(const HopTiles hop,
+  ASSIGN_OR_RETURN(HopTiles hop,
                    TilesOf(step.index, shape().heads, step.mine, step.owner, tensors_.q.options()));
+  ASSIGN_OR_RETURN(hop.tiles.groups, GroupsOf(step));
   RETURN_IF_ERROR(CallWithWorkspace(
       kernels::AttentionForwardArgs<__nv_bfloat16>{.q = View(tensors_.q),
                                                    .k = KeysOf(step, 0),
@@ -227,8 +244,9 @@ absl::Status CudaCall::ColumnsBackward(const Step& own) {
 }
 
 absl::Status CudaCall::AttendBackward(const Step& step, void* slot) {
-  ASSIGN_OR_RETURN(const HopTiles hop,
+  ASSIGN_OR_RETURN(HopTiles hop,
                    TilesOf(step.index, shape().heads, step.mine, step.owner, dq_sums_.options()));
+  ASSIGN_OR_RETURN(hop.tiles.groups, GroupsOf(step));
   return CallWithWorkspace(
       kernels::AttentionBackwardArgs<__nv_bfloat16>{
           .q = View(tensors_.q),

@@ -9,6 +9,7 @@
 
 #include "kernels/index/estimate.h"
 #include "kernels/index/select.h"
+#include "ringleader/kernels/block_choice.h"
 #include "worker/attention/cuda/cuda_device.h"
 #include "worker/attention/runner/attention_device.h"
 #include "worker/attention/runner/ring_attention.h"
@@ -73,6 +74,8 @@ class CudaCall : public AttentionCall {
   kernels::TokenMajor<const __nv_bfloat16> KeysOf(const Step& step, int part) const;
   // Part 0 of a gradient slot: of `keys` keys, part 1: of values.
   kernels::TokenMajor<float> GradientsIn(void* slot, int64_t keys, int part) const;
+  // The groups that the step's keys have, from lists that the call makes once.
+  absl::StatusOr<kernels::KeyGroups> GroupsOf(const Step& step);
   absl::Status CountTiles(const Step& step, const kernels::TileSelection& tiles);
   kernels::index::EstimateArgs EstimateArgsOf(const patterns::VerticalSlash& work) const;
 
@@ -83,6 +86,9 @@ class CudaCall : public AttentionCall {
   torch::Tensor run_sums_;               // [heads, E, runs], from RowMax to Mass
   kernels::index::SelectArgs selected_;  // after Select
   std::vector<torch::Tensor> selected_memory_;
+  // The index's groups of keys, of all owners.
+  torch::Tensor groups_, group_bounds_;
+  kernels::GroupLists group_lists_;
   // Forward: [n, heads, d] fp32, read only where lse says it was written.
   torch::Tensor sums_;
   // Backward, fp32.

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/reference/testing/key_group_oracle.h"
 #include "kernels/reference/testing/masked_attention.h"
 #include "patterns/index/vertical_slash.h"
 #include "worker/attention/testing/forward_on_ranks.h"
@@ -96,8 +97,20 @@ class BalanceMovesTest : public ::testing::Test {
   }
   // How many groups each row keeps beside its own tile.
   static std::vector<int64_t> Groups(const RankResult& result) {
-    const auto& bounds = result.index.group_bounds;
-    return {bounds.end() - kHeads * kBlocks, bounds.end()};
+    std::vector<int64_t> counts;
+    for (const auto& row : GroupsKept(result)) counts.push_back(std::ssize(row));
+    return counts;
+  }
+  // Which, ascending.
+  static std::vector<std::vector<int64_t>> GroupsKept(const RankResult& result) {
+    std::vector<std::vector<int64_t>> rows;
+    for (int head = 0; head < kHeads; ++head) {
+      for (int64_t tile = 0; tile < kBlocks; ++tile) {
+        rows.push_back(kernels::reference::testing::GroupsOfRow(result.index.groups_chosen,
+                                                                {.tokens = kTokens}, head, tile));
+      }
+    }
+    return rows;
   }
   // Queries that keep each block, summed over the blocks.
   static int64_t Kept(const RankResult& result) {
@@ -242,11 +255,9 @@ TEST_F(BalanceMovesTest, GroupsComeToTheAnchor) {
     EXPECT_EQ(moved.stats.balanced, 1u);
     EXPECT_EQ(moved.stats.anchor_missed, 0u);
     const auto &fewer = move < 1 ? moved : base, &more = move < 1 ? base : moved;
-    const std::vector<int64_t> of_fewer = Groups(fewer), of_more = Groups(more);
+    const auto few = GroupsKept(fewer), many = GroupsKept(more);
     for (int64_t row = 0; row < kHeads * kBlocks; ++row) {
-      const auto* const few = fewer.index.groups.data() + row * fewer.index.group_capacity;
-      const auto* const many = more.index.groups.data() + row * more.index.group_capacity;
-      ASSERT_TRUE(std::includes(many, many + of_more[row], few, few + of_fewer[row])) << row;
+      ASSERT_TRUE(std::ranges::includes(many[row], few[row])) << row;
     }
   }
 }

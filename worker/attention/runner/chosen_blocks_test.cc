@@ -153,16 +153,11 @@ TEST_F(AttentionEngineTest, KeyGroupsAreTheOraclesOnAnyNumberOfRanks) {
     const RankResult one = Run(options, documents)[0];
     EXPECT_LT(one.stats.layers.at(1).density, 0.2);
     EXPECT_EQ(one.stats.layers.at(1).recall, -1.0);  // not estimated
-    EXPECT_EQ(oracle.Complaint(one.index.groups, one.index.group_bounds, one.index.group_capacity,
-                               {.tokens = kTokens}, 1e-5),
-              "");
+    EXPECT_EQ(oracle.Complaint(one.index.groups_chosen, {.tokens = kTokens}, 1e-5), "");
     const auto kept = [](const RankResult& result, const ShardLayout& layout, int64_t row) {
-      std::string wrong;
-      const std::vector<int64_t> groups =
-          GroupsOfRow(result.index.groups, result.index.group_bounds, result.index.group_capacity,
-                      layout, kHeads * (layout.local_tokens() / kTile), row, &wrong);
-      EXPECT_EQ(wrong, "");
-      return groups;
+      const int64_t tiles = layout.local_tokens() / kTile;
+      return GroupsOfRow(result.index.groups_chosen, layout, static_cast<int>(row / tiles),
+                         row % tiles);
     };
     std::vector<std::vector<int64_t>> rows;
     for (int64_t row = 0; row < kHeads * kTiles; ++row) {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "kernels/ops/cuda_call.h"
+#include "kernels/reference/testing/key_group_oracle.h"
 #include "worker/attention/cpu/cpu_ring_attention.h"
 #include "worker/attention/cuda/cuda_attention_call.h"
 #include "worker/attention/runner/ring_runner.h"
@@ -228,14 +229,15 @@ void AddChosen(const HostIndex& index, Tensor& mask) {
 
 // Sets the groups of keys that tiles of queries chose.
 void AddGroups(const HostIndex& index, Tensor& mask) {
-  const int64_t rows = std::ssize(index.group_bounds) / 2, tiles = rows / mask.size(0);
-  for (int64_t row = 0; row < rows; ++row) {
-    Tensor of_tile =
-        mask[row / tiles].slice(0, row % tiles * index.tile, (row % tiles + 1) * index.tile);
-    for (int32_t i = index.group_bounds.at(row); i < index.group_bounds.at(rows + row); ++i) {
-      const int64_t key =
-          int64_t{index.groups.at(row * index.group_capacity + i)} * kernels::kGroupKeys;
-      of_tile.slice(1, key, key + kernels::kGroupKeys).fill_(true);
+  const int64_t tokens = mask.size(1);
+  for (int64_t head = 0; head < mask.size(0); ++head) {
+    for (int64_t tile = 0; tile * index.tile < tokens; ++tile) {
+      Tensor of_tile = mask[head].slice(0, tile * index.tile, (tile + 1) * index.tile);
+      for (const int64_t group : kernels::reference::testing::GroupsOfRow(
+               index.groups_chosen, {.tokens = tokens}, static_cast<int>(head), tile)) {
+        const int64_t key = group * kernels::kGroupKeys;
+        of_tile.slice(1, key, key + kernels::kGroupKeys).fill_(true);
+      }
     }
   }
 }
@@ -247,7 +249,7 @@ Result MaskedAttention(const Sequence& s, const HostIndex& index) {
   const int64_t tile = index.tile;
   Tensor mask = torch::zeros({heads, n, n}, torch::kBool);
   if (!index.chosen.empty()) AddChosen(index, mask);
-  if (!index.groups.empty()) AddGroups(index, mask);
+  if (!index.groups_chosen.empty()) AddGroups(index, mask);
   const int64_t blocks = (n + tile - 1) / tile;
   for (int64_t h = 0; h < heads && !index.diagonals.empty(); ++h) {
     for (int64_t delta = 0; delta < blocks; ++delta) {

@@ -89,9 +89,7 @@ HostIndex ToHost(const patterns::LayerIndex& index,
           .chosen = HostCopy(index.chosen, copy),
           .queries_chosen = HostCopy(index.queries_chosen, copy),
           .block_size = index.block_size,
-          .groups = HostCopy(index.groups, copy),
-          .group_bounds = HostCopy(index.group_bounds, copy),
-          .group_capacity = index.group_capacity,
+          .groups_chosen = HostCopy(index.groups_chosen, copy),
           .documents = index.documents};
 }
 

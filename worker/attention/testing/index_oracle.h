@@ -25,8 +25,7 @@ struct HostIndex {
   std::vector<std::byte> column_keys, column_values;
   std::vector<uint32_t> chosen, queries_chosen;
   int32_t block_size = 0;
-  std::vector<int32_t> groups, group_bounds;
-  int32_t group_capacity = 0;
+  std::vector<uint32_t> groups_chosen;
   std::shared_ptr<const patterns::DeviceDocuments> documents;
 
   bool Covers(int head, int64_t delta) const {

@@ -25,15 +25,13 @@ bool OnDiagonalOrColumn(const LayerIndex& index, int head, int64_t query, int64_
 // `local`: the query's place on its rank, of `queries`.
 bool InGroup(const LayerIndex& index, const kernels::ShardLayout& layout, int head, int64_t local,
              int64_t key) {
-  kernels::ShardLayout owner = layout;
-  owner.rank = layout.Owner(key);
-  const kernels::KeyGroups groups = index.GroupsOf(owner);
-  if (groups.groups == nullptr) return false;
+  if (!index.has_groups()) return false;
+  const kernels::ChosenGroups groups = index.Groups();
   const int64_t tiles = (layout.local_tokens() + index.tile - 1) / index.tile;
-  const int64_t row = head * tiles + local / index.tile;
-  const int32_t* const list = groups.groups + row * groups.capacity;
-  return std::binary_search(list + groups.begins[row], list + groups.ends[row],
-                            static_cast<int32_t>(layout.LocalIndex(key) / kernels::kGroupKeys));
+  const int64_t group = key / kernels::kGroupKeys;
+  const int64_t word = groups.rows[local / index.tile] + group / 32;
+  return word < groups.rows[local / index.tile + 1] &&
+         (groups.chosen[head * groups.rows[tiles] + word] >> group % 32 & 1) != 0;
 }
 
 // `local`: the query's place on its rank, of `queries`.

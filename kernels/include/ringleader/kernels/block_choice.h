@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <variant>
+#include <vector>
 
 #include "ringleader/kernels/attention.h"
 #include "ringleader/kernels/balance_steps.h"
@@ -161,6 +162,9 @@ inline KeyGroupBudget KeyGroupBudgetOf(float density, int64_t tokens) {
 // energies, which ranks sum, say which dimensions matter; all ranks pick the same; and each narrows
 // its rows.
 inline constexpr int32_t kScoreDims = 64;  // bytes of a narrow row; zeros where a head has fewer
+// No code is larger in magnitude than 14, a 32nd of the largest in e4m3: sums of kScoreDims
+// products thereby are less than 2^14, and half precision holds them and their differences.
+inline constexpr float kScoreScaling = 0x1p-5f;
 
 // A square counts in units of 2^-kEnergyBits, rounded to the nearest, and no more than MostEnergy;
 // that of what is no finite number is 0. Sums of these integers are the same in any order.
@@ -188,8 +192,9 @@ struct DimEnergyStep {
 struct PickDimsStep {
   const int64_t* energy = nullptr;  // DimEnergyStep's, of all ranks
   const float* largest = nullptr;
-  int32_t* dims = nullptr;    // [kv_heads, kScoreDims], ascending; -1 from head_dim on
-  float* inverses = nullptr;  // [2, kv_heads]: E4m3Scale's, of queries, then of keys
+  int32_t* dims = nullptr;  // [kv_heads, kScoreDims], ascending; -1 from head_dim on
+  // [2, kv_heads]: kScoreScaling times E4m3Scale's, of queries, then of keys.
+  float* inverses = nullptr;
 };
 
 // This rank's rows in e4m3: the value of a picked dimension times the inverse of the scale, rounded
@@ -220,13 +225,8 @@ struct KeyGroupGateStep {
   // the same, so that what a sample sees does not depend on those it is dealt with.
   int64_t budget_tokens = 0;
   float move = 1.0f, tolerance = 0.0f;  // KeyGroupBudget's
-  int32_t capacity = 0;                 // MostGroups() of the sequence's last tile, or more
-  // [heads, query tiles, capacity]: each row by owner, and of one owner ascending, as its local
-  // groups.
-  int32_t* groups = nullptr;
-  // [ranks + 1, heads, query tiles]: owner o's groups of a row are groups[bounds[o]] to
-  // groups[bounds[o + 1] - 1].
-  int32_t* bounds = nullptr;
+  const int64_t* rows = nullptr;        // GroupRows of query_layout
+  uint32_t* chosen = nullptr;           // ChosenGroups'
 
   KeyGroupBudget budget() const {
     KeyGroupBudget budget =
@@ -234,6 +234,45 @@ struct KeyGroupGateStep {
     budget.move = move;
     budget.tolerance = tolerance;
     return budget;
+  }
+};
+
+// The groups that tiles of queries keep, a bit each: what is kept of a choice until backward. Each
+// pass makes its lists of it.
+struct ChosenGroups {
+  const int64_t* rows = nullptr;  // [query tiles + 1]: GroupRows
+  // [heads, rows[query tiles]]: bit g % 32 of word g / 32 of a row says whether group g of the
+  // sequence is kept.
+  const uint32_t* chosen = nullptr;
+};
+
+// Where the row of each of a rank's tiles of queries begins in a head's part of ChosenGroups, in
+// words, and where the last one ends: rows have bits for the groups before their tile alone.
+inline std::vector<int64_t> GroupRows(const ShardLayout& queries) {
+  std::vector<int64_t> rows = {0};
+  for (int64_t query = 0; query < queries.local_tokens(); query += kGroupTile) {
+    rows.push_back(rows.back() +
+                   BlockWords(static_cast<int32_t>(queries.Position(query) / kGroupKeys)));
+  }
+  return rows;
+}
+
+// The lists of all owners' groups.
+struct GroupLists {
+  // [heads, query tiles, capacity]: each row by owner, and of one owner ascending, as its local
+  // groups.
+  int32_t* groups = nullptr;
+  // [ranks + 1, heads, query tiles]: owner o's groups of a row are groups[bounds[o]] to
+  // groups[bounds[o + 1] - 1].
+  int32_t* bounds = nullptr;
+  int64_t rows = 0;  // heads * query tiles
+  int32_t capacity = 0;
+
+  KeyGroups Of(const ShardLayout& owner) const {
+    return {.groups = groups,
+            .begins = bounds + owner.rank * rows,
+            .ends = bounds + (owner.rank + 1) * rows,
+            .capacity = capacity};
   }
 };
 
