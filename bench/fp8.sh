@@ -7,6 +7,8 @@
 #       bench/compare_peer.sh takes it, beside a dense peer
 #   bench/fp8.sh loss --text DIR [--steps 1000] [--tokens 8192] [--seeds "1 2 3"] [--engine cuda|cpu] [--config FILE]
 #       held-out losses of both precisions on real text, for each seed (default: bench/models/bytes-100m.json, one GPU)
+#   bench/fp8.sh recall --quality FILE
+#       answers of the recall tasks in both precisions, from the quality.json of bench/quality/run.sh
 #   bench/fp8.sh error
 #       a small decoder's logits and gradients against fp64, by layer, on the CPU (model_test)
 #
@@ -15,23 +17,24 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 command="bench/fp8.sh $*"
 if [[ -f $root/CMakeLists.txt ]]; then bin=$root/build/bin; else bin=$root/bin; fi
-what=${1:-} gpus=2 steps='' peer='' longest='' text='' tokens=8192 seeds="1 2 3" engine=cuda run=''
+what=${1:-} gpus=2 steps='' peer='' longest='' quality='' text='' tokens=8192 seeds="1 2 3" engine=cuda run=''
 config=$root/bench/models/bytes-100m.json output=$root/bench/results/figures/fp8.json
 case $what in
-  speed | loss | error) shift ;;
-  -h | --help) sed -n '2,14s/^# \{0,1\}//p' "$0"; exit ;;
-  *) echo "fp8: '$what' is nothing to measure; give speed, loss or error (see --help)" >&2; exit 2 ;;
+  speed | loss | recall | error) shift ;;
+  -h | --help) sed -n '2,16s/^# \{0,1\}//p' "$0"; exit ;;
+  *) echo "fp8: '$what' is nothing to measure; give speed, loss, recall or error (see --help)" >&2; exit 2 ;;
 esac
 while (($#)); do
   case $1 in
     --longest) longest=1; shift; continue ;;
-    -h | --help) sed -n '2,14s/^# \{0,1\}//p' "$0"; exit ;;
+    -h | --help) sed -n '2,16s/^# \{0,1\}//p' "$0"; exit ;;
   esac
   (($# > 1)) || { echo "fp8: $1 needs a value, or is no option (see --help)" >&2; exit 2; }
   case $1 in
     --gpus) gpus=$2 ;;
     --steps) steps=$2 ;;
     --peer) peer=$(realpath -e "$2") || exit 2 ;;
+    --quality) quality=$(realpath -e "$2") || exit 2 ;;
     --text) text=$(realpath -e "$2") || exit 2 ;;
     --tokens) tokens=$2 ;;
     --seeds) seeds=$2 ;;
@@ -45,6 +48,7 @@ while (($#)); do
   shift 2
 done
 [[ $what != loss || $text ]] || { echo "fp8: --text must name a folder of text" >&2; exit 2; }
+[[ $what != recall || $quality ]] || { echo "fp8: --quality must name a quality.json" >&2; exit 2; }
 [[ $run ]] || { run=$(mktemp -d); keep=; }
 mkdir -p "$run/logs"
 run=$(realpath "$run")
@@ -106,6 +110,10 @@ END
     done
   done
   HARDWARE=${HARDWARE/#$gpus x/1 x} rows --seeds "$seeds"
+}
+
+recall() {
+  rows --quality "$quality"
 }
 
 error() {

@@ -1,6 +1,6 @@
 """Turns what bench/fp8.sh measured into rows of bench/results/figures/fp8.json.
 
-    fp8_rows.py speed|loss|error FOLDER --output FILE --command TEXT [--gpus N] [--seeds "1 2 3"]
+    fp8_rows.py speed|loss|recall|error FOLDER --output FILE --command TEXT [--gpus N] [--seeds "1 2 3"] [--quality FILE]
 """
 
 import argparse
@@ -94,6 +94,22 @@ def loss_rows():
                 f"<= two standard errors ({2 * noise:.5f})", drift <= 2 * noise, None)]
 
 
+def recall_rows():
+    """Of a model that was trained dense in bf16, and went on as long in either precision."""
+    quality = json.loads(flags.quality.read_text())
+    jobs = {job["pattern"]: job for job in quality["patterns"]}
+    os.environ.update(HARDWARE=f"1 x {quality['hardware']}", COMMIT=quality["commit"])  # those of the run that asked
+    rows = []
+    for when, evaluation in (("at once", "first_evaluation"), (f"after {quality['more_steps']} steps", "last_evaluation")):
+        bf16, fp8 = (jobs[name][evaluation]["answers"] for name in ("dense", "dense in FP8"))
+        points = {task: 100 * (fp8[task]["right"] - found["right"]) / found["asked"]
+                  for task, found in bf16.items() if found["asked"] and task != "text"}
+        furthest = max(points.values(), key=abs)
+        rows.append(row(f"answers of the recall tasks, {when}: furthest from bf16's of any task, in points", furthest, "within 1",
+                        abs(furthest) <= 1, points))
+    return rows
+
+
 def error_rows():
     errors = {}
     for line in (folder / "error.txt").read_text().splitlines():
@@ -106,15 +122,16 @@ def error_rows():
 
 
 parser = argparse.ArgumentParser()
-parser.add_argument("what", choices=("speed", "loss", "error"))
+parser.add_argument("what", choices=("speed", "loss", "recall", "error"))
 parser.add_argument("folder", type=pathlib.Path)
 parser.add_argument("--output", type=pathlib.Path, required=True)
 parser.add_argument("--command", required=True)
 parser.add_argument("--gpus", type=int, default=1)
 parser.add_argument("--seeds", default="1")
+parser.add_argument("--quality", type=pathlib.Path)
 flags = parser.parse_args()
 folder = flags.folder
-measured = {"speed": speed_rows, "loss": loss_rows, "error": error_rows}[flags.what]()
+measured = {"speed": speed_rows, "loss": loss_rows, "recall": recall_rows, "error": error_rows}[flags.what]()
 names = {entry["row"] for entry in measured}
 if flags.output.exists():
     measured = [entry for entry in json.loads(flags.output.read_text()) if entry["row"] not in names] + measured

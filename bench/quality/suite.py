@@ -194,8 +194,8 @@ class Suite:
             "torch_dtype": "float32", "vocab_size": tasks.vocabulary(plan.symbols)}))
         return str(path)
 
-    def job(self, name, stage, init, attention, seed):
-        """Trains, and returns the job's report; its model is then in jobs/NAME/model."""
+    def job(self, name, stage, init, attention, seed, precision=None):
+        """Trains, and returns the job's report; its model is then in jobs/NAME/model. `precision`: None is the default."""
         report = self.dir / "jobs" / f"{name}.json"
         if report.exists():
             return json.loads(report.read_text())
@@ -204,7 +204,9 @@ class Suite:
         self.check_time(max(30.0, 1.3 * self.longest))
         folder = self.dir / "jobs" / name
         shutil.rmtree(folder, ignore_errors=True)
-        both = {} if attention["pattern"] == "dense" else {"eval_attention": "both"}
+        extra = {} if attention["pattern"] == "dense" else {"eval_attention": "both"}
+        if precision:
+            extra["precision"] = precision
         spec = {
             "name": name,
             "model": {"config": self.config(), "init": "random"} if init == "random" else {"init": init},
@@ -213,7 +215,7 @@ class Suite:
             "attention": {**attention, "tile": TILE},
             "training": {"steps": stage.steps, "global_batch": stage.batch, "learning_rate": stage.rate,
                          "min_learning_rate": stage.rate / 10, "warmup_steps": stage.steps // 10, "weight_decay": 0.01,
-                         "seed": seed, "eval_sequences": eval_sequences, **both},
+                         "seed": seed, "eval_sequences": eval_sequences, **extra},
             "checkpoint": {"directory": str(folder), "every_steps": 0, "keep_last": 1},
             "resources": {"trainers": 1, "engine": self.flags.engine},
             "scheduling": {"max_retries": 0}}
@@ -257,15 +259,18 @@ class Suite:
         return reports, init
 
     def go_on(self, curriculum, init):
-        """Each pattern at each density; None is the default's. What is found so far is written after every job."""
+        """Each pattern at each density; None is the default's; and dense attention with products in FP8. What is found so
+        far is written after every job."""
         plan = self.plan
-        jobs = [("dense", 1.0, {"pattern": "dense"}), ("vertical-slash by default", None, {"pattern": "vertical_slash"})]
+        jobs = [("dense", 1.0, {"pattern": "dense"}), ("dense in FP8", 1.0, {"pattern": "dense"}),
+                ("vertical-slash by default", None, {"pattern": "vertical_slash"})]
         for density in plan.densities:
             jobs += [(name, density, attention) for name, attention in attentions(density, plan.tokens).items()]
         found = []
         for pattern, density, attention in jobs:
             name = pattern.replace(",", "").replace(" ", "-") + ("" if density is None else f"-{density * 100:g}")
-            report = self.job(name, plan.more, init, attention, seed=100)
+            report = self.job(name, plan.more, init, attention, seed=100,
+                              precision="fp8" if pattern == "dense in FP8" else None)
             shutil.rmtree(self.dir / "jobs" / name, ignore_errors=True)  # its model has served
             found.append({"pattern": pattern, "asked_density": density, **report})
             self.say(f"{name}: {report['wall_seconds']:.0f} s, {report['density']:.1%} visited, "
