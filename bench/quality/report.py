@@ -29,6 +29,7 @@ class Results:
         assert self.dense["pattern"] == "dense", "the first job goes on dense"
         names = [job["pattern"] for job in found["patterns"]]
         self.patterns = sorted(found["patterns"][1:], key=lambda job: (names.index(job["pattern"]), job["density"]))
+        self.sparse = [job for job in self.patterns if job["attention"]["pattern"] != "dense"]
         self.tasks = [task for task, answers in self.dense["last_evaluation"]["answers"].items()
                       if answers["asked"] and task != "text"]
 
@@ -87,10 +88,10 @@ def picture(results, path):
     columns = 4
     rows = -(-len(panels) // columns)
     figure, axes = pyplot.subplots(rows, columns, figsize=(3.4 * columns, 2.6 * rows), squeeze=False)
-    names = list(dict.fromkeys(job["pattern"] for job in results.patterns))
+    names = list(dict.fromkeys(job["pattern"] for job in results.sparse))
     for axis, panel in zip(axes.flat, panels):
         for colour, name in enumerate(names):
-            jobs = sorted((job for job in results.patterns if job["pattern"] == name), key=lambda job: job["density"])
+            jobs = sorted((job for job in results.sparse if job["pattern"] == name), key=lambda job: job["density"])
             for way, line in zip(Results.WAYS, (":", "-", "--")):
                 if panel in results.tasks:
                     values = [results.share(job, way, panel) for job in jobs]
@@ -128,7 +129,7 @@ def figure_rows(results):
 
     def best(limit, way, tasks):
         """The pattern that visits at most `limit` and keeps most of the task that it keeps least of."""
-        jobs = [job for job in results.patterns if job["density"] <= limit and results.worst(job, way, tasks) is not None]
+        jobs = [job for job in results.sparse if job["density"] <= limit and results.worst(job, way, tasks) is not None]
         return max(jobs, key=lambda job: results.worst(job, way, tasks), default=None)
 
     rows = []
@@ -149,7 +150,7 @@ def figure_rows(results):
         if value is not None:
             rows.append(row(f"text, {job['pattern']}, sparse-trained over dense, {job['tokens']} tokens, after {steps} steps",
                             job, round(value, 4), "<= 1.0025", value <= 1.0025))
-    for job in results.patterns:
+    for job in results.sparse:
         heads = [share for layer in (job.get("probed_recall_per_head") or {}).values() for share in layer]
         if not heads:
             continue
