@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# What patterns cost, on two GPUs: steps of Qwen2.5-3B's shape at 262,144 tokens in which each visits 5 % of the causal tiles,
-# beside vertical-slash in the same run; and how long choosing takes (index_bench). Writes its rows into
+# What patterns cost, by default on two GPUs: steps of Qwen2.5-3B's shape at 262,144 tokens in which each visits 5 % of the causal
+# tiles, beside vertical-slash in the same run; and how long choosing takes (index_bench). Writes its rows into
 # bench/results/figures/patterns.json and the steps to CSV.
 #
-#   bench/pattern_speed.sh [CSV]     from a checkout or a bundle; TOKENS, STEPS, LAYERS, MODES and BIN may be set; ENGINE=cpu
+#   bench/pattern_speed.sh [CSV]     from a checkout or a bundle; GPUS, TOKENS, STEPS, LAYERS, MODES and BIN may be set; ENGINE=cpu
 #                                    tries the script on two CPU ranks, without rows
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 if [[ -f $root/CMakeLists.txt ]]; then bin=$root/build/bin; else bin=$root/bin; fi
 bin=${BIN:-$bin} csv=$(realpath -m "${1:-/tmp/pattern_speed.csv}") tokens=${TOKENS:-262144} steps=${STEPS:-2}
-engine=${ENGINE:-cuda} layers=${LAYERS:-36}
+engine=${ENGINE:-cuda} gpus=${GPUS:-2} layers=${LAYERS:-36}
 modes=${MODES:-vertical_slash,sliding_window,block_topk,moba,xattention,key_groups,adaspa}
 # shellcheck source=deploy/gpu_libraries.sh
 source "$root/deploy/gpu_libraries.sh"
@@ -20,12 +20,12 @@ config=$work/qwen2.5-3b-$layers-layers.json
 sed "s/\"num_hidden_layers\": *[0-9]*/\"num_hidden_layers\": $layers/" "$root/bench/models/qwen2.5-3b.json" >"$config"
 commit=$(git -C "$root" rev-parse --short HEAD 2>/dev/null || cat "$root/COMMIT" 2>/dev/null || echo unknown)
 hardware=$({ nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null || echo CPU; } | head -n 1)
-"$bin/training_bench" --engine "$engine" --config "$config" --gpus 2 --tokens "$tokens" --mode "$modes" --density 0.05 \
-  --steps "$steps" --timeout 900 --commit "$commit" --hardware "2 x $hardware" --csv "$csv"
+"$bin/training_bench" --engine "$engine" --config "$config" --gpus "$gpus" --tokens "$tokens" --mode "$modes" --density 0.05 \
+  --steps "$steps" --timeout 900 --commit "$commit" --hardware "$gpus x $hardware" --csv "$csv"
 [[ $engine == cuda ]] || exit 0
 "$bin/index_bench" --commit "$commit" --csv "$work/index.csv"
 cd "$root"
-CSV=$csv INDEX=$work/index.csv LAYERS=$layers TOKENS=$tokens HARDWARE=$hardware python3 - <<'PY'
+CSV=$csv INDEX=$work/index.csv GPUS=$gpus LAYERS=$layers TOKENS=$tokens HARDWARE=$hardware python3 - <<'PY'
 import csv
 import json
 import os
@@ -35,7 +35,8 @@ steps = {line["mode"]: line for line in csv.DictReader(open(os.environ["CSV"]))}
 index = {(line["step"], line["ranks"], line["heads"]): float(line["ms"]) for line in csv.DictReader(open(os.environ["INDEX"]))}
 base = steps["vertical_slash"]
 peer = float(base["tokens_per_second"])
-length = f"{int(os.environ['TOKENS']) // 1024}K"
+gpus, layers = int(os.environ["GPUS"]), int(os.environ["LAYERS"])
+length = f"{int(os.environ['TOKENS']) // 1024}K, {gpus} GPU{'s' * (gpus > 1)}" + (f", {layers} layers" if layers != 36 else "")
 rows = []
 
 
@@ -47,7 +48,7 @@ def add(name, value, asked, met, peer, hardware):
 for mode, line in steps.items():
     if mode != "vertical_slash":
         ratio = round(float(line["tokens_per_second"]) / peer, 3)
-        add(f"tokens/s of {mode} where 5% are asked for, {length}, 2 GPUs, of vertical-slash's", ratio, ">= 0.85", ratio >= 0.85, f"{peer:.0f} tokens/s, {float(base['density']):.1%} visited; here {float(line['density']):.1%}",
+        add(f"tokens/s of {mode} where 5% are asked for, {length}, of vertical-slash's", ratio, ">= 0.85", ratio >= 0.85, f"{peer:.0f} tokens/s, {float(base['density']):.1%} visited; here {float(line['density']):.1%}",
             line["hardware"])
 for name, parts, asked in (("vertical-slash, spread queries", ["all_spread"], 0.3),
                            ("xattention", ["antidiagonals_16", "antidiagonal_lists_16"], 1.5),
@@ -56,7 +57,7 @@ for name, parts, asked in (("vertical-slash, spread queries", ["all_spread"], 0.
     add(f"index of {name}, 131,072 tokens a rank, 16 heads: ms a layer", ms, f"<= {asked}", ms <= asked, None,
         os.environ["HARDWARE"])
 # attention.probe_every is 16 by default.
-share = round(index["probe", "1", "16"] / 1000 * int(os.environ["LAYERS"]) / 16 / float(base["step_seconds"]), 5)
+share = round(index["probe", "1", "16"] / 1000 * layers / 16 / float(base["step_seconds"]), 5)
 add(f"probe at its default rate, share of a step of vertical-slash, {length}", share, "<= 0.01", share <= 0.01, None,
     base["hardware"])
 path = pathlib.Path("bench/results/figures/patterns.json")
