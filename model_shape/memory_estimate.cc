@@ -59,10 +59,17 @@ int64_t WorkingBytes(const ModelConfig& config, const TrainingShape& shape) {
     attention += 2 * n * (3 * w.attended + w.shared_kv) * element;
   }
   if (shape.precision == Precision::kFp8) {
-    // A byte an element: the norm's rows and the upstream gradient, with gate's and up's of a
-    // chunk; the stream's gradient and dq, dk, dv.
-    mlp += 2 * n * w.hidden + 2 * chunk * w.inner;
-    attention += n * (w.hidden + w.packed());
+    // A byte an element: the norm's rows and the upstream gradient, with the activation and the
+    // gradient of gate and up of a chunk; the stream's gradient, the norm's rows and dq, dk, dv.
+    mlp += 2 * n * w.hidden + 3 * chunk * w.inner;
+    attention += n * (2 * w.hidden + w.packed());
+    // What a weight's gradient sums over, turned, and the sum before it is added.
+    const int64_t summed = std::min(n, kWeightGradientTokens);
+    const auto product = [&](int64_t out) {
+      return summed * (w.hidden + out) + kFloat * w.hidden * out;
+    };
+    mlp += product(2 * w.inner);
+    attention += product(w.packed());
   }
   const int64_t loss = 2 * n * w.hidden * element +
                        std::min(shape.loss_chunk_tokens, n) * config.vocab_size * element;

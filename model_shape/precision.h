@@ -1,14 +1,20 @@
 // What the products of the decoder's linear layers read (training.precision; docs/precision.md).
 #pragma once
 
+#include <cstdint>
+
 #include "absl/status/status.h"
 #include "model_shape/model_config.h"
 
 namespace ringleader::model {
 
 // kModelType: weights, activations and gradients as they are, bf16 on GPUs and fp32 on CPUs. kFp8:
-// their casts to e4m3, for the outputs and for the gradients of inputs.
+// their casts to e4m3.
 enum class Precision { kModelType, kFp8 };
+
+// FP8's products for weights' gradients sum over so many tokens at a time, whose rows share a
+// scale.
+inline constexpr int64_t kWeightGradientTokens = 32768;
 
 // INVALID_ARGUMENT names a width that FP8's products do not take. OK where the model is not known.
 absl::Status CheckPrecision(const ModelConfig& config, Precision precision);

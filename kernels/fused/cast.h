@@ -47,4 +47,22 @@ struct CastTransposedArgs {
 size_t CastTransposedWorkspaceBytes(int64_t dim);
 absl::Status CastTransposed(const CastTransposedArgs& args, cudaStream_t stream);
 
+// A cast turned, with one scale for all of it, the largest of its rows' (E4m3ScaleOf): turned[j, i]
+// is the code nearest to codes[i, j] * scales[i] / *scale, ties to even. Both are powers of two, so
+// that a code changes only where it becomes smaller than e4m3 has bits for. dim a multiple of 16.
+// Rows from `rows` up to PaddedRows are zeros.
+struct TurnCodesArgs {
+  const uint8_t* codes = nullptr;  // [rows, dim], dense, 16-byte aligned
+  const float* scales = nullptr;   // [rows]
+  uint8_t* turned = nullptr;       // [dim, PaddedRows(rows)], dense, 16-byte aligned
+  float* scale = nullptr;          // [1]
+  int64_t rows = 0;
+  int64_t dim = 0;
+};
+// Rows are padded to what the tensor cores sum over at once.
+inline int64_t PaddedRows(int64_t rows) {
+  return (rows + 15) / 16 * 16;
+}
+absl::Status TurnCodes(const TurnCodesArgs& args, cudaStream_t stream);
+
 }  // namespace ringleader::kernels::fused

@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
 template <int V>
 __global__ void __launch_bounds__(kMaxRowThreads)
     SwigluBackwardCastKernel(const SwigluBackwardArgs args) {
-  __shared__ uint32_t slots[32];
+  __shared__ uint32_t slots[32], out_slots[32];
   const int64_t row = blockIdx.x;
   Bf16x8 gate[V], up[V], d_out[V];
 #pragma unroll
@@ -145,26 +145,34 @@ __global__ void __launch_bounds__(kMaxRowThreads)
     up[v] = LoadStream(args.up.data + row * args.up.stride + c);
     d_out[v] = LoadStream(args.d_out.data + row * args.d_out.stride + c);
   }
-  uint32_t magnitudes = 0;
+  uint32_t magnitudes = 0, out_magnitudes = 0;
 #pragma unroll
   for (int v = 0; v < V; ++v) {
     const int c = (threadIdx.x + v * blockDim.x) * kVec;
     if (c >= args.dim) break;
     Backward(gate[v], up[v], d_out[v]);
     magnitudes = MaxMagnitudes(MaxMagnitudes(magnitudes, gate[v]), up[v]);
+    out_magnitudes = MaxMagnitudes(out_magnitudes, d_out[v]);
     StoreStream(args.d_gate.data + row * args.d_gate.stride + c, gate[v]);
     StoreStream(args.d_up.data + row * args.d_up.stride + c, up[v]);
     StoreStream(args.out.data + row * args.out.stride + c, d_out[v]);
   }
-  const E4m3Scale scale = BlockScale(magnitudes, slots);
-  if (threadIdx.x == 0) args.cast.scales[row] = scale.scale;
-  uint8_t* const codes = args.cast.codes + row * 2 * args.dim;
+  const E4m3Scale scale = BlockScale(magnitudes, slots),
+                  out_scale = BlockScale(out_magnitudes, out_slots);
+  if (threadIdx.x == 0) {
+    args.cast.scales[row] = scale.scale;
+    args.out_cast.scales[row] = out_scale.scale;
+  }
+  uint8_t *const codes = args.cast.codes + row * 2 * args.dim, *const out_codes =
+                                                                   args.out_cast.codes +
+                                                                   row * args.dim;
 #pragma unroll
   for (int v = 0; v < V; ++v) {
     const int c = (threadIdx.x + v * blockDim.x) * kVec;
     if (c >= args.dim) break;
     StoreCodes(codes + c, gate[v], scale.inverse);
     StoreCodes(codes + args.dim + c, up[v], scale.inverse);
+    StoreCodes(out_codes + c, d_out[v], out_scale.inverse);
   }
 }
 
@@ -217,6 +225,10 @@ absl::Status SwigluBackward(const SwigluBackwardArgs& args, cudaStream_t stream)
   RETURN_IF_ERROR(CheckMatrix(args.d_up, "SwigluBackward: d_up", args.dim));
   RETURN_IF_ERROR(CheckMatrix(args.out, "SwigluBackward: out", args.dim));
   RETURN_IF_ERROR(CheckCast(args.cast, "SwigluBackward: cast"));
+  RETURN_IF_ERROR(CheckCast(args.out_cast, "SwigluBackward: out_cast"));
+  if ((args.cast.codes == nullptr) != (args.out_cast.codes == nullptr)) {
+    return absl::InvalidArgumentError("SwigluBackward: one of cast and out_cast is null");
+  }
   if (args.cast.codes != nullptr) {
     RETURN_IF_ERROR(CheckSize(args.dim, "SwigluBackward: dim", kVec, kMaxCastDim, kVec));
     LaunchRows(args.dim, [&](auto vectors, int threads) {

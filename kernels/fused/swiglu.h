@@ -33,12 +33,13 @@ absl::Status SwigluForward(const SwigluForwardArgs& args, cudaStream_t stream);
 // `out` receives the forward result again: it is not saved between the passes, and the
 // down projection's weight gradient needs it at this very point. d_gate and d_up may alias gate and
 // up, or d_out. `cast` receives rows of d_gate and, after it, d_up, as rounded to bf16: [rows, 2
-// dim] with one scale for both; then dim is at most kMaxCastDim.
+// dim] with one scale for both, and `out_cast` those of out; both or none, and then dim is at most
+// kMaxCastDim.
 struct SwigluBackwardArgs {
   RowMatrix<const __nv_bfloat16> gate = {}, up = {}, d_out = {};
   RowMatrix<__nv_bfloat16> d_gate = {}, d_up = {};
   RowMatrix<__nv_bfloat16> out = {};
-  E4m3Rows cast = {};
+  E4m3Rows cast = {}, out_cast = {};
   int64_t rows = 0;
   int64_t dim = 0;
 };

@@ -42,4 +42,20 @@ CastTensors CastTransposed(const torch::Tensor& x) {
   return cast;
 }
 
+CastTensors TurnRows(const CastTensors& rows) {
+  const int64_t count = rows.codes.size(0), dim = rows.codes.size(1);
+  TORCH_CHECK(rows.codes.is_contiguous() && rows.scales.is_contiguous(),
+              "TurnRows: codes and scales must be dense");
+  CastTensors turned = EmptyCast(dim, fused::PaddedRows(count), rows.codes);
+  turned.scales = torch::empty({1, 1}, rows.scales.options());
+  Check(fused::TurnCodes({.codes = static_cast<const uint8_t*>(rows.codes.const_data_ptr()),
+                          .scales = rows.scales.const_data_ptr<float>(),
+                          .turned = static_cast<uint8_t*>(turned.codes.mutable_data_ptr()),
+                          .scale = turned.scales.mutable_data_ptr<float>(),
+                          .rows = count,
+                          .dim = dim},
+                         Stream()));
+  return turned;
+}
+
 }  // namespace ringleader::kernels::ops

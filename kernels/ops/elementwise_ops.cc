@@ -210,7 +210,7 @@ torch::Tensor SwiGluForward(const torch::Tensor& gate_up, const CastTensors& cas
 
 void SwiGluBackward(const torch::Tensor& d_activation, const torch::Tensor& gate_up,
                     const torch::Tensor& activation, const torch::Tensor& d_gate_up,
-                    const CastTensors& cast) {
+                    const CastTensors& cast, const CastTensors& activation_cast) {
   CheckRows(d_activation, "SwiGluBackward: d_activation");
   CheckCuda(gate_up, torch::kBFloat16, "SwiGluBackward: gate_up");
   CheckRows(activation, "SwiGluBackward: activation");
@@ -223,6 +223,7 @@ void SwiGluBackward(const torch::Tensor& d_activation, const torch::Tensor& gate
                                .d_up = {MutableBf16(d_gate_up) + inner, 2 * inner},
                                .out = {MutableBf16(activation), inner},
                                .cast = View(cast),
+                               .out_cast = View(activation_cast),
                                .rows = gate_up.size(0),
                                .dim = inner},
                               Stream()));

@@ -32,11 +32,11 @@ void NormBackward(const torch::Tensor& dy, const torch::Tensor& sum, const torch
 torch::Tensor SwiGluForward(const torch::Tensor& gate_up, const CastTensors& cast = {},
                             bool want_out = true);
 // activation: [n, inner], forward's result again; d_gate_up: [n, 2 inner]. Every element is read
-// before its results are written: the results may be the inputs. `cast`, where defined, receives
-// d_gate_up.
+// before its results are written: the results may be the inputs. `cast` and `activation_cast`, both
+// defined or none, receive d_gate_up and activation.
 void SwiGluBackward(const torch::Tensor& d_activation, const torch::Tensor& gate_up,
                     const torch::Tensor& activation, const torch::Tensor& d_gate_up,
-                    const CastTensors& cast = {});
+                    const CastTensors& cast = {}, const CastTensors& activation_cast = {});
 
 // Rotates q: [n, heads, d] and k: [n, kv_heads, d] into outputs of their shapes, which may be the
 // inputs, by positions: [n] int64 and inv_freq: [d / 2] fp32. `inverse` rotates back: the gradient.

@@ -137,8 +137,8 @@ Operand BackwardLayer(const LayerContext& context, const LayerParameters& parame
   // them.
   Operand d_middle;
   {
-    // What was kept of gate and up is not multiplied again.
-    const Form form = saved.gate_up.defined() ? Form::kValues : products.gate_up.read_twice();
+    // With casts the values' memory serves again.
+    const Form form = products.gate_up.read_twice();
     TokenOps::Norm norm =
         saved.middle.defined()
             ? ops.NormForward(saved.middle, {}, parameters.post_norm, epsilon, form)
@@ -152,8 +152,8 @@ Operand BackwardLayer(const LayerContext& context, const LayerParameters& parame
                              saved.gate_up.defined() ? saved.gate_up.slice(0, begin, end)
                                                      : products.gate_up.Forward(rows),
                              products.gate_up.read_twice());
-      ops.AddWeightGradient(upstream.values, swiglu.activation, gradients.down_weight);
-      ops.AddWeightGradient(swiglu.d_gate_up.values, rows.values, gradients.gate_up_weight);
+      products.down.AddWeightGradient(upstream, swiglu.activation, gradients.down_weight);
+      products.gate_up.AddWeightGradient(swiglu.d_gate_up, rows, gradients.gate_up_weight);
       AddBiasGradient(swiglu.d_gate_up.values, gradients.gate_up_bias);
       products.gate_up.InputGradient(swiglu.d_gate_up, d_normed.slice(0, begin, end));
     });
@@ -165,16 +165,15 @@ Operand BackwardLayer(const LayerContext& context, const LayerParameters& parame
                                 gradients.post_norm, products.output.read_twice());
   }
 
-  ops.AddWeightGradient(d_middle.values, attended, gradients.output_weight);
+  products.output.AddWeightGradient(d_middle, products.output.Read(attended),
+                                    gradients.output_weight);
   AddBiasGradient(d_middle.values, gradients.output_bias);
   const Tensor d_attended = products.output.InputGradient(d_middle).view(saved.attended.sizes());
   d_middle.rows = {};
 
-  const bool project = !saved.packed.defined();
-  TokenOps::Norm norm = ops.NormForward(saved.input, {}, parameters.input_norm, epsilon,
-                                        project ? products.qkv.read_twice() : Form::kValues);
-  if (project) saved.packed = Project(context, products.qkv, norm.y);
-  norm.y.rows = {};
+  TokenOps::Norm norm =
+      ops.NormForward(saved.input, {}, parameters.input_norm, epsilon, products.qkv.read_twice());
+  if (!saved.packed.defined()) saved.packed = Project(context, products.qkv, norm.y);
   Tensor d_packed;
   {
     const PackedHeads heads(saved.packed, config);
@@ -187,11 +186,11 @@ Operand BackwardLayer(const LayerContext& context, const LayerParameters& parame
     heads.v.copy_(d.dv);
   }
   saved.attended.reset();
-  const Tensor rows = d_packed.view({n, -1});
-  ops.AddWeightGradient(rows, norm.y.values, gradients.qkv_weight);
-  AddBiasGradient(rows, gradients.qkv_bias);
+  const Operand rows = products.qkv.Read(d_packed.view({n, -1}));
+  products.qkv.AddWeightGradient(rows, norm.y, gradients.qkv_weight);
+  AddBiasGradient(rows.values, gradients.qkv_bias);
   const Tensor d_normed = norm.y.values;  // which have served
-  products.qkv.InputGradient(products.qkv.Read(rows), d_normed);
+  products.qkv.InputGradient(rows, d_normed);
   return ops.NormBackward(d_normed, norm.sum, norm.rstd, parameters.input_norm, d_middle.values,
                           gradients.input_norm, products.down.read_twice());
 }

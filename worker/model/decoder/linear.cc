@@ -1,5 +1,9 @@
 #include "worker/model/decoder/linear.h"
 
+#include <algorithm>
+
+#include "model_shape/precision.h"
+
 namespace ringleader::model {
 namespace {
 
@@ -43,6 +47,19 @@ void Linear::InputGradient(const Operand& dy, Tensor dx) const {
     ops_.ScaledProduct(dy.rows, casts_->backward, {}, dx);
   } else {
     at::mm_out(dx, dy.values, weight_);
+  }
+}
+
+void Linear::AddWeightGradient(const Operand& dy, const Operand& x, const Tensor& d_weight) const {
+  if (casts_ == nullptr) {
+    ops_.AddWeightGradient(dy.values, x.values, d_weight);
+    return;
+  }
+  const int64_t n = Rows(dy);
+  for (int64_t begin = 0; begin < n; begin += kWeightGradientTokens) {
+    const int64_t end = std::min(n, begin + kWeightGradientTokens);
+    ops_.AddScaledWeightGradient(SliceRows(dy, begin, end).rows, SliceRows(x, begin, end).rows,
+                                 d_weight);
   }
 }
 

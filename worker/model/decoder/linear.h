@@ -1,7 +1,5 @@
-// The products of a linear layer y = x W^T + b that read its weight: y, and dx = dy W. Without
-// casts of the weight they read the model's type, with them e4m3. dW, whose sum runs over tokens
-// and so across the scales of both operands' rows, reads the model's type either way
-// (TokenOps::AddWeightGradient).
+// The products of a linear layer y = x W^T + b: y, dx = dy W and dW = dy^T x. Without casts of the
+// weight they read the model's type, with them e4m3.
 #pragma once
 
 #include "worker/model/decoder/weight_casts.h"
@@ -16,7 +14,8 @@ class Linear {
          const WeightCast* casts)
       : ops_(ops), weight_(weight), bias_(bias), casts_(casts) {}
 
-  // The form in which y and dx read their operand, and that in which dW reads it, too.
+  // The form in which products read their operand, and that with the values beside it, for what
+  // else reads them.
   Form read() const { return casts_ != nullptr ? Form::kRows : Form::kValues; }
   Form read_twice() const { return casts_ != nullptr ? Form::kBoth : Form::kValues; }
   // `values`, which no step has cast on its way, in that form.
@@ -29,6 +28,8 @@ class Linear {
   // [n, out] -> [n, in].
   torch::Tensor InputGradient(const Operand& dy) const;
   void InputGradient(const Operand& dy, torch::Tensor dx) const;
+  // dW: [out, in] fp32 += dy^T x; with casts kWeightGradientTokens at a time.
+  void AddWeightGradient(const Operand& dy, const Operand& x, const torch::Tensor& d_weight) const;
 
  private:
   const TokenOps& ops_;

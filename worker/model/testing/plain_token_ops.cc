@@ -68,7 +68,7 @@ TokenOps::SwiGluGradient PlainTokenOps::SwiGluBackward(const Tensor& d_activatio
   const Tensor upstream = d_activation.to(Wide(gate_up));
   const Tensor sigmoid = gate.sigmoid(), silu = gate * sigmoid;
   const Tensor d_gate = upstream * up * (sigmoid + silu - silu * sigmoid);
-  return {.activation = (silu * up).to(gate_up.scalar_type()),
+  return {.activation = InForm((silu * up).to(gate_up.scalar_type()), form),
           .d_gate_up =
               InForm(torch::cat({d_gate, upstream * silu}, 1).to(gate_up.scalar_type()), form)};
 }
@@ -82,7 +82,7 @@ ScaledRows PlainTokenOps::CastRows(const Tensor& x) const {
   const Tensor mantissa = std::get<0>(torch::frexp(amax));
   Tensor scales = amax / mantissa * torch::where(mantissa > 0.875, 0x1p-8, 0x1p-9);
   scales = scales.clamp_min(0x1p-126);
-  scales = torch::where(amax == 0, 1.0, torch::where(amax.isfinite(), scales, amax * 0 / 0));
+  scales = torch::where(amax == 0, 0x1p-126, torch::where(amax.isfinite(), scales, amax * 0 / 0));
   return {.codes = (wide / scales).to(torch::kFloat).to(torch::kFloat8_e4m3fn),
           .scales = scales.to(torch::kFloat)};
 }
@@ -98,6 +98,17 @@ void PlainTokenOps::ScaledProduct(const ScaledRows& a, const ScaledRows& b, cons
   };
   const Tensor product = decoded(a).mm(decoded(b).t());
   y.copy_(bias.defined() ? product + bias : product);
+}
+
+void PlainTokenOps::AddScaledWeightGradient(const ScaledRows& dy, const ScaledRows& x,
+                                            const Tensor& d_weight) const {
+  const auto decoded = [](const ScaledRows& rows) {
+    const Tensor scale = rows.scales.max().to(torch::kDouble);
+    const Tensor values = rows.codes.to(torch::kFloat).to(torch::kDouble) * (rows.scales / scale);
+    return values.to(torch::kFloat).to(torch::kFloat8_e4m3fn).to(torch::kFloat).to(torch::kDouble) *
+           scale;
+  };
+  d_weight.add_(decoded(dy).t().mm(decoded(x)));
 }
 
 void PlainTokenOps::AddWeightGradient(const Tensor& dy, const Tensor& x,

@@ -22,6 +22,8 @@ class PlainTokenOps : public TokenOps {
   ScaledRows CastTransposed(const torch::Tensor& x) const override;
   void ScaledProduct(const ScaledRows& a, const ScaledRows& b, const torch::Tensor& bias,
                      torch::Tensor y) const override;
+  void AddScaledWeightGradient(const ScaledRows& dy, const ScaledRows& x,
+                               const torch::Tensor& d_weight) const override;
   void AddWeightGradient(const torch::Tensor& dy, const torch::Tensor& x,
                          const torch::Tensor& d_weight) const override;
   torch::Tensor CrossEntropy(const torch::Tensor& logits, const torch::Tensor& labels,

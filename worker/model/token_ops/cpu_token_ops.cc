@@ -36,6 +36,18 @@ void CheckRows(const Tensor& x, const char* name) {
               x.sizes(), " with strides ", x.strides());
 }
 
+// Scales are powers of two: taking them in first rounds nothing.
+Tensor Decoded(const ScaledRows& rows) {
+  return rows.codes.to(torch::kFloat).mul_(rows.scales);
+}
+
+// Codes in units of the largest scale.
+ScaledRows InOneScale(const ScaledRows& rows) {
+  const Tensor scale = rows.scales.max();  // NaN where one is
+  return {.codes = rows.codes.to(torch::kFloat).mul_(rows.scales / scale).to(torch::kFloat8_e4m3fn),
+          .scales = scale};
+}
+
 // Matrix products and what else LibTorch computes run on LibTorch's threads; the rest on the pool.
 class CpuTokenOps : public TokenOps {
  public:
@@ -162,7 +174,7 @@ class CpuTokenOps : public TokenOps {
                                  .rows = count,
                                  .dim = inner});
     });
-    return {.activation = d_activation, .d_gate_up = InForm(gate_up, form)};
+    return {.activation = InForm(d_activation, form), .d_gate_up = InForm(gate_up, form)};
   }
 
   ScaledRows CastRows(const Tensor& x) const override {
@@ -188,21 +200,22 @@ class CpuTokenOps : public TokenOps {
 
   ScaledRows CastTransposed(const Tensor& x) const override { return CastRows(x.t().contiguous()); }
 
-  // Scales are powers of two: taking them in first rounds nothing.
   void ScaledProduct(const ScaledRows& a, const ScaledRows& b, const Tensor& bias,
                      Tensor y) const override {
-    const auto decoded = [](const ScaledRows& rows) {
-      return rows.codes.to(torch::kFloat).mul_(rows.scales);
-    };
     if (bias.defined()) {
-      at::addmm_out(y, bias, decoded(a), decoded(b).t());
+      at::addmm_out(y, bias, Decoded(a), Decoded(b).t());
     } else {
-      at::mm_out(y, decoded(a), decoded(b).t());
+      at::mm_out(y, Decoded(a), Decoded(b).t());
     }
   }
 
   void AddWeightGradient(const Tensor& dy, const Tensor& x, const Tensor& d_weight) const override {
     d_weight.addmm_(dy.t(), x);
+  }
+
+  void AddScaledWeightGradient(const ScaledRows& dy, const ScaledRows& x,
+                               const Tensor& d_weight) const override {
+    d_weight.addmm_(Decoded(InOneScale(dy)).t(), Decoded(InOneScale(x)));
   }
 
   Tensor CrossEntropy(const Tensor& logits, const Tensor& labels, bool gradient) const override {

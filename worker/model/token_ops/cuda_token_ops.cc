@@ -62,10 +62,13 @@ class CudaTokenOps : public TokenOps {
 
   SwiGluGradient SwiGluBackward(const Tensor& d_activation, const Tensor& gate_up,
                                 Form form) const override {
-    const ops::CastTensors cast = Room(gate_up.size(0), gate_up.size(1), gate_up, form);
+    const int64_t rows = gate_up.size(0), inner = d_activation.size(1);
+    const ops::CastTensors cast = Room(rows, 2 * inner, gate_up, form),
+                           activation_cast = Room(rows, inner, gate_up, form);
     ops::SwiGluBackward(d_activation, gate_up, /*activation=*/d_activation, /*d_gate_up=*/gate_up,
-                        cast);
-    return {.activation = d_activation, .d_gate_up = {.values = gate_up, .rows = Rows(cast)}};
+                        cast, activation_cast);
+    return {.activation = {.values = d_activation, .rows = Rows(activation_cast)},
+            .d_gate_up = {.values = gate_up, .rows = Rows(cast)}};
   }
 
   ScaledRows CastRows(const Tensor& x) const override { return Rows(ops::CastRows(x)); }
@@ -82,6 +85,15 @@ class CudaTokenOps : public TokenOps {
   void AddWeightGradient(const Tensor& dy, const Tensor& x, const Tensor& d_weight) const override {
     Tensor sum = d_weight;
     at::addmm_out(sum, sum, dy.t(), x, torch::kFloat);
+  }
+
+  void AddScaledWeightGradient(const ScaledRows& dy, const ScaledRows& x,
+                               const Tensor& d_weight) const override {
+    const ops::CastTensors a = ops::TurnRows({.codes = dy.codes, .scales = dy.scales}),
+                           b = ops::TurnRows({.codes = x.codes, .scales = x.scales});
+    d_weight.add_(at::_scaled_mm(a.codes, b.codes.t(), a.scales, b.scales, /*bias=*/std::nullopt,
+                                 /*scale_result=*/std::nullopt, torch::kFloat,
+                                 /*use_fast_accum=*/false));
   }
 
   Tensor CrossEntropy(const Tensor& logits, const Tensor& labels, bool gradient) const override {

@@ -77,8 +77,8 @@ class TokenOps {
   // gate_up: [n, 2 inner] -> silu(gate) * up: [n, inner].
   virtual Operand SwiGlu(const torch::Tensor& gate_up, Form form) const = 0;
   struct SwiGluGradient {
-    torch::Tensor activation;  // [n, inner], forward's result again
-    Operand d_gate_up;         // [n, 2 inner]
+    Operand activation;  // [n, inner], forward's result again
+    Operand d_gate_up;   // [n, 2 inner]
   };
   // May use the memory of its inputs for the results. form: kValues or kBoth.
   virtual SwiGluGradient SwiGluBackward(const torch::Tensor& d_activation,
@@ -96,6 +96,11 @@ class TokenOps {
   // d_weight: [out, in] fp32 += dy^T x; dy: [n, out], x: [n, in].
   virtual void AddWeightGradient(const torch::Tensor& dy, const torch::Tensor& x,
                                  const torch::Tensor& d_weight) const = 0;
+  // The same of casts, summed in fp32. The sum runs across the rows' scales: rows are read in units
+  // of the largest of these, dy's and x's each, with codes rounded once more where they become
+  // smaller than e4m3 has bits for (kernels/fused/cast.h, TurnCodes).
+  virtual void AddScaledWeightGradient(const ScaledRows& dy, const ScaledRows& x,
+                                       const torch::Tensor& d_weight) const = 0;
 
   // logits: [n, vocab] -> losses: [n] fp32, 0 where the label is kIgnoreLabel. With `gradient`, the
   // losses' sum's gradient takes the logits' place. Rows may be padded: stride 0 >= vocab.

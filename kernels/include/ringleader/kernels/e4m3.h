@@ -23,15 +23,14 @@ struct E4m3Scale {
 // orders infinity above all numbers and NaN above infinity, so that neither gets lost.
 //
 // The scale is the least power of two with which the row fits, so that scaling rounds nothing and a
-// cast value is a bf16 number too. A row of zeros has scale 1. A row with an infinity or a NaN has
-// scale NaN, and so have all its codes: products with it are NaN wherever those in bf16 would be
-// NaN or infinite, instead of what saturation would make of them.
+// cast value is a bf16 number too. A row of zeros has the least scale of all, so that it has no say
+// where rows share the largest of theirs. A row with an infinity or a NaN has scale NaN, which is
+// larger than all, and so have all its codes: products with it are NaN wherever those in bf16 would
+// be NaN or infinite, instead of what saturation would make of them.
 RINGLEADER_E4M3_INLINE E4m3Scale E4m3ScaleOf(uint32_t amax_bits) {
   constexpr uint32_t kExponent = 0x7f800000, kQuietNan = 0x7fc00000, kLargestMantissa = 0x600000;
-  uint32_t scale_bits = 0x3f800000, inverse_bits = scale_bits;
-  if (amax_bits >= kExponent) {
-    scale_bits = inverse_bits = kQuietNan;
-  } else if (amax_bits > 0) {
+  uint32_t scale_bits = kQuietNan, inverse_bits = kQuietNan;
+  if (amax_bits < kExponent) {
     // 448 = 1.75 * 2^8. Exponents stay where both scale and inverse are normal numbers.
     const bool exceeds = (amax_bits & 0x7fffff) > kLargestMantissa;
     int32_t exponent = static_cast<int32_t>(amax_bits >> 23) - 8 + (exceeds ? 1 : 0);
