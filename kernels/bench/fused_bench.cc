@@ -46,7 +46,8 @@ class FusedBench {
   void Run() {
     for (const int64_t dim : {2048, 3584, 8192}) RmsNorm(131072, dim);
     for (const int64_t dim : {2048, 2560, 11008}) Cast(131072, dim);
-    CastWeight(22016, 2048);
+    TurnCodes(32768, 22016);
+    TurnCodes(22016, 2048);
     Rope(131072, 16, 2, 128);
     Rope(131072, 32, 8, 64);
     Swiglu(131072, 11008);
@@ -124,19 +125,18 @@ class FusedBench {
         [&] { return fused::CastRows(args, nullptr); });
   }
 
-  // Its columns' largest values and their cast are two passes.
-  void CastWeight(int64_t rows, int64_t dim) {
-    auto x = RandomTensor(rows * dim);
-    DeviceBuffer<uint8_t> codes(rows * dim);
-    DeviceBuffer<float> scales(dim);
-    DeviceBuffer<char> workspace(static_cast<int64_t>(fused::CastTransposedWorkspaceBytes(dim)));
-    const fused::CastTransposedArgs args = {.x = x.data(),
-                                            .cast = {codes.data(), scales.data()},
-                                            .workspace = workspace.data(),
-                                            .rows = rows,
-                                            .dim = dim};
-    Add("cast_transposed", "forward", rows, dim, 3.0 * rows * dim,
-        [&] { return fused::CastTransposed(args, nullptr); });
+  // A byte read and one written.
+  void TurnCodes(int64_t rows, int64_t dim) {
+    DeviceBuffer<uint8_t> codes(rows * dim), turned(rows * dim);
+    DeviceBuffer<float> scales(std::vector<float>(rows, 1.0f)), scale(1);
+    const fused::TurnCodesArgs args = {.codes = codes.data(),
+                                       .scales = scales.data(),
+                                       .turned = turned.data(),
+                                       .scale = scale.data(),
+                                       .rows = rows,
+                                       .dim = dim};
+    Add("turn_codes", "forward", rows, dim, 2.0 * rows * dim,
+        [&] { return fused::TurnCodes(args, nullptr); });
   }
 
   void Rope(int64_t tokens, int32_t heads, int32_t kv_heads, int32_t dim) {
@@ -184,8 +184,8 @@ class FusedBench {
                                                 .dim = dim};
     Add("swiglu", "backward+out", rows, dim, 6 * tensor,
         [&] { return fused::SwigluBackward(backward, nullptr); });
-    DeviceBuffer<uint8_t> codes(rows * 2 * dim);
-    DeviceBuffer<float> scales(rows);
+    DeviceBuffer<uint8_t> codes(rows * 2 * dim), out_codes(rows * dim);
+    DeviceBuffer<float> scales(rows), out_scales(rows);
     fused::SwigluForwardArgs forward_cast = forward;
     forward_cast.out = {};
     forward_cast.cast = {codes.data(), scales.data()};
@@ -193,7 +193,8 @@ class FusedBench {
         [&] { return fused::SwigluForward(forward_cast, nullptr); });
     fused::SwigluBackwardArgs backward_cast = backward;
     backward_cast.cast = forward_cast.cast;
-    Add("swiglu_cast", "backward+out", rows, dim, 7 * tensor,
+    backward_cast.out_cast = {out_codes.data(), out_scales.data()};
+    Add("swiglu_cast", "backward+out", rows, dim, 7.5 * tensor,
         [&] { return fused::SwigluBackward(backward_cast, nullptr); });
   }
 

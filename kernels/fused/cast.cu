@@ -32,61 +32,6 @@ __global__ void __launch_bounds__(kMaxRowThreads) CastRowsKernel(const CastRowsA
   }
 }
 
-// A block takes kColumnRows rows of 256 columns, a thread two columns; the largest magnitudes meet
-// in `largest`: [dim] bits of bf16, zero before.
-constexpr int kColumnThreads = 128;  // two columns each
-constexpr int kColumnRows = 128;
-
-__global__ void __launch_bounds__(kColumnThreads)
-    ColumnMagnitudesKernel(const CastTransposedArgs args, uint32_t* largest) {
-  const int64_t column = (static_cast<int64_t>(blockIdx.x) * kColumnThreads + threadIdx.x) * 2;
-  if (column >= args.dim) return;
-  const int64_t first = static_cast<int64_t>(blockIdx.y) * kColumnRows;
-  const int64_t end = min(first + kColumnRows, args.rows);
-  uint32_t magnitudes = 0;
-#pragma unroll 8
-  for (int64_t row = first; row < end; ++row) {
-    const uint32_t pair =
-        __ldg(reinterpret_cast<const uint32_t*>(args.x + row * args.dim + column));
-    magnitudes = __vmaxu2(magnitudes, pair & 0x7fff7fffu);
-  }
-  atomicMax(largest + column, magnitudes & 0xffffu);
-  atomicMax(largest + column + 1, magnitudes >> 16);
-}
-
-// A block turns a tile of kTile x kTile, through shared memory.
-constexpr int kTile = 64;
-constexpr int kTileThreads = 256;
-constexpr int kTileStride = kTile + 16;  // bytes: rows stay aligned to 16
-
-__global__ void __launch_bounds__(kTileThreads)
-    CastTransposedKernel(const CastTransposedArgs args, const uint32_t* largest) {
-  __shared__ alignas(16) uint8_t tile[kTile * kTileStride];  // [column][row]
-  const int64_t row0 = static_cast<int64_t>(blockIdx.y) * kTile;
-  const int64_t column0 = static_cast<int64_t>(blockIdx.x) * kTile;
-  constexpr int kVectors = kTile / kVec;  // of a row
-  for (int at = threadIdx.x; at < kTile * kVectors; at += kTileThreads) {
-    const int row = at / kVectors, column = at % kVectors * kVec;
-    if (row0 + row >= args.rows || column0 + column >= args.dim) continue;
-    float f[kVec];
-    Unpack(LoadCached(args.x + (row0 + row) * args.dim + column0 + column), f);
-#pragma unroll
-    for (int e = 0; e < kVec; ++e) {
-      const E4m3Scale scale = E4m3ScaleOf(__ldg(largest + column0 + column + e) << 16);
-      tile[(column + e) * kTileStride + row] =
-          __nv_cvt_float_to_fp8(f[e] * scale.inverse, __NV_SATFINITE, __NV_E4M3);
-      if (blockIdx.y == 0 && row == 0) args.cast.scales[column0 + column + e] = scale.scale;
-    }
-  }
-  __syncthreads();
-  for (int at = threadIdx.x; at < kTile * kTile / 16; at += kTileThreads) {
-    const int column = at / (kTile / 16), row = at % (kTile / 16) * 16;
-    if (row0 + row >= args.rows || column0 + column >= args.dim) continue;
-    *reinterpret_cast<uint4*>(args.cast.codes + (column0 + column) * args.rows + row0 + row) =
-        *reinterpret_cast<const uint4*>(tile + column * kTileStride + row);
-  }
-}
-
 constexpr int kScaleThreads = 256;
 
 // Scales are positive or NaN, whose order is that of their bits. `largest` is zero before.
@@ -202,29 +147,6 @@ absl::Status CastRows(const CastRowsArgs& args, cudaStream_t stream) {
     CastRowsKernel<vectors><<<static_cast<unsigned>(args.rows), threads, 0, stream>>>(args);
   });
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "CastRows");
-  return absl::OkStatus();
-}
-
-size_t CastTransposedWorkspaceBytes(int64_t dim) {
-  return sizeof(uint32_t) * static_cast<size_t>(dim);
-}
-
-absl::Status CastTransposed(const CastTransposedArgs& args, cudaStream_t stream) {
-  RETURN_IF_ERROR(CheckSize(args.dim, "CastTransposed: dim", kVec, INT32_MAX, kVec));
-  RETURN_IF_ERROR(CheckSize(args.rows, "CastTransposed: rows", 16, int64_t{kTile} * 65535, 16));
-  RETURN_IF_ERROR(CheckPointer(args.x, "CastTransposed: x"));
-  RETURN_IF_ERROR(CheckPointer(args.cast.codes, "CastTransposed: codes"));
-  RETURN_IF_ERROR(CheckCast(args.cast, "CastTransposed: cast"));
-  RETURN_IF_ERROR(CheckPointer(args.workspace, "CastTransposed: workspace"));
-  auto* const largest = static_cast<uint32_t*>(args.workspace);
-  RETURN_IF_CUDA_ERROR(cudaMemsetAsync(largest, 0, CastTransposedWorkspaceBytes(args.dim), stream),
-                       "CastTransposed");
-  const dim3 columns(Blocks(args.dim, 2 * kColumnThreads), Blocks(args.rows, kColumnRows));
-  ColumnMagnitudesKernel<<<columns, kColumnThreads, 0, stream>>>(args, largest);
-  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "CastTransposed: magnitudes");
-  const dim3 tiles(Blocks(args.dim, kTile), Blocks(args.rows, kTile));
-  CastTransposedKernel<<<tiles, kTileThreads, 0, stream>>>(args, largest);
-  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "CastTransposed");
   return absl::OkStatus();
 }
 

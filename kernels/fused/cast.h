@@ -6,7 +6,6 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
 
-#include <cstddef>
 #include <cstdint>
 
 #include "absl/status/status.h"
@@ -35,17 +34,6 @@ struct CastRowsArgs {
   int64_t dim = 0;
 };
 absl::Status CastRows(const CastRowsArgs& args, cudaStream_t stream);
-
-// x^T: [dim, rows] with a scale for each column of x. rows a multiple of 16, dim of 8.
-struct CastTransposedArgs {
-  const __nv_bfloat16* x = nullptr;  // [rows, dim], dense
-  E4m3Rows cast = {};                // codes: [dim, rows], scales: [dim]
-  void* workspace = nullptr;         // CastTransposedWorkspaceBytes(dim) bytes
-  int64_t rows = 0;
-  int64_t dim = 0;
-};
-size_t CastTransposedWorkspaceBytes(int64_t dim);
-absl::Status CastTransposed(const CastTransposedArgs& args, cudaStream_t stream);
 
 // A cast turned, with one scale for all of it, the largest of its rows' (E4m3ScaleOf): turned[j, i]
 // is the code nearest to codes[i, j] * scales[i] / *scale, ties to even. Both are powers of two, so

@@ -28,20 +28,6 @@ CastTensors CastRows(const torch::Tensor& x) {
   return cast;
 }
 
-CastTensors CastTransposed(const torch::Tensor& x) {
-  CheckRows(x, "CastTransposed: x");
-  const CastTensors cast = EmptyCast(x.size(1), x.size(0), x);
-  const torch::Tensor scratch =
-      Scratch(static_cast<int64_t>(fused::CastTransposedWorkspaceBytes(x.size(1))), x);
-  Check(fused::CastTransposed({.x = Bf16(x),
-                               .cast = View(cast),
-                               .workspace = scratch.mutable_data_ptr(),
-                               .rows = x.size(0),
-                               .dim = x.size(1)},
-                              Stream()));
-  return cast;
-}
-
 CastTensors TurnRows(const CastTensors& rows) {
   const int64_t count = rows.codes.size(0), dim = rows.codes.size(1);
   TORCH_CHECK(rows.codes.is_contiguous() && rows.scales.is_contiguous(),

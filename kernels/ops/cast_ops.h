@@ -21,8 +21,6 @@ fused::E4m3Rows View(const CastTensors& cast);
 
 // x: [rows, dim], whose rows may lie apart.
 CastTensors CastRows(const torch::Tensor& x);
-// Casts x^T: [dim, rows]; x: [rows, dim], dense.
-CastTensors CastTransposed(const torch::Tensor& x);
 // The rows of a cast, turned, with one scale for all (fused::TurnCodes): codes [dim, rows], padded
 // with zeros to fused::PaddedRows, scales [1, 1].
 CastTensors TurnRows(const CastTensors& rows);

@@ -7,7 +7,8 @@ const LayerCasts& WeightCasts::Of(int layer, int64_t version, const LayerParamet
   if (place.layer == layer && place.version == version) return place.casts;
   const auto cast = [&](const torch::Tensor& weight, WeightCast& result) {
     result = {};  // frees the one before, which the next takes the place of
-    result = {.forward = ops_.CastRows(weight), .backward = ops_.CastTransposed(weight)};
+    result.forward = ops_.CastRows(weight);
+    result.backward = ops_.TurnRows(result.forward);
   };
   place.layer = -1;  // an error leaves nothing that could be taken for a cast
   cast(parameters.qkv_weight, place.casts.qkv);

@@ -1,5 +1,5 @@
-// The e4m3 casts of the layers' weights: by output channel as they are, for a layer's outputs, and
-// transposed by input channel, for its inputs' gradients.
+// The e4m3 casts of the layers' weights: by output channel, for a layer's outputs, and the same
+// turned, for its inputs' gradients.
 #pragma once
 
 #include <cstdint>

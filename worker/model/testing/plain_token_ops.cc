@@ -21,6 +21,10 @@ void RotateHeads(const Tensor& x, const Tensor& cos, const Tensor& sin, const Te
   out.slice(2, half).copy_(high * cos + low * sin);
 }
 
+Tensor Decoded(const ScaledRows& rows) {
+  return rows.codes.to(torch::kFloat).to(torch::kDouble) * rows.scales;
+}
+
 }  // namespace
 
 TokenOps::Norm PlainTokenOps::NormForward(const Tensor& x, const Tensor& residual,
@@ -87,28 +91,22 @@ ScaledRows PlainTokenOps::CastRows(const Tensor& x) const {
           .scales = scales.to(torch::kFloat)};
 }
 
-ScaledRows PlainTokenOps::CastTransposed(const Tensor& x) const {
-  return CastRows(x.t());
+ScaledRows PlainTokenOps::TurnRows(const ScaledRows& rows) const {
+  const Tensor scale = rows.scales.max().view({1, 1});
+  const Tensor values = rows.codes.to(torch::kFloat).to(torch::kDouble) * (rows.scales / scale);
+  return {.codes = values.t().to(torch::kFloat).to(torch::kFloat8_e4m3fn).contiguous(),
+          .scales = scale};
 }
 
 void PlainTokenOps::ScaledProduct(const ScaledRows& a, const ScaledRows& b, const Tensor& bias,
                                   Tensor y) const {
-  const auto decoded = [](const ScaledRows& rows) {
-    return rows.codes.to(torch::kFloat).to(torch::kDouble) * rows.scales;
-  };
-  const Tensor product = decoded(a).mm(decoded(b).t());
+  const Tensor product = Decoded(a).mm(Decoded(b).t());
   y.copy_(bias.defined() ? product + bias : product);
 }
 
 void PlainTokenOps::AddScaledWeightGradient(const ScaledRows& dy, const ScaledRows& x,
                                             const Tensor& d_weight) const {
-  const auto decoded = [](const ScaledRows& rows) {
-    const Tensor scale = rows.scales.max().to(torch::kDouble);
-    const Tensor values = rows.codes.to(torch::kFloat).to(torch::kDouble) * (rows.scales / scale);
-    return values.to(torch::kFloat).to(torch::kFloat8_e4m3fn).to(torch::kFloat).to(torch::kDouble) *
-           scale;
-  };
-  d_weight.add_(decoded(dy).t().mm(decoded(x)));
+  d_weight.add_(Decoded(TurnRows(dy)).mm(Decoded(TurnRows(x)).t()));
 }
 
 void PlainTokenOps::AddWeightGradient(const Tensor& dy, const Tensor& x,

@@ -19,7 +19,7 @@ class PlainTokenOps : public TokenOps {
   SwiGluGradient SwiGluBackward(const torch::Tensor& d_activation, const torch::Tensor& gate_up,
                                 Form form) const override;
   ScaledRows CastRows(const torch::Tensor& x) const override;
-  ScaledRows CastTransposed(const torch::Tensor& x) const override;
+  ScaledRows TurnRows(const ScaledRows& rows) const override;
   void ScaledProduct(const ScaledRows& a, const ScaledRows& b, const torch::Tensor& bias,
                      torch::Tensor y) const override;
   void AddScaledWeightGradient(const ScaledRows& dy, const ScaledRows& x,

@@ -93,15 +93,21 @@ void ExpectSameRows(const ScaledRows& actual, const ScaledRows& expected, const 
 }  // namespace
 
 // Bit for bit, on every device: rows of one value alone, of large and small ones, and zeros.
-TEST_P(TokenOpsTest, CastsRowsAndColumns) {
+TEST_P(TokenOpsTest, CastsRowsAndTurnsThem) {
   for (const int64_t width : {16, 2048, 2560, 11008}) {
     Tensor x = Random({144, width}) * torch::exp2(torch::randn({144, 1}, GetParam().device) * 20);
     x = x.to(GetParam().type);
     x[3].zero_();
     x[4] = 448.0;
     x[5] = -1e-30;
-    ExpectSameRows(fused_->CastRows(x), plain_.CastRows(x), "rows");
-    ExpectSameRows(fused_->CastTransposed(x), plain_.CastTransposed(x), "columns");
+    const ScaledRows rows = plain_.CastRows(x);
+    ExpectSameRows(fused_->CastRows(x), rows, "rows");
+    ExpectSameRows(fused_->TurnRows(rows), plain_.TurnRows(rows), "turned");
+  }
+  // Less and more than a block of threads turns.
+  for (const int64_t count : {16, 272}) {
+    const ScaledRows rows = plain_.CastRows(Random({count, 144}));
+    ExpectSameRows(fused_->TurnRows(rows), plain_.TurnRows(rows), "turned");
   }
   const Tensor wide = Random({64, 512});
   ExpectSameRows(fused_->CastRows(wide.slice(1, 128, 384)),
@@ -114,10 +120,11 @@ TEST_P(TokenOpsTest, RowsThatAreNotFiniteStayThat) {
        {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
     Tensor x = Random({32, 64});
     x[7][9] = bad;
-    const ScaledRows rows = fused_->CastRows(x), columns = fused_->CastTransposed(x);
+    const ScaledRows rows = fused_->CastRows(x), turned = fused_->TurnRows(rows);
     EXPECT_TRUE(rows.scales[7].isnan().item<bool>());
     EXPECT_EQ(rows.scales.isnan().sum().item<int64_t>(), 1);
-    EXPECT_TRUE(columns.scales[9].isnan().item<bool>());
+    EXPECT_TRUE(turned.scales.isnan().all().item<bool>());
+    EXPECT_TRUE(turned.codes.to(torch::kFloat).isnan().all().item<bool>());
     const Tensor weight = Random({48, 64});
     Tensor y = Random({32, 48});
     fused_->ScaledProduct(rows, fused_->CastRows(weight), {}, y);

@@ -41,13 +41,6 @@ Tensor Decoded(const ScaledRows& rows) {
   return rows.codes.to(torch::kFloat).mul_(rows.scales);
 }
 
-// Codes in units of the largest scale.
-ScaledRows InOneScale(const ScaledRows& rows) {
-  const Tensor scale = rows.scales.max();  // NaN where one is
-  return {.codes = rows.codes.to(torch::kFloat).mul_(rows.scales / scale).to(torch::kFloat8_e4m3fn),
-          .scales = scale};
-}
-
 // Matrix products and what else LibTorch computes run on LibTorch's threads; the rest on the pool.
 class CpuTokenOps : public TokenOps {
  public:
@@ -198,7 +191,11 @@ class CpuTokenOps : public TokenOps {
     return rows;
   }
 
-  ScaledRows CastTransposed(const Tensor& x) const override { return CastRows(x.t().contiguous()); }
+  ScaledRows TurnRows(const ScaledRows& rows) const override {
+    const Tensor scale = rows.scales.max().view({1, 1});  // NaN where one is
+    const Tensor values = rows.codes.to(torch::kFloat).mul_(rows.scales / scale);
+    return {.codes = values.t().to(torch::kFloat8_e4m3fn).contiguous(), .scales = scale};
+  }
 
   void ScaledProduct(const ScaledRows& a, const ScaledRows& b, const Tensor& bias,
                      Tensor y) const override {
@@ -215,7 +212,7 @@ class CpuTokenOps : public TokenOps {
 
   void AddScaledWeightGradient(const ScaledRows& dy, const ScaledRows& x,
                                const Tensor& d_weight) const override {
-    d_weight.addmm_(Decoded(InOneScale(dy)).t(), Decoded(InOneScale(x)));
+    d_weight.addmm_(Decoded(TurnRows(dy)), Decoded(TurnRows(x)).t());
   }
 
   Tensor CrossEntropy(const Tensor& logits, const Tensor& labels, bool gradient) const override {

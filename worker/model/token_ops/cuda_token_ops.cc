@@ -72,12 +72,15 @@ class CudaTokenOps : public TokenOps {
   }
 
   ScaledRows CastRows(const Tensor& x) const override { return Rows(ops::CastRows(x)); }
-  ScaledRows CastTransposed(const Tensor& x) const override { return Rows(ops::CastTransposed(x)); }
+  ScaledRows TurnRows(const ScaledRows& rows) const override {
+    return Rows(ops::TurnRows({.codes = rows.codes, .scales = rows.scales}));
+  }
 
   // Sums stay in fp32 registers all the way: without fast accumulation.
   void ScaledProduct(const ScaledRows& a, const ScaledRows& b, const Tensor& bias,
                      Tensor y) const override {
-    at::_scaled_mm_out(y, a.codes, b.codes.t(), a.scales, b.scales.t(),
+    at::_scaled_mm_out(y, a.codes, b.codes.t(), a.scales,
+                       b.scales.expand({b.codes.size(0), 1}).contiguous().t(),
                        bias.defined() ? std::optional<Tensor>(bias) : std::nullopt,
                        /*scale_result=*/std::nullopt, y.scalar_type(), /*use_fast_accum=*/false);
   }
@@ -89,8 +92,7 @@ class CudaTokenOps : public TokenOps {
 
   void AddScaledWeightGradient(const ScaledRows& dy, const ScaledRows& x,
                                const Tensor& d_weight) const override {
-    const ops::CastTensors a = ops::TurnRows({.codes = dy.codes, .scales = dy.scales}),
-                           b = ops::TurnRows({.codes = x.codes, .scales = x.scales});
+    const ScaledRows a = TurnRows(dy), b = TurnRows(x);
     d_weight.add_(at::_scaled_mm(a.codes, b.codes.t(), a.scales, b.scales, /*bias=*/std::nullopt,
                                  /*scale_result=*/std::nullopt, torch::kFloat,
                                  /*use_fast_accum=*/false));

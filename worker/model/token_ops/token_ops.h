@@ -86,19 +86,19 @@ class TokenOps {
 
   // x: [n, k] of the model's type.
   virtual ScaledRows CastRows(const torch::Tensor& x) const = 0;
-  // x^T: [k, n], with a scale for each of x's columns.
-  virtual ScaledRows CastTransposed(const torch::Tensor& x) const = 0;
-  // y: [n, out] = a b^T (+ bias: [out]), summed in fp32. a: [n, k], b: [out, k]; k and out are
-  // multiples of 16 on a GPU.
+  // The cast turned: codes [k, n], all in units of the largest scale of the rows, which are rounded
+  // once more where that leaves less than e4m3 has bits for (kernels/fused/cast.h, TurnCodes).
+  // scales: [1, 1]. A GPU pads n with zeros to a multiple of 16.
+  virtual ScaledRows TurnRows(const ScaledRows& rows) const = 0;
+  // y: [n, out] = a b^T (+ bias: [out]), summed in fp32. a: [n, k], b: [out, k], which may have one
+  // scale for all; k and out are multiples of 16 on a GPU.
   virtual void ScaledProduct(const ScaledRows& a, const ScaledRows& b, const torch::Tensor& bias,
                              torch::Tensor y) const = 0;
 
   // d_weight: [out, in] fp32 += dy^T x; dy: [n, out], x: [n, in].
   virtual void AddWeightGradient(const torch::Tensor& dy, const torch::Tensor& x,
                                  const torch::Tensor& d_weight) const = 0;
-  // The same of casts, summed in fp32. The sum runs across the rows' scales: rows are read in units
-  // of the largest of these, dy's and x's each, with codes rounded once more where they become
-  // smaller than e4m3 has bits for (kernels/fused/cast.h, TurnCodes).
+  // The same of casts, as TurnRows makes them: the sum runs across rows.
   virtual void AddScaledWeightGradient(const ScaledRows& dy, const ScaledRows& x,
                                        const torch::Tensor& d_weight) const = 0;
 
