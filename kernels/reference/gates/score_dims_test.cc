@@ -160,7 +160,7 @@ TEST(ScoreDimsTest, HeadsOfZerosTakeTheFirstDims) {
   const Tensor q(100, 2, 128), k(100, 1, 128);
   const Picked picked = Pick(Sum(q, k, 100), 1);
   for (int i = 0; i < kScoreDims; ++i) EXPECT_EQ(picked.dims[i], i);
-  EXPECT_THAT(picked.inverses, ElementsAre(kScoreScaling, kScoreScaling));
+  EXPECT_THAT(picked.inverses, ElementsAre(0x1p121f, 0x1p121f));
   EXPECT_THAT(Narrow(q, k, picked).keys, Each(0));
 }
 
