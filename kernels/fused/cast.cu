@@ -89,20 +89,25 @@ __global__ void __launch_bounds__(kTurnThreads)
   const float scale = *args.scale;
   {
     const int vector = threadIdx.x % kTurnVectors, four = threadIdx.x / kTurnVectors;
-    uint32_t words[4][4] = {};  // of a row's vector, by row
-    if (column0 + vector * 16 < args.dim) {
+    uint4 codes[4];
+    float scales[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int64_t row = row0 + four * 4 + i;
-        if (row >= args.rows) break;
-        const uint4 codes = __ldcs(
-            reinterpret_cast<const uint4*>(args.codes + row * args.dim + column0 + vector * 16));
-        const __half2 factor = __half2half2(__float2half_rn(__ldg(args.scales + row) / scale));
-        words[i][0] = InUnits(codes.x, factor);
-        words[i][1] = InUnits(codes.y, factor);
-        words[i][2] = InUnits(codes.z, factor);
-        words[i][3] = InUnits(codes.w, factor);
-      }
+    for (int i = 0; i < 4; ++i) {
+      const int64_t row = row0 + four * 4 + i;
+      const bool exists = row < args.rows && column0 + vector * 16 < args.dim;
+      codes[i] = exists ? __ldcs(reinterpret_cast<const uint4*>(args.codes + row * args.dim +
+                                                                column0 + vector * 16))
+                        : make_uint4(0, 0, 0, 0);
+      scales[i] = exists ? __ldg(args.scales + row) : 0.0f;
+    }
+    uint32_t words[4][4];  // of a row's vector, by row
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const __half2 factor = __half2half2(__float2half_rn(scales[i] / scale));
+      words[i][0] = InUnits(codes[i].x, factor);
+      words[i][1] = InUnits(codes[i].y, factor);
+      words[i][2] = InUnits(codes[i].z, factor);
+      words[i][3] = InUnits(codes[i].w, factor);
     }
 #pragma unroll
     for (int word = 0; word < 4; ++word) {

@@ -49,12 +49,11 @@ double ExchangePerByte(const v1::JobSpec& spec, const ClusterShape& cluster) {
 }
 
 // A weight's and token's operations, at the rate of the model's type: forward 2, backward 4,
-// recomputed forward 2. On a Hopper GPU products in FP8 take 1 / 1.47 of the time, casts counted
-// (a 3B step at 256K tokens, docs/precision.md), those of weights' gradients the whole; a CPU
-// decodes e4m3 before it multiplies.
+// recomputed forward 2. On a Hopper GPU products in FP8 take 1 / 1.43 of the time, casts counted
+// (docs/precision.md); a CPU decodes e4m3 before it multiplies.
 double LinearOperations(const v1::JobSpec& spec) {
   if (spec.training().precision() != v1::TrainingSpec::FP8) return 8;
-  return spec.resources().engine() == v1::ResourcesSpec::CUDA ? 6 / 1.47 + 2 : 8 * 2;
+  return spec.resources().engine() == v1::ResourcesSpec::CUDA ? 8 / 1.43 : 8 * 2;
 }
 
 std::array<NonNegativeRegression, kPhases> Priors(const v1::JobSpec& spec,

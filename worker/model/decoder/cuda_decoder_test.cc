@@ -199,7 +199,8 @@ TEST_F(SmallModelTest, Fp8AgreesWithTheCpu) {
       return RelativeError(result.gradients.narrow(0, slot.offset, slot.elements),
                            expected.gradients.narrow(0, slot.offset, slot.elements));
     };
-    EXPECT_LE(error(gpu, plain), 0.1) << slot.name;
+    // Roundings that differed everywhere would put them 1.4 times one side's error apart.
+    EXPECT_LE(error(gpu, plain), error(plain, exact)) << slot.name;
     EXPECT_LE(error(gpu, exact), 24 * error(bf16, exact)) << slot.name << ", as on CPUs";
   }
 }
