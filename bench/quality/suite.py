@@ -268,7 +268,7 @@ class Suite:
             jobs += [(name, density, attention) for name, attention in attentions(density, plan.tokens).items()]
         found = []
         for pattern, density, attention in jobs:
-            name = pattern.replace(",", "").replace(" ", "-") + ("" if density is None else f"-{density * 100:g}")
+            name = pattern.lower().replace(",", "").replace(" ", "-") + ("" if density is None else f"-{density * 100:g}")
             report = self.job(name, plan.more, init, attention, seed=100,
                               precision="fp8" if pattern == "dense in FP8" else None)
             shutil.rmtree(self.dir / "jobs" / name, ignore_errors=True)  # its model has served
