@@ -37,26 +37,28 @@ def cases(name):
 
 def speed_rows():
     gpus, rows = flags.gpus, []
+    of_gpus = f"{gpus} GPU" + "s" * (gpus > 1)
     for name, tokens, asked in (("sparse", 131072, 1.28), ("sparse", 65536, 1.32), ("dense", 65536, 1.10)):
         found, tokens = cases(name), tokens * gpus
         rates = {precision: float(found[tokens, precision]["tokens_per_second"]) for precision in ("bfloat16", "fp8")}
-        rows.append(at_least(f"{tokens // 1024}K {name}, {gpus} GPUs: tokens a second, of bf16's", rates["fp8"] / rates["bfloat16"],
+        rows.append(at_least(f"{tokens // 1024}K {name}, {of_gpus}: tokens a second, of bf16's", rates["fp8"] / rates["bfloat16"],
                              asked, rates["bfloat16"]))
     longest_step = 131072 * gpus
     figures = {precision: cases("sparse")[longest_step, precision] for precision in ("bfloat16", "fp8")}
-    rows.append(at_least(f"{longest_step // 1024}K sparse, {gpus} GPUs: token-wise TFLOP/s a GPU",
+    rows.append(at_least(f"{longest_step // 1024}K sparse, {of_gpus}: token-wise TFLOP/s a GPU",
                          float(figures["fp8"]["token_wise_tflops"]), 780, float(figures["bfloat16"]["token_wise_tflops"])))
-    peaks = {precision: float(cases("memory")[longest_step, precision]["peak_gib"]) for precision in ("bfloat16", "fp8")}
-    rows.append(at_most(f"{longest_step // 1024}K sparse, {gpus} GPUs, recompute: full: peak memory, of bf16's",
+    peaks = {precision: float(line["peak_gib"]) for (_, precision), line in cases("memory").items()}
+    if peaks:
+        rows.append(at_most(f"{longest_step // 1024}K sparse, {of_gpus}, recompute: full: peak memory, of bf16's",
                         peaks["fp8"] / peaks["bfloat16"], 1, peaks["bfloat16"]))
     for (tokens, precision), figures_of in cases("longest").items():
         if precision == "fp8":
             bf16 = float(cases("longest")[tokens, "bfloat16"]["step_seconds"])
-            rows.append(at_most(f"{tokens // 1024}K sparse, {gpus} GPUs: seconds of a step",
+            rows.append(at_most(f"{tokens // 1024}K sparse, {of_gpus}: seconds of a step",
                                 float(figures_of["step_seconds"]), 42, bf16))
     if (folder / "peer.log").exists():
         match = re.search(rf"S={longest_step}\b.*-> (\d+) tok/s", (folder / "peer.log").read_text())
-        rows.append(at_least(f"{longest_step // 1024}K sparse, {gpus} GPUs: tokens a second, of the dense peer's",
+        rows.append(at_least(f"{longest_step // 1024}K sparse, {of_gpus}: tokens a second, of the dense peer's",
                              float(figures["fp8"]["tokens_per_second"]) / float(match[1]), 9.0, float(match[1])))
     return rows
 
