@@ -13,7 +13,9 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/notification.h"
@@ -159,6 +161,29 @@ TEST(MetricsTest, SaysThatThePortIsInUseAndRefusesToBeSeen) {
   const std::string page = MetricsPage(absl::StrCat("127.0.0.1:", metrics.port()));
   EXPECT_THAT(page, HasSubstr("ringleader_build_info{component=\"test\""));
   EXPECT_THAT(page, HasSubstr("process_resident_memory_bytes"));
+}
+
+// Of those who connect and say nothing each has a thread for a while. With two threads and half a
+// minute for each the page was gone for as long as some tens of them came back.
+TEST(MetricsTest, WhoSaysNothingKeepsThePageFromNobodyForLong) {
+  Metrics metrics("test");
+  ASSERT_TRUE(metrics.Listen(Parsed("127.0.0.1:0"), false).ok());
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<uint16_t>(metrics.port()));
+  std::vector<int> silent;
+  const absl::Cleanup close_all = [&] {
+    for (const int fd : silent) close(fd);
+  };
+  for (int i = 0; i < 20; ++i) {
+    silent.push_back(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    EXPECT_EQ(connect(silent.back(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  }
+  const absl::Time before = BootNow();
+  EXPECT_THAT(MetricsPage(absl::StrCat("127.0.0.1:", metrics.port())),
+              HasSubstr("ringleader_build_info"));
+  EXPECT_LT(BootNow() - before, absl::Minutes(1));
 }
 
 TEST(ClockTest, SteadyAdvancesByWhatPassesWhateverTheWallClockSays) {

@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
@@ -16,6 +18,12 @@
 
 namespace ringleader {
 namespace {
+
+// A connection has a thread while it is read and answered, and not for long: of those who say or
+// read nothing some tens have a file, the others wait in the system, and the page is back at once.
+constexpr const char* kThreads = "16";
+constexpr const char* kRequestMs = "5000";
+constexpr const char* kBacklog = "32";
 
 prometheus::MetricFamily Single(std::string name, std::string help, prometheus::MetricType type,
                                 double value) {
@@ -87,7 +95,9 @@ absl::Status Metrics::Listen(const Address& address, bool everybody_may_read) {
   }
   RETURN_IF_ERROR(CheckCanListen(address));
   try {
-    exposer_ = std::make_unique<prometheus::Exposer>(FormatAddress(address));
+    exposer_ = std::make_unique<prometheus::Exposer>(
+        std::vector<std::string>{"listening_ports", FormatAddress(address), "num_threads", kThreads,
+                                 "request_timeout_ms", kRequestMs, "listen_backlog", kBacklog});
   } catch (const std::exception& error) {
     return absl::UnavailableError(
         absl::StrFormat("cannot serve metrics on %s (%s); choose another address",

@@ -10,11 +10,11 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
+#include "base/net/connections.h"
 #include "base/net/message_size.h"
 #include "base/status_macros.h"
 #include "coordinator/access/audit_log.h"
 #include "coordinator/access/gate.h"
-#include "coordinator/api/calls/connections.h"
 #include "coordinator/api/calls/health_watches.h"
 #include "coordinator/api/calls/pulled_stream.h"
 #include "coordinator/api/calls/rpc_metrics.h"
@@ -97,15 +97,9 @@ class ServerImpl : public Server {
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::ServerBuilder builder;
-    std::unique_ptr<Connections::Acceptor> acceptor;
-    if (options_.listen.path.empty()) {
-      ASSIGN_OR_RETURN(connections_, Connections::Open(options_.listen));
-      port_ = connections_->port();
-      acceptor = builder.experimental().AddExternalConnectionAcceptor(
-          grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, credentials);
-    } else {
-      builder.AddListeningPort(FormatAddress(options_.listen), credentials);
-    }
+    ASSIGN_OR_RETURN(connections_, Connections::Open(options_.listen));
+    port_ = connections_->port();
+    Connections::Sink hand_over = Connections::ForServer(builder, credentials);
     builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                                kMinPingIntervalMs);
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
@@ -133,7 +127,7 @@ class ServerImpl : public Server {
           "cannot listen on %s; see the log lines above, and choose another --listen",
           FormatAddress(options_.listen)));
     }
-    if (connections_ != nullptr) connections_->Serve(std::move(acceptor));
+    connections_->Serve(std::move(hand_over));
     for (const char* name : kHealthNames)
       server_->GetHealthCheckService()->SetServingStatus(name, true);
     // A node shows a certificate, so that workers are only concerned by the file.
@@ -211,7 +205,7 @@ class ServerImpl : public Server {
   store::Store& store_;
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
-  std::unique_ptr<Connections> connections_;  // of TCP; they go to the server
+  std::unique_ptr<Connections> connections_;  // they go to the server
   absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread health_;

@@ -4,7 +4,9 @@
 #include <grpcpp/generic/generic_stub.h>
 
 #include <atomic>
+#include <filesystem>
 #include <optional>
+#include <string>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/synchronization/notification.h"
@@ -152,6 +154,18 @@ TEST_F(ServerTest, ARequestHasASizeThatCanBeAfforded) {
   request.set_name("jobs/absent");
   EXPECT_EQ(jobs_->GetJob(Context().get(), request, &job).error_code(),
             grpc::StatusCode::NOT_FOUND);
+}
+
+TEST_F(ServerTest, AUnixSocketIsServed) {
+  const std::string path = dir_.File("socket");
+  Start({.listen = {.host = "", .port = 0, .path = path}, .check_files = false});
+  const auto channel = grpc::CreateChannel("unix:" + path, grpc::InsecureChannelCredentials());
+  v1::ListNodesResponse nodes;
+  const grpc::Status status =
+      v1::NodeService::NewStub(channel)->ListNodes(Context().get(), {}, &nodes);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  server_->Shutdown();
+  EXPECT_FALSE(std::filesystem::exists(path));
 }
 
 TEST_F(ServerTest, PortInUseIsSaid) {

@@ -13,6 +13,15 @@
 namespace ringleader::lifecycle {
 namespace {
 
+// Jobs that have not ended: each is looked at several times a second, and is held in memory with
+// its specification.
+struct Unfinished {
+  uint64_t jobs;
+  uint64_t mebibytes;  // of specifications
+};
+constexpr Unfinished kOfOneOwner = {.jobs = 2000, .mebibytes = 64};
+constexpr Unfinished kOfAllOwners = {.jobs = 10'000, .mebibytes = 256};
+
 absl::Status CheckEtag(const v1::Job& job, std::string_view etag) {
   if (etag.empty() || etag == job.etag()) return absl::OkStatus();
   return absl::AbortedError(
@@ -129,11 +138,35 @@ absl::Status ControllerCore::CheckDirectory(const v1::JobSpec& spec) const {
   return absl::OkStatus();
 }
 
+absl::Status ControllerCore::CheckRoom(const std::string& owner, const v1::JobSpec& spec) const {
+  uint64_t all = 1, own = 1, all_bytes = spec.ByteSizeLong(), own_bytes = all_bytes;
+  for (const auto& [id, machine] : machines_) {
+    const uint64_t bytes = machine->job().spec().ByteSizeLong();
+    ++all;
+    all_bytes += bytes;
+    if (machine->job().owner() != owner) continue;
+    ++own;
+    own_bytes += bytes;
+  }
+  const auto check = [](uint64_t count, uint64_t bytes, const Unfinished& most,
+                        const std::string& who) -> absl::Status {
+    if (count <= most.jobs && bytes <= most.mebibytes << 20) return absl::OkStatus();
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "%s may have %d jobs that have not ended, with specifications of %d MiB; wait until some "
+        "have, or cancel some",
+        who, most.jobs, most.mebibytes));
+  };
+  // Where nobody has a name all jobs are nobody's.
+  if (!owner.empty()) RETURN_IF_ERROR(check(own, own_bytes, kOfOneOwner, owner));
+  return check(all, all_bytes, kOfAllOwners, "all owners together");
+}
+
 absl::StatusOr<v1::Job> ControllerCore::CreateJob(store::WriteTransaction& transaction,
                                                   const v1::JobSpec& spec,
                                                   const v1::ModelShape& shape,
                                                   const Ownership& ownership, absl::Time now) {
   RETURN_IF_ERROR(CheckDirectory(spec));
+  RETURN_IF_ERROR(CheckRoom(ownership.owner, spec));
   v1::Job job;
   job.set_name("jobs/" + spec.name());
   // Ids can be used again after a job was deleted; this cannot.
@@ -169,6 +202,7 @@ absl::StatusOr<v1::Job> ControllerCore::ChangeJob(store::WriteTransaction& trans
   RETURN_IF_ERROR(intent(*machine, now));
   if (ended != nullptr && !ended->Finished()) {  // it goes on
     RETURN_IF_ERROR(CheckDirectory(ended->job().spec()));
+    RETURN_IF_ERROR(CheckRoom(ended->job().owner(), ended->job().spec()));
     machines_.insert_or_assign(std::string(id), std::move(ended));
   }
   if (ended == nullptr) RETURN_IF_ERROR(Flush(transaction, *machine, now));

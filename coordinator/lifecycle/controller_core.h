@@ -168,6 +168,8 @@ class ControllerCore {
   void JudgeNodes(const JobMachine& machine, const Effects& effects, absl::Time now);
   // No other job writes into the job's checkpoint folder, as far as paths tell.
   absl::Status CheckDirectory(const v1::JobSpec& spec) const;
+  // One more job that has not ended is within the bounds; RESOURCE_EXHAUSTED where it is not.
+  absl::Status CheckRoom(const std::string& owner, const v1::JobSpec& spec) const;
   absl::Status UpdateDrains(store::WriteTransaction& transaction);
   // So that trainers know from whose nodes to take streams.
   void AddCertificates(const v1::Attempt& attempt, v1::ConnectPeers* peers) const;

@@ -60,7 +60,7 @@ class JobController : public session::SessionListener {
   void Stop();
 
   // `spec` has been validated and has its defaults; `shape`: of its model, zeros if that is not
-  // known. ALREADY_EXISTS if the id is taken.
+  // known. ALREADY_EXISTS if the id is taken, RESOURCE_EXHAUSTED while too many have not ended.
   absl::StatusOr<v1::Job> CreateJob(const v1::JobSpec& spec, const store::RequestKey& key,
                                     const Ownership& ownership = {},
                                     const v1::ModelShape& shape = {});

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "coordinator/lifecycle/job/job_machine.h"
 #include "coordinator/lifecycle/testing/controller_test.h"
 
@@ -48,6 +50,54 @@ TEST_F(JobControllerTest, CommandsAreRepeatedUntilTheyAreAcknowledged) {
   Acknowledge(second, 1, again[0].command_id());
   EXPECT_EQ(second->acknowledged(), 1);
   EXPECT_THAT(Connect("a", "folder.1")->Commands(), IsEmpty());
+}
+
+// Each is looked at several times a second and held in memory: they must not grow without end.
+TEST_F(JobControllerTest, JobsThatHaveNotEndedAreBounded) {
+  // As if they had been submitted.
+  const auto there_are = [&](const std::string& owner, int count, size_t bytes = 0) {
+    const absl::Status written = sqlite_->Write([&](store::WriteTransaction& t) -> absl::Status {
+      for (int i = 0; i < count; ++i) {
+        v1::Job job;
+        *job.mutable_spec() = Spec(absl::StrCat(owner, i));
+        (*job.mutable_spec()->mutable_labels())["padding"] = std::string(bytes, 'x');
+        job.set_name("jobs/" + job.spec().name());
+        job.set_owner(owner);
+        job.set_state(v1::Job::PENDING);
+        RETURN_IF_ERROR(t.CreateJob(&job));
+      }
+      return absl::OkStatus();
+    });
+    ASSERT_TRUE(written.ok()) << written;
+    Restart();
+  };
+  const auto create = [&](const std::string& name, const std::string& owner) {
+    return Do([&] { return controller_->CreateJob(Spec(name), {}, {.owner = owner}); }).status();
+  };
+  const auto cancel = [&](const std::string& name) {
+    return Do([&] { return controller_->CancelJob(name, "", {}); }).status();
+  };
+  there_are("alice", 1999);
+  EXPECT_EQ(create("last", "alice"), absl::OkStatus());
+  const absl::Status refused = create("more", "alice");
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(refused.message(),
+            "alice may have 2000 jobs that have not ended, with specifications of 64 MiB; wait "
+            "until some have, or cancel some");
+  EXPECT_EQ(create("of-bob", "bob"), absl::OkStatus());
+  EXPECT_EQ(cancel("last"), absl::OkStatus());
+  EXPECT_EQ(create("more", "alice"), absl::OkStatus());
+
+  there_are("carol", 64, 1 << 20);
+  EXPECT_THAT(std::string(create("large", "carol").message()), HasSubstr("carol may have"));
+  EXPECT_EQ(cancel("carol0"), absl::OkStatus());
+  EXPECT_EQ(create("large", "carol"), absl::OkStatus());
+
+  there_are("dave", 8000);  // whose queue was longer than it may be now
+  for (const char* owner : {"bob", ""}) {
+    EXPECT_THAT(std::string(create("one-more", owner).message()),
+                HasSubstr("all owners together may have 10000 jobs"));
+  }
 }
 
 TEST_F(JobControllerTest, AReportIsAcknowledgedOnceItsStepIsRecorded) {

@@ -2,35 +2,25 @@
 
 #include <httplib.h>
 #include <openssl/ssl.h>
-#include <spdlog/spdlog.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "base/net/connections.h"
 #include "base/status_macros.h"
 #include "coordinator/page/assets.h"
 #include "coordinator/page/page_api.h"
+#include "coordinator/page/page_http.h"
 
 namespace ringleader::page {
 namespace {
 
-// Browsers hold several connections open each, and each takes a thread while it is.
-constexpr size_t kThreads = 32;
-constexpr int kKeepAliveSeconds = 3;
-constexpr int kReadSeconds = 5;
-constexpr int kWriteSeconds = 15;
 constexpr size_t kMaxPathBytes = 256;
-constexpr size_t kMaxRequestBytes = 64
-                                    << 10;  // headers, or a handshake with a chain of certificates
-constexpr absl::Duration kStartPatience = absl::Seconds(10);
 
 // Texts of jobs and nodes are anybody's: nothing but the files of this server is run or shown, and
 // no other site may ask, frame or guess.
@@ -158,37 +148,19 @@ int UseCertificates(SSL* ssl, void* tls) {
   return 1;
 }
 
-// httplib reads as many lines of headers as a client sends. Counts what a connection has sent since
-// it was last answered, and ends one that sends more than a request of this page can have. What TLS
-// says by itself (alerts, new keys) is no answer.
-void CountRecord(int is_written, int, int type, const void* data, size_t size, SSL* ssl, void*) {
-  constexpr size_t kRecordHeaderBytes = 5;  // type, version, length
-  static const int kSent = SSL_get_ex_new_index(0, nullptr, nullptr, nullptr, nullptr);
-  const auto* const bytes = static_cast<const unsigned char*>(data);
-  if (is_written != 0) {
-    // TLS 1.3 tells a record's type inside of it; its header always says that it is data.
-    const int telling =
-        SSL_version(ssl) == TLS1_3_VERSION ? SSL3_RT_INNER_CONTENT_TYPE : SSL3_RT_HEADER;
-    const bool is_answer = type == telling && size > 0 && bytes[0] == SSL3_RT_APPLICATION_DATA;
-    if (is_answer) SSL_set_ex_data(ssl, kSent, nullptr);
-    return;
-  }
-  if (type != SSL3_RT_HEADER || size != kRecordHeaderBytes) return;
-  const auto sent = reinterpret_cast<uintptr_t>(SSL_get_ex_data(ssl, kSent)) +
-                    (uintptr_t{bytes[3]} << 8) + bytes[4];
-  SSL_set_ex_data(ssl, kSent, reinterpret_cast<void*>(sent));
-  if (sent > kMaxRequestBytes) shutdown(SSL_get_fd(ssl), SHUT_RDWR);
-}
+using TlsContext = std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)>;
 
-bool SetUpTls(SSL_CTX& context, TlsOptions* tls) {
-  SSL_CTX_set_msg_callback(&context, &CountRecord);
-  SSL_CTX_set_min_proto_version(&context, TLS1_2_VERSION);
+// `tls` outlives it.
+TlsContext NewTlsContext(TlsOptions* tls) {
+  TlsContext context(SSL_CTX_new(TLS_server_method()), &SSL_CTX_free);
+  SSL_CTX_set_min_proto_version(context.get(), TLS1_2_VERSION);
   // Each connection shows its certificate anew: one that has expired resumes nothing.
-  SSL_CTX_set_session_cache_mode(&context, SSL_SESS_CACHE_OFF);
-  SSL_CTX_set_options(&context, SSL_OP_NO_TICKET | SSL_OP_NO_RENEGOTIATION);
-  SSL_CTX_set_num_tickets(&context, 0);
-  SSL_CTX_set_cert_cb(&context, &UseCertificates, tls);
-  return true;
+  SSL_CTX_set_session_cache_mode(context.get(), SSL_SESS_CACHE_OFF);
+  SSL_CTX_set_options(context.get(),
+                      SSL_OP_NO_TICKET | SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION);
+  SSL_CTX_set_num_tickets(context.get(), 0);
+  SSL_CTX_set_cert_cb(context.get(), &UseCertificates, tls);
+  return context;
 }
 
 class PageServerImpl : public PageServer {
@@ -196,53 +168,27 @@ class PageServerImpl : public PageServer {
   PageServerImpl(const PageOptions& options, const std::shared_ptr<grpc::Channel>& coordinator)
       : options_(options), api_(coordinator, options.voucher) {}
 
-  ~PageServerImpl() override {
-    if (http_ != nullptr) http_->stop();
-    if (thread_.joinable()) thread_.join();
-  }
-
   absl::Status Listen() {
-    if (options_.tls.enabled()) {
-      http_ = std::make_unique<httplib::SSLServer>(
-          [this](SSL_CTX& context) { return SetUpTls(context, &options_.tls); });
-    } else {
-      http_ = std::make_unique<httplib::Server>();
-    }
+    http_ = std::make_unique<PageHttp>(HttpLimits(), options_.tls.enabled()
+                                                         ? NewTlsContext(&options_.tls)
+                                                         : TlsContext(nullptr, &SSL_CTX_free));
     Configure();
     AddAssets();
     AddApi();
-    const Address& listen = options_.listen;
-    if (listen.port != 0) RETURN_IF_ERROR(CheckCanListen(listen));
-    port_ = listen.port != 0 ? listen.port : http_->bind_to_any_port(listen.host);
-    if (port_ < 0 || (listen.port != 0 && !http_->bind_to_port(listen.host, listen.port))) {
-      return absl::UnavailableError(absl::StrCat("cannot serve the page on ", FormatAddress(listen),
-                                                 "; choose another --page-listen"));
-    }
-    thread_ = std::thread([this] { http_->listen_after_bind(); });
-    // What is not running yet cannot be stopped.
-    const absl::Time give_up = absl::Now() + kStartPatience;
-    while (!http_->is_running() && absl::Now() < give_up) absl::SleepFor(absl::Milliseconds(1));
-    if (http_->is_running()) return absl::OkStatus();
-    return absl::UnavailableError(absl::StrCat("the page on ", FormatAddress(listen),
-                                               " did not begin to serve; see the log"));
+    Connections::Bounds bounds = Connections::OfThisProcess();
+    bounds.per_client = HttpLimits().of_one_client;
+    if (options_.listen.port != 0) RETURN_IF_ERROR(CheckCanListen(options_.listen));
+    ASSIGN_OR_RETURN(connections_, Connections::Open(options_.listen, bounds));
+    connections_->Serve([this](int connection) { http_->Take(connection); });
+    return absl::OkStatus();
   }
 
-  int port() const override { return port_; }
+  int port() const override { return connections_->port(); }
 
  private:
   void Configure() {
-    http_->new_task_queue = [] { return new httplib::ThreadPool(kThreads); };
-    // A second coordinator must not share the port.
-    http_->set_socket_options([](socket_t socket) {
-      const int yes = 1;
-      setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
-    });
     http_->set_default_headers(SafeHeaders());
-    http_->set_keep_alive_timeout(kKeepAliveSeconds);
-    http_->set_read_timeout(kReadSeconds);
-    http_->set_write_timeout(kWriteSeconds);
     http_->set_payload_max_length(0);
-    http_->set_tcp_nodelay(true);
     http_->set_pre_routing_handler(
         [this](const httplib::Request& request, httplib::Response& response) {
           // Parts of an answer are not served: two thousand that overlap would make many MB of one.
@@ -310,9 +256,8 @@ class PageServerImpl : public PageServer {
 
   PageOptions options_;
   const PageApi api_;
-  std::unique_ptr<httplib::Server> http_;
-  int port_ = -1;
-  std::thread thread_;
+  std::unique_ptr<PageHttp> http_;
+  std::unique_ptr<Connections> connections_;  // they go to http_
 };
 
 }  // namespace

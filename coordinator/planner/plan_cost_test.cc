@@ -54,7 +54,8 @@ TEST(PlanCostTest, EightThousandRanksStayWithinTwoSecondsAndAQuarterOfAGibibyte)
   EXPECT_EQ(CostOf(spec, ThreeBillion(), 3, 6).rank_steps, int64_t{2 * 6 + 4} * 8192 * 8192);
   for (const auto pattern : {v1::AttentionSpec::DENSE, v1::AttentionSpec::SLIDING_WINDOW,
                              v1::AttentionSpec::VERTICAL_SLASH, v1::AttentionSpec::BLOCK_TOPK,
-                             v1::AttentionSpec::XATTENTION, v1::AttentionSpec::MOBA}) {
+                             v1::AttentionSpec::XATTENTION, v1::AttentionSpec::MOBA,
+                             v1::AttentionSpec::KEY_GROUPS, v1::AttentionSpec::ADASPA}) {
     for (const uint64_t tokens : {4194304, 16777216}) {
       for (const auto batching : {v1::DataSpec::PACKED, v1::DataSpec::SAMPLES}) {
         SCOPED_TRACE(testing::Message() << pattern << ", " << tokens << ", " << batching);

@@ -1,13 +1,20 @@
 // The worker's daemon as a process: what it refuses at its start, and its page for Prometheus.
 #include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <string>
+#include <vector>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
@@ -107,6 +114,39 @@ TEST_F(WorkerProcessTest, OpensAsManyFilesAsTheSystemLetsIt) {
            limit.rlim_cur == before.rlim_max;
   };
   EXPECT_TRUE(Eventually(raised)) << worker.Log();
+}
+
+// gRPC's own listener stops for good at the first connection for which there is no file: no trainer
+// would attach any more.
+TEST_F(WorkerProcessTest, ItsTrainersSocketOutlastsAFloodOfConnections) {
+  ASSERT_TRUE(coordinator_.Start()) << coordinator_.log();
+  const std::string folder = coordinator_.File("worker");
+  Process worker(
+      "/bin/sh",
+      {"-c", "ulimit -n 200; exec \"$0\" \"$@\"", ProgramPath("ringleader-worker"), "--coordinator",
+       coordinator_.address(), "--data-dir", folder, "--name", "n1", "--trainer", "/bin/true"},
+      coordinator_.File("flooded.log"));
+  const std::string path = folder + "/trainers.sock";
+  const auto attaches = [&] {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    return grpc::CreateCustomChannel("unix:" + path, grpc::InsecureChannelCredentials(), arguments)
+        ->WaitForConnected(std::chrono::system_clock::now() + std::chrono::seconds(2));
+  };
+  ASSERT_TRUE(Eventually(attaches)) << worker.Log();
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  ASSERT_LT(path.size(), sizeof(address.sun_path));
+  path.copy(address.sun_path, path.size());
+  std::vector<int> flood;
+  for (int i = 0; i < 300; ++i) {
+    flood.push_back(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    EXPECT_EQ(connect(flood.back(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  }
+  pollfd last = {.fd = flood.back(), .events = POLLIN, .revents = 0};
+  EXPECT_EQ(poll(&last, 1, 20'000), 1) << "the last of them is neither answered nor closed";
+  for (const int fd : flood) close(fd);
+  EXPECT_TRUE(Eventually(attaches)) << worker.Log();
 }
 
 TEST_F(WorkerProcessTest, RefusesOtherAddressesWithoutTls) {

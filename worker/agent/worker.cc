@@ -40,14 +40,17 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const WorkerOptions& opti
   std::unique_ptr<Worker> worker(
       new Worker(options, std::move(data_dir), std::move(channel), metrics));
   grpc::ServerBuilder builder;
-  builder.AddListeningPort("unix:" + worker->data_dir_.socket_path(),
-                           grpc::InsecureServerCredentials());
+  ASSIGN_OR_RETURN(
+      worker->connections_,
+      Connections::Open({.host = "", .port = 0, .path = worker->data_dir_.socket_path()}));
+  Connections::Sink hand_over = Connections::ForServer(builder, grpc::InsecureServerCredentials());
   builder.RegisterService(&worker->trainer_link_);
   worker->server_ = builder.BuildAndStart();
   if (worker->server_ == nullptr) {
     return absl::UnavailableError(
         absl::StrCat("cannot listen on ", worker->data_dir_.socket_path()));
   }
+  worker->connections_->Serve(std::move(hand_over));
   if (options.supervisor.run_as.any()) RETURN_IF_ERROR(worker->data_dir_.OpenToOtherUsers());
   return worker;
 }
@@ -85,6 +88,7 @@ Worker::Worker(const WorkerOptions& options, DataDir data_dir,
 Worker::~Worker() {
   link_.Stop();
   supervisor_.KillAll("the worker ended");
+  connections_.reset();
   if (server_ != nullptr) {
     server_->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(1));
     server_->Wait();

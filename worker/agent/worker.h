@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "base/net/connections.h"
 #include "ringleader/v1/node.pb.h"
 #include "worker/agent/link/coordinator_link.h"
 #include "worker/agent/link/event_buffer.h"
@@ -91,6 +92,7 @@ class Worker : public TrainerListener {
   // Their threads call the supervisor and post tasks: they end before it does.
   LogPump logs_;
   TrainerLinkService trainer_link_;
+  std::unique_ptr<Connections> connections_;  // of trainers; they go to the server
   std::unique_ptr<grpc::Server> server_;
   CoordinatorLink link_;
 };

@@ -1,5 +1,6 @@
 #include "coordinator/store/files/disk_reserve.h"
 
+#include <SQLiteCpp/SQLiteCpp.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mount.h>
@@ -41,9 +42,9 @@ class DiskReserveTest : public ::testing::Test {
     if (mounted_) umount(small_.c_str());
   }
 
-  void Open() {
+  void Open(int64_t reserve_bytes = kMebibyte) {
     store_.reset();
-    auto store = OpenSqliteStore({.path = small_ + "/db", .reserve_bytes = kMebibyte});
+    auto store = OpenSqliteStore({.path = small_ + "/db", .reserve_bytes = reserve_bytes});
     ASSERT_TRUE(store.ok()) << store.status();
     store_ = *std::move(store);
   }
@@ -56,16 +57,36 @@ class DiskReserveTest : public ::testing::Test {
   }
   void MakeRoom() { fs::remove(small_ + "/ballast"); }
 
-  absl::Status Create(const std::string& id, Need need) {
+  absl::Status Create(const std::string& id, Need need, int64_t bytes = 0) {
     return store_->Write(
         [&](WriteTransaction& t) {
           v1::Job job;
           job.set_name("jobs/" + id);
           job.mutable_spec()->set_name(id);
+          job.set_state_reason(std::string(static_cast<size_t>(bytes), 'x'));
           return t.CreateJob(&job);
         },
         need);
   }
+  // Writes a record anew, 6 MiB in all, while a reader looks at what was before: the log cannot
+  // begin anew.
+  void GrowLog() {
+    ASSERT_TRUE(Create("large", Need::kOrdinary).ok());
+    const absl::Status read = store_->Read([&](ReadTransaction& before) {
+      for (int i = 0; i < 24; ++i) {
+        const absl::Status written = store_->Write([&](WriteTransaction& t) -> absl::Status {
+          ASSIGN_OR_RETURN(v1::Job job, t.GetJob("large"));
+          job.set_state_reason(std::string(kMebibyte / 4, static_cast<char>('a' + i)));
+          return t.UpdateJob(&job);
+        });
+        EXPECT_TRUE(written.ok()) << written;
+      }
+      return before.GetJob("large").status();
+    });
+    EXPECT_TRUE(read.ok()) << read;
+    EXPECT_GT(LogBytes(), static_cast<uint64_t>(5 * kMebibyte));
+  }
+  uintmax_t LogBytes() { return fs::file_size(small_ + "/db-wal"); }
   absl::Status Get(const std::string& id) {
     return store_->Read([&](ReadTransaction& t) { return t.GetJob(id).status(); });
   }
@@ -131,17 +152,50 @@ TEST_F(DiskReserveTest, WhatFillsTheDiskDoesNotGetTheReserve) {
 // What was written is larger than what was free: nobody knew until the disk was full.
 TEST_F(DiskReserveTest, AWriteThatFindsTheDiskFullFreesTheReserveForWhatIsVital) {
   ASSERT_TRUE(Create("before", Need::kOrdinary).ok());
-  const absl::Status full = store_->Write([](WriteTransaction& t) {
-    v1::Job job;
-    job.set_name("jobs/large");
-    job.mutable_spec()->set_name("large");
-    job.set_state_reason(std::string(16 * kMebibyte, 'x'));
-    return t.CreateJob(&job);
-  });
+  const absl::Status full = Create("large", Need::kOrdinary, 16 * kMebibyte);
   EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_FALSE(fs::exists(small_ + "/db.reserve"));
   EXPECT_TRUE(Create("vital", Need::kVital).ok());
   EXPECT_EQ(Get("large").code(), absl::StatusCode::kNotFound);
+}
+
+// Nobody else could free what the log of that write took.
+TEST_F(DiskReserveTest, AWriteThatFilledTheDiskLeavesItAsItWas) {
+  ASSERT_TRUE(Create("before", Need::kOrdinary).ok());
+  const absl::Status full = Create("large", Need::kOrdinary, 16 * kMebibyte);
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  const absl::Status after = Create("after", Need::kOrdinary);
+  EXPECT_TRUE(after.ok()) << after;
+  EXPECT_LT(LogBytes(), static_cast<uint64_t>(kMebibyte));
+  EXPECT_TRUE(fs::exists(small_ + "/db.reserve"));
+}
+
+// A log that grew while a backup was made keeps nothing of the disk once it begins anew.
+TEST_F(DiskReserveTest, ALogThatGrewIsCutWhenItBeginsAnew) {
+  Open(/*reserve_bytes=*/0);
+  GrowLog();
+  for (const char* id : {"carries-it-over", "begins-anew"}) {
+    ASSERT_TRUE(Create(id, Need::kOrdinary).ok());
+  }
+  EXPECT_LE(LogBytes(), static_cast<uint64_t>(4 * kMebibyte));
+}
+
+// Nor does one whose process ended meanwhile.
+TEST_F(DiskReserveTest, ALogThatFillsTheDiskIsCutAtTheStart) {
+  GrowLog();
+  FillDisk();
+  {
+    // As long as somebody has the database open the store's end leaves the log, as a kill does.
+    SQLite::Database other(small_ + "/db", SQLite::OPEN_READONLY);
+    SQLite::Statement(other, "SELECT * FROM counters").executeStep();
+    store_.reset();
+  }
+  ASSERT_GT(LogBytes(), static_cast<uint64_t>(5 * kMebibyte));
+  Open();
+  const absl::Status after = Create("after", Need::kOrdinary);
+  EXPECT_TRUE(after.ok()) << after;
+  EXPECT_LE(LogBytes(), static_cast<uint64_t>(4 * kMebibyte));
+  EXPECT_TRUE(Get("large").ok());
 }
 
 // A write that shares a commit with one for which there is no room is told of the failure, too:
@@ -165,17 +219,7 @@ TEST_F(DiskReserveTest, AFullDiskFailsAllThatShareTheCommit) {
     });
     entered.WaitForNotification();
     absl::Status of_small, of_large;
-    std::thread first([&] {
-      of_large = store_->Write(
-          [&](WriteTransaction& t) {
-            v1::Job job;
-            job.set_name("jobs/large");
-            job.mutable_spec()->set_name("large");
-            job.set_state_reason(std::string(16 * kMebibyte, 'x'));
-            return t.CreateJob(&job);
-          },
-          Need::kVital);
-    });
+    std::thread first([&] { of_large = Create("large", Need::kVital, 16 * kMebibyte); });
     for (int i = 0; i < 1000; ++i) std::this_thread::yield();
     std::thread second([&] { of_small = Create(small, Need::kVital); });
     for (int i = 0; i < 1000; ++i) std::this_thread::yield();

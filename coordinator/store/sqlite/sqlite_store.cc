@@ -28,6 +28,13 @@ constexpr size_t kMaxGroup = 64;
 // Connections that are kept for readers; more readers at once open their own for a moment.
 constexpr size_t kMaxIdleReaders = 8;
 
+// The log of writes is cut to this size when it begins anew: one that a large write or a long
+// backup made larger would keep what it took of the disk for ever.
+int64_t LogBytes(const SqliteOptions& options) {
+  constexpr int64_t kLeast = 4 << 20;  // at which SQLite carries it over to the database by itself
+  return std::max(kLeast, options.reserve_bytes / 4);
+}
+
 // The only file of a database that may go at any time.
 std::string ReservePath(const std::string& database) {
   return database + ".reserve";
@@ -94,7 +101,13 @@ class SqliteStore : public Store {
     return self.status;
   }
 
-  absl::Status Space() override { return reserve_.Check(); }
+  absl::Status Space() override {
+    absl::Status space = reserve_.Check();
+    if (space.ok() || !CutLog()) return space;
+    space = reserve_.Check();
+    if (!space.ok()) reserve_.GiveUp();  // what is due to the log goes to the empty one
+    return space;
+  }
 
   uint64_t revision() const override { return revision_.load(std::memory_order_acquire); }
 
@@ -127,6 +140,28 @@ class SqliteStore : public Store {
     SqliteStore* const store_;
     const Listeners::iterator place_;
   };
+
+  // On a full disk: empties a log that is larger than it needs to be, as far as readers let it.
+  // Returns whether that made room.
+  bool CutLog() {
+    absl::MutexLock lock(&cutting_);
+    std::error_code none;
+    const auto size = std::filesystem::file_size(options_.path + "-wal", none);
+    if (none || static_cast<int64_t>(size) <= LogBytes(options_)) return false;
+    try {
+      Connection connection(options_.path, Connection::Mode::kReadWrite);
+      connection.Query("SELECT value FROM counters WHERE name = 'revision'")
+          .Next();  // opens the log
+      sqlite3* const database = connection.database().getHandle();
+      sqlite3_busy_timeout(database, 0);  // nobody is waited for: the next call tries again
+      // Most is done beside writers, who wait for the second.
+      sqlite3_wal_checkpoint_v2(database, nullptr, SQLITE_CHECKPOINT_PASSIVE, nullptr, nullptr);
+      return sqlite3_wal_checkpoint_v2(database, nullptr, SQLITE_CHECKPOINT_TRUNCATE, nullptr,
+                                       nullptr) == SQLITE_OK;
+    } catch (const SQLite::Exception&) {
+      return false;
+    }
+  }
 
   // Only the leader of the queue is here.
   void CommitGroup(const std::vector<Writer*>& group) {
@@ -212,6 +247,7 @@ class SqliteStore : public Store {
   const std::unique_ptr<Connection> writer_;  // used by the queue's leader
   std::atomic<uint64_t> revision_;
 
+  absl::Mutex cutting_;
   absl::Mutex queue_mu_;
   std::deque<Writer*> queue_ ABSL_GUARDED_BY(queue_mu_);  // the front leads
 
@@ -239,7 +275,7 @@ absl::Status TakeUpCopy(Connection& connection) {
   return absl::OkStatus();
 }
 
-absl::Status SetUp(Connection& connection) {
+absl::Status SetUp(Connection& connection, int64_t log_bytes) {
   return connection.Try([&]() -> absl::Status {
     RETURN_IF_ERROR(Migrate(connection));
     bool is_wal = false;
@@ -255,6 +291,7 @@ absl::Status SetUp(Connection& connection) {
     }
     connection.database().exec("PRAGMA synchronous = FULL");
     connection.database().exec("PRAGMA foreign_keys = ON");
+    connection.database().exec(absl::StrFormat("PRAGMA journal_size_limit = %d", log_bytes));
     return TakeUpCopy(connection);
   });
 }
@@ -271,7 +308,7 @@ absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(SqliteOptions options) {
   }
   try {
     auto writer = std::make_unique<Connection>(options.path, Connection::Mode::kReadWrite);
-    RETURN_IF_ERROR(SetUp(*writer));
+    RETURN_IF_ERROR(SetUp(*writer, LogBytes(options)));
     uint64_t revision = 0;
     {
       Cursor row = writer->Query("SELECT value FROM counters WHERE name = 'revision'");

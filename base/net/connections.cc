@@ -1,4 +1,4 @@
-#include "coordinator/api/calls/connections.h"
+#include "base/net/connections.h"
 
 #include <fcntl.h>
 #include <netdb.h>
@@ -9,6 +9,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,7 +20,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 
-namespace ringleader::api {
+namespace ringleader {
 namespace {
 
 // Connections in all where the process may open more files than that: 20 KB each, 60 with TLS.
@@ -30,6 +31,7 @@ constexpr int kPartKept = 8;
 constexpr int kPauseMs = 100;
 
 bool IsWildcard(const sockaddr* address) {
+  if (address->sa_family == AF_UNIX) return false;
   if (address->sa_family == AF_INET) {
     return reinterpret_cast<const sockaddr_in*>(address)->sin_addr.s_addr == htonl(INADDR_ANY);
   }
@@ -37,6 +39,7 @@ bool IsWildcard(const sockaddr* address) {
 }
 
 void SetPort(sockaddr* address, int port) {
+  if (address->sa_family == AF_UNIX) return;
   auto& field = address->sa_family == AF_INET ? reinterpret_cast<sockaddr_in*>(address)->sin_port
                                               : reinterpret_cast<sockaddr_in6*>(address)->sin6_port;
   field = htons(static_cast<uint16_t>(port));
@@ -46,6 +49,7 @@ int PortOf(int listener) {
   sockaddr_storage own = {};
   socklen_t size = sizeof(own);
   getsockname(listener, reinterpret_cast<sockaddr*>(&own), &size);
+  if (own.ss_family == AF_UNIX) return 0;
   return ntohs(own.ss_family == AF_INET ? reinterpret_cast<sockaddr_in&>(own).sin_port
                                         : reinterpret_cast<sockaddr_in6&>(own).sin6_port);
 }
@@ -55,8 +59,10 @@ int ListenOn(const sockaddr* address, socklen_t size) {
   const int fd = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return -1;
   const int on = 1, off = 0;
-  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));  // connections inherit it
+  if (address->sa_family != AF_UNIX) {
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));  // connections inherit it
+  }
   if (address->sa_family == AF_INET6 && IsWildcard(address)) {
     setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
   }
@@ -67,8 +73,15 @@ int ListenOn(const sockaddr* address, socklen_t size) {
   return -1;
 }
 
-// The peer's address; of IPv6 the network, in which one machine has as many as it likes.
-std::string ClientOf(const sockaddr_storage& peer) {
+// The peer's address; of IPv6 the network, in which one machine has as many as it likes. Of a
+// Unix socket the user.
+std::string ClientOf(int connection, const sockaddr_storage& peer) {
+  if (peer.ss_family != AF_INET && peer.ss_family != AF_INET6) {
+    ucred user = {};
+    socklen_t size = sizeof(user);
+    getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &user, &size);
+    return absl::StrCat("user ", user.uid);
+  }
   if (peer.ss_family == AF_INET) {
     const auto& v4 = reinterpret_cast<const sockaddr_in&>(peer);
     return std::string(reinterpret_cast<const char*>(&v4.sin_addr), sizeof(v4.sin_addr));
@@ -99,8 +112,44 @@ Connections::Bounds Connections::OfThisProcess() {
 absl::StatusOr<std::unique_ptr<Connections>> Connections::Open(const Address& address,
                                                                const Bounds& bounds) {
   std::unique_ptr<Connections> connections(new Connections(bounds));
-  RETURN_IF_ERROR(connections->Listen(address));
+  if (address.path.empty()) {
+    RETURN_IF_ERROR(connections->Listen(address));
+  } else {
+    RETURN_IF_ERROR(connections->ListenAt(address.path));
+  }
+  if (pipe2(connections->stop_, O_CLOEXEC) != 0) {
+    return absl::ResourceExhaustedError(absl::StrCat("pipe: ", std::strerror(errno)));
+  }
   return connections;
+}
+
+bool Connections::Add(const sockaddr* own, socklen_t size) {
+  const int listener = ListenOn(own, size);
+  if (listener < 0) return false;
+  listeners_.push_back(listener);
+  port_ = PortOf(listener);
+  return true;
+}
+
+absl::Status Connections::ListenAt(const std::string& path) {
+  sockaddr_un own = {};
+  own.sun_family = AF_UNIX;
+  if (path.size() >= sizeof(own.sun_path)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("cannot listen on unix:%s: a socket's path has at most %d bytes", path,
+                        sizeof(own.sun_path) - 1));
+  }
+  path.copy(own.sun_path, path.size());
+  // One that a process left behind which was killed.
+  if (struct stat found{}; lstat(path.c_str(), &found) == 0 && S_ISSOCK(found.st_mode)) {
+    unlink(path.c_str());
+  }
+  if (!Add(reinterpret_cast<const sockaddr*>(&own), sizeof(own))) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("cannot listen on unix:%s: %s", path, std::strerror(errno)));
+  }
+  path_ = path;
+  return absl::OkStatus();
 }
 
 absl::Status Connections::Listen(const Address& address) {
@@ -119,14 +168,9 @@ absl::Status Connections::Listen(const Address& address) {
   int error = 0;
   const auto add = [&](sockaddr* own, socklen_t size) {
     if (port_ != 0) SetPort(own, port_);
-    const int listener = ListenOn(own, size);
-    if (listener < 0) {
-      error = errno;
-      return false;
-    }
-    listeners_.push_back(listener);
-    port_ = PortOf(listener);
-    return true;
+    if (Add(own, size)) return true;
+    error = errno;
+    return false;
   };
   // Whoever says 0.0.0.0 means every address, of IPv6, too.
   sockaddr_in6 any = {};
@@ -143,9 +187,6 @@ absl::Status Connections::Listen(const Address& address) {
         absl::StrFormat("cannot listen on %s: %s", FormatAddress(address), std::strerror(error));
     return error == EADDRINUSE ? absl::AlreadyExistsError(why) : absl::InvalidArgumentError(why);
   }
-  if (pipe2(stop_, O_CLOEXEC) != 0) {
-    return absl::ResourceExhaustedError(absl::StrCat("pipe: ", std::strerror(errno)));
-  }
   return absl::OkStatus();
 }
 
@@ -153,11 +194,25 @@ Connections::~Connections() {
   if (stop_[1] >= 0) close(stop_[1]);
   if (thread_.joinable()) thread_.join();
   if (stop_[0] >= 0) close(stop_[0]);
+  if (!path_.empty()) unlink(path_.c_str());
   for (const int listener : listeners_) close(listener);
 }
 
-void Connections::Serve(std::unique_ptr<Acceptor> acceptor) {
-  acceptor_ = std::move(acceptor);
+Connections::Sink Connections::ForServer(grpc::ServerBuilder& builder,
+                                         std::shared_ptr<grpc::ServerCredentials> credentials) {
+  using Acceptor = grpc::experimental::ExternalConnectionAcceptor;
+  const std::shared_ptr<Acceptor> acceptor = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+      std::move(credentials));
+  return [acceptor](int fd) {
+    Acceptor::NewConnectionParameters connection;
+    connection.fd = fd;
+    acceptor->HandleNewConnection(&connection);
+  };
+}
+
+void Connections::Serve(Sink sink) {
+  sink_ = std::move(sink);
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -184,16 +239,15 @@ bool Connections::AcceptFrom(int listener) {
         accept4(listener, reinterpret_cast<sockaddr*>(&peer), &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
-      return errno == EAGAIN;
+      if (errno == EAGAIN) return true;
+      ++waits_;
+      return false;
     }
-    if (!HasRoom(fd, ClientOf(peer))) {
+    if (!HasRoom(fd, ClientOf(fd, peer))) {
       close(fd);
       continue;
     }
-    Acceptor::NewConnectionParameters connection;
-    connection.listener_fd = listener;
-    connection.fd = fd;
-    acceptor_->HandleNewConnection(&connection);
+    sink_(fd);
   }
 }
 
@@ -214,10 +268,10 @@ bool Connections::HasRoom(int fd, const std::string& client) {
   if (!has_room && !refusing_) {
     spdlog::warn("connections are turned away: {}",
                  is_full ? std::string("no more files may be opened for them")
-                         : absl::StrCat(open.size(), " are open from one address"));
+                         : absl::StrCat(open.size(), " of one client are open"));
   }
   refusing_ = !has_room;
   return has_room;
 }
 
-}  // namespace ringleader::api
+}  // namespace ringleader
