@@ -44,6 +44,7 @@ class Cluster : public ::testing::Test {
   void RestartCoordinator();
   void AwaitServing();
   void KillCoordinator();  // SIGKILL
+  int CoordinatorPid() { return coordinator_->pid(); }
   // `coordinator`: an address in its place, e.g. a proxy's.
   void StartWorker(const std::string& name, int trainers, const std::string& coordinator = "");
   void KillWorker(const std::string& name);       // SIGKILL

@@ -5,6 +5,7 @@
 #include <sys/ptrace.h>
 #include <sys/wait.h>
 
+#include "absl/time/clock.h"
 #include "tests/faults/cluster.h"
 
 namespace ringleader::faults {
@@ -66,6 +67,34 @@ TEST_F(LeaseTest, AWorkerWhoseLoopHangsPassesForNoLivingOne) {
   EXPECT_THAT(unknown.state_reason(), HasSubstr("no word from nodes/a"));
   ExpectReplaced();
   ASSERT_EQ(ptrace(PTRACE_DETACH, loop, nullptr, nullptr), 0);
+  EXPECT_EQ(AwaitState("job", v1::Job::SUCCEEDED).attempts_size(), 2);
+  ExpectUnbrokenRecord("job", 400);
+}
+
+// The coordinator itself stands still for longer than a lease: that it has heard of nobody is no
+// sign of anything, and what was said waits in its sockets.
+TEST_F(LeaseTest, ACoordinatorThatWasStoppedTakesNobodyForDead) {
+  StartCoordinator();
+  StartWorker("a", 2);
+  Submit(Spec("job", 2, 250, {{"fake-step-ms", "30"}}));
+  AwaitStep("job", 10);
+  kill(CoordinatorPid(), SIGSTOP);
+  const absl::Time stopped = absl::Now();
+  const absl::Duration long_enough = absl::Seconds(2 * coordinator_flags_["--lease"]);
+  EXPECT_TRUE(Eventually([&] { return Audit("job").back().time >= stopped + long_enough; }));
+  kill(CoordinatorPid(), SIGCONT);
+  EXPECT_EQ(AwaitState("job", v1::Job::SUCCEEDED).attempts_size(), 1);
+  ExpectUnbrokenRecord("job", 250);
+}
+
+// And for so long that trainers have ended with their lease: their job goes on, in another attempt.
+TEST_F(LeaseTest, ACoordinatorThatWasStoppedForLongReplacesWhatHasEnded) {
+  RunJob();
+  kill(CoordinatorPid(), SIGSTOP);
+  for (const int pid : old_trainers_) EXPECT_TRUE(Eventually([&] { return !Runs(pid); }));
+  kill(CoordinatorPid(), SIGCONT);
+  Await("job", [](const v1::Job& job) { return job.attempts_size() == 2; });
+  LetGo("job");
   EXPECT_EQ(AwaitState("job", v1::Job::SUCCEEDED).attempts_size(), 2);
   ExpectUnbrokenRecord("job", 400);
 }
