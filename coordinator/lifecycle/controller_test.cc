@@ -226,6 +226,26 @@ TEST_F(ControllerMessagesTest, AfterAGapNothingMoreOfTheSessionIsTaken) {
   EXPECT_THAT(LogTexts(), IsEmpty());
 }
 
+// It comes again where its acknowledgement was lost; what has changed since stays.
+TEST_F(ControllerMessagesTest, WhatWasTakenInIsNotTakenInAgain) {
+  auto session = RunJob();
+  const auto trainers = [this] { return controller_->ListNodes().at(0).inventory().trainers(); };
+  v1::WorkerMessage message;
+  for (const uint64_t sequence : {4, 5}) {
+    message.set_sequence(sequence);
+    message.mutable_inventory()->set_trainers(static_cast<uint32_t>(sequence));
+    controller_->OnMessage(session, message);
+    controller_->RunOnce();
+    EXPECT_EQ(trainers(), sequence);
+  }
+  message.set_sequence(4);
+  message.mutable_inventory()->set_trainers(4);
+  controller_->OnMessage(session, message);
+  controller_->RunOnce();
+  EXPECT_EQ(trainers(), 5u);
+  EXPECT_FALSE(session->closed().has_value());
+}
+
 TEST_F(ControllerMessagesTest, AMessageThatSaysNothingChangesNothing) {
   auto session = RunJob();
   v1::WorkerMessage message;

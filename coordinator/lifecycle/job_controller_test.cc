@@ -100,6 +100,16 @@ TEST_F(JobControllerTest, JobsThatHaveNotEndedAreBounded) {
   }
 }
 
+TEST_F(JobControllerTest, AnOrderToAWorkerThatIsAwayIsThereWhenItIsBack) {
+  controller_->OnClosed(RunJob());
+  ASSERT_TRUE(Do([&] { return controller_->PauseJob("j", "", {}); }).ok());
+  EXPECT_EQ(Job().state(), v1::Job::PAUSING);
+  const std::vector<v1::Command> orders = Connect("a", "folder.1", {Running()}, 3)->Commands();
+  ASSERT_THAT(orders, SizeIs(2));
+  EXPECT_TRUE(orders[0].has_connect()) << "it was not acknowledged";
+  EXPECT_EQ(orders[1].stop().mode(), v1::StopTrainers::CHECKPOINT);
+}
+
 TEST_F(JobControllerTest, AReportIsAcknowledgedOnceItsStepIsRecorded) {
   auto session = RunJob();
   EXPECT_EQ(session->acknowledged(), 3);

@@ -1,5 +1,6 @@
 // Nothing is stuck: what a restart, a clock that was set, a node that refuses or one that fails
 // leaves behind.
+#include "coordinator/lifecycle/nodes/node_table.h"
 #include "coordinator/lifecycle/testing/controller_test.h"
 
 namespace ringleader::lifecycle {
@@ -299,6 +300,22 @@ TEST_F(RecoveryTest, FailuresThatLieFarApartSetNoNodeAside) {
     Pass(options_.set_aside_window / 2 + absl::Seconds(1));
   }
   EXPECT_EQ(Node("a").state(), v1::Node::READY);
+}
+
+TEST(FailureLogTest, CountsJobsThatFailedSinceATimeOrThen) {
+  const absl::Time noon = absl::UnixEpoch() + absl::Hours(12);
+  FailureLog log;
+  log.Add("early", noon - absl::Nanoseconds(1));
+  log.Add("then", noon);
+  log.Add("late", noon + absl::Seconds(1));
+  log.Add("late", noon + absl::Seconds(2));
+  EXPECT_EQ(log.JobsSince(noon), 2u);
+  EXPECT_FALSE(log.Forget("early")) << "it counts no more";
+  EXPECT_TRUE(log.Forget("then"));
+  EXPECT_FALSE(log.Forget("then"));
+  EXPECT_EQ(log.JobsSince(noon), 1u);
+  log.Clear();
+  EXPECT_EQ(log.JobsSince(absl::InfinitePast()), 0u);
 }
 
 TEST_F(RecoveryTest, JobsThatFailEverywhereSetNoNodeAside) {

@@ -74,6 +74,20 @@ TEST(SchedulerTest, PrefersOneDomain) {
   EXPECT_EQ(Placed({Job("j", 4)}, nodes)["j"], "b:2 c:2");
 }
 
+TEST(SchedulerTest, PrefersOneDomainWhereItMustSplitUnevenly) {
+  std::vector<NodeSlots> nodes = {Node("a", 4), Node("b", 3), Node("c", 2)};
+  nodes[0].domain = "east";
+  nodes[1].domain = nodes[2].domain = "west";
+  EXPECT_EQ(Placed({Job("j", 5)}, nodes)["j"], "b:3 c:2");
+  EXPECT_EQ(Placed({Job("j", 9)}, nodes)["j"], "a:4 b:3 c:2");
+}
+
+// Ranks wait for each other, and those of a crowded node longer.
+TEST(SchedulerTest, PrefersEvenSharesToFewerNodes) {
+  EXPECT_EQ(Placed({Job("j", 4)}, {Node("a", 3), Node("b", 1), Node("c", 1), Node("d", 1)})["j"],
+            "a:1 b:1 c:1 d:1");
+}
+
 TEST(SchedulerTest, AllOrNothingWithNumbers) {
   Request job = Job("j", 16);
   job.max_nodes = 2;

@@ -239,6 +239,34 @@ TEST_F(ReportOriginTest, TrainersThatBelongElsewhereAreStopped) {
   EXPECT_EQ(Job().state(), v1::Job::RUNNING);
 }
 
+// Of a job that had the name before, and was deleted while its worker was away.
+TEST_F(ReportOriginTest, TrainersOfAnotherAttemptOfTheNumberAreStopped) {
+  AllReady();
+  v1::RunningAttempt claimed;
+  claimed.set_job("j");
+  claimed.set_attempt(1);
+  claimed.set_fencing_token(token_ + 7);
+  claimed.add_ranks(0);
+  int stops = 0;
+  for (const v1::Command& command : Connect("a", "a.1", {claimed}, 2)->Commands()) {
+    if (!command.has_stop()) continue;
+    ++stops;
+    EXPECT_EQ(command.fencing_token(), token_ + 7);
+  }
+  EXPECT_EQ(stops, 1);
+  EXPECT_EQ(Job().state(), v1::Job::RUNNING);
+}
+
+// The planner hears of a step once all ranks have told of it.
+TEST_F(ReportOriginTest, ThePlannerHearsOfWholeSteps) {
+  AllReady();
+  for (const int32_t rank : {0, 1}) Say(a_, 3 + static_cast<uint64_t>(rank), Step(1, rank));
+  Say(b_, 3, Step(1, 2));
+  EXPECT_THAT(plans_.observed, IsEmpty());
+  Say(b_, 4, Step(1, 3));
+  EXPECT_THAT(plans_.observed, ElementsAre(1));
+}
+
 TEST_F(ReportOriginTest, ARestartedCoordinatorHandsThePlannerPlanAndReports) {
   AllReady();
   for (const uint64_t step : {1, 2}) {

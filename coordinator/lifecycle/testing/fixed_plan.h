@@ -29,7 +29,8 @@ class FixedPlan : public PlanSource {
     made.plan.set_version(1);
     return made;
   }
-  std::optional<v1::StepPlan> Observe(const v1::Job&, const v1::StepReport&) override {
+  std::optional<v1::StepPlan> Observe(const v1::Job&, const v1::StepReport& merged) override {
+    observed.push_back(merged.step());
     return std::exchange(next, std::nullopt);
   }
   std::vector<v1::SlowRank> SlowRanks(const v1::Job&) override { return slow; }
@@ -69,6 +70,7 @@ class FixedPlan : public PlanSource {
   std::vector<v1::SlowRank> slow = {};    // of every job
   std::optional<v1::StepPlan> restored = {};
   std::vector<v1::StepReport> relearned = {};
+  std::vector<uint64_t> observed = {};          // steps, in order
   std::vector<std::string> started, forgotten;  // jobs, in order
   std::vector<v1::NodeInventory> started_on;
   std::shared_ptr<const store::MeasurementList> measured = nullptr;

@@ -1,8 +1,10 @@
 // Writes that share a commit, what listeners hear of it, and writes that fail among others.
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <atomic>
 #include <thread>
+#include <vector>
 
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
@@ -100,6 +102,37 @@ TEST_F(SharedCommitsTest, AWriteThatFailsLeavesNothingAndTakesNobodyDown) {
   Write([](WriteTransaction& t) -> absl::Status {
     ASSIGN_OR_RETURN(const uint64_t token, t.Next(Counter::kFencingToken));
     EXPECT_EQ(token, 1u);
+    return absl::OkStatus();
+  });
+}
+
+// Whoever was written along by another leads nothing.
+TEST_F(SharedCommitsTest, EachWriteOfManyIsDoneOnceAndByOneAtATime) {
+  constexpr int kWriters = 6, kWrites = 40;
+  std::atomic<int> inside = 0, most = 0;
+  std::vector<int> done(static_cast<size_t>(kWriters) * kWrites, 0);
+  std::vector<std::thread> writers;
+  writers.reserve(kWriters);
+  for (int writer = 0; writer < kWriters; ++writer) {
+    writers.emplace_back([&, writer] {
+      for (int i = 0; i < kWrites; ++i) {
+        Write([&](WriteTransaction& t) -> absl::Status {
+          most = std::max(most.load(), ++inside);
+          std::this_thread::yield();
+          const absl::Status status = t.Next(Counter::kCommandId).status();
+          ++done[static_cast<size_t>(writer) * kWrites + i];
+          --inside;
+          return status;
+        });
+      }
+    });
+  }
+  for (std::thread& writer : writers) writer.join();
+  EXPECT_EQ(most, 1);
+  EXPECT_EQ(done, std::vector<int>(done.size(), 1));
+  Write([&](WriteTransaction& t) -> absl::Status {
+    ASSIGN_OR_RETURN(const uint64_t next, t.Next(Counter::kCommandId));
+    EXPECT_EQ(next, static_cast<uint64_t>(kWriters) * kWrites + 1);
     return absl::OkStatus();
   });
 }

@@ -61,6 +61,20 @@ TEST_F(SqliteStoreTest, CreateRefusesTakenId) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("jobs/a exists already"));
 }
 
+// Clients wait for the revision of what they asked for.
+TEST_F(SqliteStoreTest, AJobHasTheRevisionOfItsLastWrite) {
+  Create("a");
+  Create("b");
+  v1::Job job = NewJob("a", v1::Job::RUNNING);
+  Write([&](WriteTransaction& t) { return t.UpdateJob(&job); });
+  EXPECT_EQ(job.revision(), store_->revision());
+  const auto stored = [this](const char* id) {
+    return Read([&](ReadTransaction& t) { return t.GetJob(id); })->revision();
+  };
+  EXPECT_EQ(stored("a"), store_->revision());
+  EXPECT_EQ(stored("b"), store_->revision() - 1);
+}
+
 TEST_F(SqliteStoreTest, FailedWriteLeavesNothing) {
   Create("a");
   const uint64_t before = store_->revision();

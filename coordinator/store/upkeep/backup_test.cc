@@ -73,6 +73,18 @@ TEST_F(BackupTest, FinishesWhileOthersWriteAndHoldsWhatWasThere) {
   EXPECT_TRUE(Create(**restored, "new").ok());
 }
 
+TEST_F(BackupTest, LeavesNoFileOpen) {
+  ASSERT_TRUE(OpenSqliteStore({.path = path_}).ok());
+  const auto open_files = [] {
+    return std::distance(fs::directory_iterator("/proc/self/fd"), fs::directory_iterator());
+  };
+  ASSERT_TRUE(BackUp(path_, copy_).ok());
+  const auto before = open_files();
+  ASSERT_TRUE(BackUp(path_, copy_).ok());
+  EXPECT_FALSE(BackUp(dir_.File("none"), copy_).ok());
+  EXPECT_EQ(open_files(), before);
+}
+
 // What was numbered after the backup was made is known elsewhere: to workers, in checkpoint
 // folders, to clients.
 TEST_F(BackupTest, ARestoredDatabaseUsesNoNumberAgain) {

@@ -62,6 +62,17 @@ TEST_F(MeasurementsTest, TheNewestOfAKindReplacesTheOneBefore) {
   EXPECT_THAT(Times(), ElementsAre(40, 30, 20));
 }
 
+TEST_F(MeasurementsTest, HaveTheTimeAtWhichTheyCame) {
+  v1::Measurements measured = Measured("H200", "580", 10);
+  measured.mutable_layers()->mutable_time()->set_seconds(1);  // by some trainer's clock
+  Put(measured);
+  const MeasurementList list = All();
+  ASSERT_THAT(list.tables, SizeIs(1));
+  ASSERT_THAT(list.links, SizeIs(1));
+  EXPECT_GT(list.tables[0].time().seconds(), 1);
+  EXPECT_EQ(list.links[0].time().seconds(), list.tables[0].time().seconds());
+}
+
 // A node that says it is another machine each time pushes out its own device's alone, and a
 // thousand devices stay a bounded list.
 TEST_F(MeasurementsTest, AreBoundedByDeviceAndInAll) {

@@ -218,5 +218,32 @@ TEST_F(ReportsTest, ALogThatWasDeletedHasItsWholeRoomAgain) {
   EXPECT_THAT(Logs({.job = "a"}), SizeIs(13));
 }
 
+// However little there was of them.
+TEST_F(ReportsTest, ThatReportsWentIsSaidAndToldOnce) {
+  Create("a");
+  Create("b");
+  Write([](WriteTransaction& t) {
+    v1::EvalReport eval;
+    eval.set_step(1);
+    return t.PutEval("a", eval);
+  });
+  std::vector<std::string> touched;
+  const auto subscription = store_->Subscribe([&](const Change& change) {
+    touched.insert(touched.end(), change.jobs.begin(), change.jobs.end());
+  });
+  const auto deleted = [&](const std::string& id) {
+    bool any = false;
+    Write([&](WriteTransaction& t) -> absl::Status {
+      ASSIGN_OR_RETURN(any, t.DeleteReports(id));
+      return absl::OkStatus();
+    });
+    return any;
+  };
+  EXPECT_TRUE(deleted("a"));
+  EXPECT_FALSE(deleted("a"));
+  EXPECT_FALSE(deleted("b"));
+  EXPECT_EQ(touched, std::vector<std::string>{"a"});
+}
+
 }  // namespace
 }  // namespace ringleader::store

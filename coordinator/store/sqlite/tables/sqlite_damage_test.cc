@@ -1,0 +1,213 @@
+// A record that changed on the disk is never handed out: whatever reads it says so, by its name.
+#include <SQLiteCpp/SQLiteCpp.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "coordinator/store/testing/opened_store.h"
+
+namespace ringleader::store {
+namespace {
+
+using ::testing::HasSubstr;
+
+class DamageTest : public testing::OpenedStoreTest {
+ protected:
+  using ReadCall = std::function<absl::Status(ReadTransaction&)>;
+
+  // Jobs a and b, with a record of every kind of both.
+  DamageTest() {
+    for (const char* id : {"a", "b"}) {
+      Create(id);
+      Write([&](WriteTransaction& t) -> absl::Status {
+        v1::Attempt attempt;
+        attempt.set_number(1);
+        attempt.set_state_reason("an attempt");
+        RETURN_IF_ERROR(t.PutAttempt(id, attempt));
+        v1::StepReport step;
+        step.set_step(1);
+        step.set_loss(2.5);
+        RETURN_IF_ERROR(t.PutStep(id, step));
+        v1::EvalReport eval;
+        eval.set_step(1);
+        eval.set_loss(2.5);
+        RETURN_IF_ERROR(t.PutEval(id, eval));
+        v1::CheckpointNotice checkpoint;
+        checkpoint.set_step(1);
+        RETURN_IF_ERROR(t.PutCheckpoint(id, checkpoint));
+        v1::LogLine line;
+        line.set_text("a line");
+        RETURN_IF_ERROR(t.AppendLogs(id, 1, {line}));
+        v1::StepPlan plan;
+        plan.set_version(3);
+        RETURN_IF_ERROR(t.PutPlan(id, plan));
+        v1::Command command;
+        command.set_job(id);
+        RETURN_IF_ERROR(t.PutCommand(absl::StrCat("n", id), &command));
+        v1::Node node;
+        node.set_name(absl::StrCat("nodes/n", id));
+        RETURN_IF_ERROR(t.PutNode(node));
+        StoredToken token;
+        token.sha256 = id;
+        token.token.set_name(absl::StrCat("tokens/", id));
+        token.token.mutable_expire_time()->set_seconds(9'000'000'000);
+        RETURN_IF_ERROR(t.CreateToken(token));
+        v1::AuditRecord record;
+        record.set_caller(id);
+        record.set_method("JobService.CreateJob");
+        RETURN_IF_ERROR(t.AppendAudit(record));
+        return t.PutReply({absl::StrCat("request-", id), "CreateJob", "f"}, "a reply");
+      });
+    }
+  }
+
+  // Turns one bit round in the newest record of the table.
+  void Damage(const std::string& table) {
+    store_.reset();
+    {
+      SQLite::Database database(options_.path, SQLite::OPEN_READWRITE);
+      const std::string newest = absl::StrCat(
+          table, " WHERE ",
+          table == "tokens"  ? "name = 'tokens/b'"
+          : table == "plans" ? "job = 'b'"
+                             : absl::StrCat("rowid = (SELECT MAX(rowid) FROM ", table, ")"));
+      std::string data = database.execAndGet("SELECT data FROM " + newest).getString();
+      data.back() ^= 1;
+      SQLite::Statement update(
+          database, "UPDATE " + table + " SET data = ? " + newest.substr(newest.find(" WHERE")));
+      update.bind(1, data.data(), static_cast<int>(data.size()));
+      ASSERT_EQ(update.exec(), 1);
+    }
+    Reopen();
+  }
+  absl::Status Read(const ReadCall& call) { return store_->Read(call); }
+  // What is damaged is named, with the file and what to do.
+  void ExpectDamaged(const std::string& what, const ReadCall& call) {
+    const absl::Status read = Read(call);
+    EXPECT_EQ(read.code(), absl::StatusCode::kDataLoss) << what << ": " << read;
+    EXPECT_THAT(std::string(read.message()), HasSubstr(options_.path)) << what;
+    EXPECT_THAT(std::string(read.message()), HasSubstr(what));
+  }
+  void ExpectWhole(const ReadCall& call) { EXPECT_EQ(Read(call), absl::OkStatus()); }
+};
+
+TEST_F(DamageTest, OfAJob) {
+  Damage("jobs");
+  ExpectDamaged("jobs/b", [](ReadTransaction& t) { return t.GetJob("b").status(); });
+  ExpectWhole([](ReadTransaction& t) { return t.GetJob("a").status(); });
+  ExpectDamaged("job number 2",
+                [](ReadTransaction& t) { return t.ListJobs({.limit = 10}).status(); });
+  ExpectDamaged("jobs/b", [](ReadTransaction& t) { return t.ListUnfinishedJobs().status(); });
+}
+
+// One that stands where another does is damage, too.
+TEST_F(DamageTest, OfAJobsName) {
+  store_.reset();
+  SQLite::Database(options_.path, SQLite::OPEN_READWRITE)
+      .exec("UPDATE jobs SET data = (SELECT data FROM jobs WHERE id = 'a') WHERE id = 'b'");
+  Reopen();
+  ExpectDamaged("under the name of jobs/b stands jobs/a",
+                [](ReadTransaction& t) { return t.GetJob("b").status(); });
+}
+
+TEST_F(DamageTest, OfAnAttempt) {
+  Damage("attempts");
+  ExpectDamaged("jobs/b, attempts", [](ReadTransaction& t) { return t.GetJob("b").status(); });
+  ExpectWhole([](ReadTransaction& t) { return t.GetJob("a").status(); });
+  ExpectDamaged("jobs/b, attempts",
+                [](ReadTransaction& t) { return t.ListUnfinishedJobs().status(); });
+  // Attempts are no part of a list.
+  ExpectWhole([](ReadTransaction& t) { return t.ListJobs({.limit = 10}).status(); });
+}
+
+TEST_F(DamageTest, OfAStep) {
+  Damage("steps");
+  for (const ReadCall& call : std::vector<ReadCall>{
+           [](ReadTransaction& t) { return t.ListSteps("b", 0, 0, 10).status(); },
+           [](ReadTransaction& t) { return t.SampleSteps("b", 10).status(); },
+           [](ReadTransaction& t) { return t.SampleStepsWithLayers("b", 10).status(); }}) {
+    ExpectDamaged("jobs/b, steps", call);
+  }
+  ExpectDamaged("jobs/b, step 1", [](ReadTransaction& t) { return t.GetStep("b", 1).status(); });
+  ExpectWhole([](ReadTransaction& t) { return t.ListSteps("a", 0, 0, 10).status(); });
+  ExpectWhole([](ReadTransaction& t) { return t.GetStep("a", 1).status(); });
+}
+
+TEST_F(DamageTest, OfAnEvaluation) {
+  Damage("evals");
+  for (const ReadCall& call :
+       std::vector<ReadCall>{[](ReadTransaction& t) { return t.ListEvals("b", 0, 10).status(); },
+                             [](ReadTransaction& t) { return t.SampleEvals("b", 10).status(); }}) {
+    ExpectDamaged("jobs/b, evaluations", call);
+  }
+  ExpectWhole([](ReadTransaction& t) { return t.ListEvals("a", 0, 10).status(); });
+}
+
+TEST_F(DamageTest, OfACheckpoint) {
+  Damage("checkpoints");
+  ExpectDamaged("jobs/b, checkpoints",
+                [](ReadTransaction& t) { return t.ListCheckpoints("b").status(); });
+  ExpectWhole([](ReadTransaction& t) { return t.ListCheckpoints("a").status(); });
+}
+
+TEST_F(DamageTest, OfALog) {
+  Damage("logs");
+  ExpectDamaged("jobs/b, log",
+                [](ReadTransaction& t) { return t.ReadLogs({.job = "b"}).status(); });
+  ExpectDamaged("jobs/b, log", [](ReadTransaction& t) {
+    return t.ReadLogs({.job = "b", .last_lines = 1}).status();
+  });
+  ExpectWhole([](ReadTransaction& t) { return t.ReadLogs({.job = "a"}).status(); });
+}
+
+TEST_F(DamageTest, OfAPlan) {
+  Damage("plans");
+  ExpectDamaged("jobs/b", [](ReadTransaction& t) { return t.GetPlan("b").status(); });
+  ExpectWhole([](ReadTransaction& t) { return t.GetPlan("a").status(); });
+}
+
+TEST_F(DamageTest, OfACommand) {
+  Damage("commands");
+  ExpectDamaged("nodes/nb, commands",
+                [](ReadTransaction& t) { return t.ListCommands("nb").status(); });
+  ExpectWhole([](ReadTransaction& t) { return t.ListCommands("na").status(); });
+}
+
+TEST_F(DamageTest, OfANode) {
+  Damage("nodes");
+  ExpectDamaged("nodes/nb", [](ReadTransaction& t) { return t.ListNodes().status(); });
+}
+
+TEST_F(DamageTest, OfAToken) {
+  Damage("tokens");
+  ExpectDamaged("tokens/b", [](ReadTransaction& t) { return t.ListTokens().status(); });
+  EXPECT_EQ(Refusal([](WriteTransaction& t) { return t.DeleteToken("tokens/b").status(); }),
+            absl::StatusCode::kDataLoss);
+  Write([](WriteTransaction& t) { return t.DeleteToken("tokens/a").status(); });
+}
+
+TEST_F(DamageTest, OfAnAuditRecord) {
+  Damage("audit");
+  ExpectDamaged("audit record 2",
+                [](ReadTransaction& t) { return t.ListAudit({.limit = 10}).status(); });
+  ExpectWhole(
+      [](ReadTransaction& t) { return t.ListAudit({.caller = "a", .limit = 10}).status(); });
+}
+
+TEST_F(DamageTest, OfAReply) {
+  Damage("replies");
+  ExpectDamaged("request_id \"request-b\"", [](ReadTransaction& t) {
+    return t.FindReply({"request-b", "CreateJob", "f"}).status();
+  });
+  ExpectWhole([](ReadTransaction& t) {
+    return t.FindReply({"request-a", "CreateJob", "f"}).status();
+  });
+}
+
+}  // namespace
+}  // namespace ringleader::store
