@@ -342,6 +342,29 @@ TEST_F(RecoveryTest, JobsThatFailEverywhereSetNoNodeAside) {
   EXPECT_EQ(Node("a").state_reason(), "");
 }
 
+// Not the one where they fail for the second time either.
+TEST_F(RecoveryTest, JobsThatFailOnTwoNodesSetNeitherAside) {
+  auto a = Connect("a", "a.1"), b = Connect("b", "b.1");
+  auto far = Connect("z", "z.1");
+  for (const std::string name : {"j1", "j2", "j3"}) {
+    ASSERT_TRUE(Create(name).ok());
+    controller_->RunOnce();
+    for (const auto& session : {a, b}) {
+      const v1::Command start = StartOf(session);
+      Answer(session, start, true);
+      for (const uint32_t rank : {0u, 1u}) SayOf(name, start, session, Failed(rank));
+      session->Commands();
+      ASSERT_TRUE(Do([&] { return controller_->DrainNode("a", {}); }).ok());
+      Pass(options_.retry_backoff);
+    }
+    ASSERT_TRUE(Do([&] { return controller_->UndrainNode("a", {}); }).ok());
+  }
+  for (const char* node : {"a", "b"}) {
+    EXPECT_EQ(Node(node).state(), v1::Node::READY);
+    EXPECT_EQ(Node(node).state_reason(), "");
+  }
+}
+
 TEST_F(RecoveryTest, TheLastNodeThatTakesTrainersIsNotSetAside) {
   auto a = Connect("a", "a.1");
   for (const char* name : {"j1", "j2", "j3", "j4"}) FailAJob(name, a);

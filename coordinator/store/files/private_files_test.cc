@@ -64,6 +64,11 @@ TEST(PrivateFilesTest, AFolderIsMadeOrMendedUnlessItIsForOtherThings) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("other users may use it (mode 0755)"));
   EXPECT_THAT(std::string(refused.message()), HasSubstr("chmod 700"));
   EXPECT_FALSE(IsPrivate(data));
+
+  const absl::Status below = MakePrivateFolder(data + "/diary/below");
+  EXPECT_EQ(below.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(below.message()),
+              HasSubstr("cannot create " + data + "/diary/below: Not a directory"));
 }
 
 }  // namespace

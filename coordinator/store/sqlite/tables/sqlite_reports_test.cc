@@ -119,6 +119,18 @@ TEST_F(ReportsTest, DroppedLinesAreCountedOnce) {
   EXPECT_EQ(read(page.next_offset).dropped, 0u);
 }
 
+TEST_F(ReportsTest, WhereNoneWasDroppedNoneIsCounted) {
+  Create("a");
+  for (const int lines : {3, 2}) AppendLines("a", 1, lines);
+  for (const uint64_t after : {1, 3, 5}) {
+    const auto page =
+        Read([&](ReadTransaction& t) { return t.ReadLogs({.job = "a", .after_offset = after}); });
+    EXPECT_EQ(page->dropped, 0u);
+    EXPECT_EQ(page->next_offset, 5u);
+    EXPECT_EQ(page->lines.size(), 5 - after);
+  }
+}
+
 TEST_F(ReportsTest, OldStepsAreThinnedOut) {
   Create("a");
   for (uint64_t step = 1; step <= 3000; ++step) {
