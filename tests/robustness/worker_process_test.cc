@@ -173,6 +173,48 @@ TEST_F(WorkerProcessTest, NeverAdvertisesLoopbackInPlaceOfAnAddressThatItCannotF
   })) << worker.Log();
 }
 
+// What docs/operations.md and the units of deploy/ count on.
+TEST_F(WorkerProcessTest, ItsFlagsHaveTheDefaultsThatAreWrittenDown) {
+  const std::string path = coordinator_.File("help");
+  ASSERT_EQ(std::system(
+                absl::StrCat(ProgramPath("ringleader-worker"), " --help >", path, " 2>&1").c_str()),
+            0);
+  std::ifstream file(path);
+  const std::string help(std::istreambuf_iterator<char>(file), {});
+  for (const auto& [flag, value] :
+       std::map<std::string, std::string>{{"--coordinator", "127.0.0.1:7070"},
+                                          {"--data-dir", "./ringleader-worker"},
+                                          {"--trainers", "0"},
+                                          {"--hang-timeout", "600"},
+                                          {"--pulse-timeout", "30"},
+                                          {"--drain-timeout", "150"},
+                                          {"--log-buffer-bytes", "33554432"}}) {
+    EXPECT_THAT(help,
+                ::testing::ContainsRegex(absl::StrCat("\n *", flag, " [A-Z:]+=", value, "[ \n]")));
+  }
+}
+
+// A flag of which the worker says nothing could be one that it does not obey.
+TEST_F(WorkerProcessTest, SaysWhichFlagsItWasStartedWith) {
+  const std::map<std::string, std::string> flags = {{"--coordinator", "127.0.0.1:1"},
+                                                    {"--address", "127.0.0.9"},
+                                                    {"--topology-domain", "rack 3"},
+                                                    {"--hostname", "machine-3"},
+                                                    {"--hang-timeout", "601"},
+                                                    {"--pulse-timeout", "31"},
+                                                    {"--drain-timeout", "151"},
+                                                    {"--log-buffer-bytes", "1234"},
+                                                    {"--trainers", "3"}};
+  Process worker = Start(flags);
+  ASSERT_TRUE(Eventually([&] {
+    return worker.Log().find("nodes/n1 at 127.0.0.9: 3 trainers") != std::string::npos;
+  })) << worker.Log();
+  for (const auto& [flag, value] : flags) {
+    EXPECT_THAT(worker.Log(), ::testing::ContainsRegex(
+                                  absl::StrCat("\n", flag.substr(2), ": *\"?", value, "\"?\n")));
+  }
+}
+
 TEST_F(WorkerProcessTest, MistakesAreNamed) {
   ASSERT_TRUE(coordinator_.Start()) << coordinator_.log();
   EXPECT_THAT(Complaint({{"--metrics-listen", coordinator_.address()}}),
