@@ -56,7 +56,8 @@ TEST(TrainingMemoryTest, CountsWhatARankHolds) {
 }
 
 // FP8 takes two bytes a weight, for all layers where micro-batches share casts, else for one at a
-// time; and a byte for each value that is cast of the layer at work.
+// time; a byte for each value that is cast of the layer at work; and for the gradient of its
+// largest weight what 32,768 tokens of both operands take, turned, and their sum.
 TEST(TrainingMemoryTest, CountsCastsOfWeightsAndRows) {
   const int64_t n = 131072;
   TrainingShape shape = Shape(n);
@@ -66,7 +67,10 @@ TEST(TrainingMemoryTest, CountsCastsOfWeightsAndRows) {
   const TrainingMemory one = EstimateMemory(Config(), shape, {}, kWhole);
   const int64_t weights = 2048 * (16 + 2 * 2) * 128 + 2048 * 2048 + 3 * 2048 * 11008;
   EXPECT_EQ(one.casts, 2 * weights);
-  EXPECT_EQ(one.working, without.working + n * (2048 + (16 + 2 * 2) * 128)) << "attention's";
+  constexpr int64_t kPacked = (16 + 2 * 2) * 128;
+  EXPECT_EQ(one.working, without.working + n * (2 * 2048 + kPacked) + 32768 * (2048 + kPacked) +
+                             4 * 2048 * kPacked)
+      << "attention's";
   EXPECT_EQ(one.total(), without.total() + one.casts + one.working - without.working);
   shape.micro_batches = 2;
   EXPECT_EQ(EstimateMemory(Config(), shape, {}, kWhole).casts, 36 * 2 * weights);

@@ -352,8 +352,8 @@ TEST(MakePlanTest, Fp8TakesLessTimeAndMoreMemory) {
   spec.mutable_training()->set_precision(v1::TrainingSpec::FP8);
   const auto fp8 = Plan(spec, Gpus(1, 2));
   ASSERT_TRUE(bf16.ok() && fp8.ok());
-  EXPECT_NEAR(fp8->prediction().linear_seconds() / bf16->prediction().linear_seconds(),
-              1 / 1.43, 0.01);
+  EXPECT_NEAR(fp8->prediction().linear_seconds() / bf16->prediction().linear_seconds(), 1 / 1.43,
+              0.01);
   EXPECT_NEAR(fp8->prediction().attention_seconds(), bf16->prediction().attention_seconds(), 1e-9);
 
   const auto weights = [&](uint32_t global_batch) {

@@ -109,9 +109,9 @@ TEST(CastTest, TheScaleIsTheLeastPowerOfTwoThatHoldsTheRow) {
   }
 }
 
-TEST(CastTest, ZerosHaveScaleOneAndTheLeastValuesAFiniteOne) {
+TEST(CastTest, ZerosHaveTheLeastScaleAndTheLeastValuesAFiniteOne) {
   const Cast zeros = CastRow({0.0f, -0.0f});
-  EXPECT_EQ(zeros.scale, 1.0f);
+  EXPECT_EQ(zeros.scale, 0x1p-126f);
   EXPECT_EQ(zeros.codes, (std::vector<uint8_t>{0x00, 0x80}));
   for (const float least : {0x1p-149f, 0x1p-126f, 0x1.8p-120f}) {
     const Cast cast = CastRow({least, -least});
