@@ -10,6 +10,7 @@
 #include "patterns/index/sequence_documents.h"
 #include "ring/band_tiles.h"
 #include "ringleader/kernels/attention.h"
+#include "ringleader/kernels/seen_keys.h"
 
 namespace ringleader::patterns {
 
@@ -59,6 +60,10 @@ struct LayerIndex {
     const auto& rows = window > 0 ? documents->visible_in_window : documents->visible;
     return rows.size > 0 ? &rows : nullptr;
   }
+  kernels::SeenKeys seen() const {
+    return {.document_starts = document_starts(),
+            .intervals = visible() == nullptr ? nullptr : visible()->data()};
+  }
   // Returns the part that holds for all owners: without the lists of kCsr, and without groups.
   kernels::TileSelection Tiles() const {
     return {.pattern = pattern,
@@ -67,8 +72,8 @@ struct LayerIndex {
             .diagonals = diagonals.data(),
             .diagonal_words = diagonal_words,
             .choice = {.chosen = queries_chosen.data(), .block_size = block_size},
-            .document_starts = document_starts(),
-            .intervals = visible() == nullptr ? nullptr : visible()->data()};
+            .document_starts = seen().document_starts,
+            .intervals = seen().intervals};
   }
   // Returns the groups whose keys `owner` holds.
   kernels::KeyGroups GroupsOf(const kernels::ShardLayout& owner) const {
