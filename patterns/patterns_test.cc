@@ -209,7 +209,12 @@ TEST(IndexMemoryTest, CountsListsOfSparseLayersAndGatheredKeys) {
   const IndexMemory memory = IndexMemoryOf(options, shape, 36);
   EXPECT_EQ(memory.kept, int64_t{34} * 16 * (32768 / 64) * (groups + 5) * 4);
   constexpr int64_t kScores = int64_t{256} << 20;
-  EXPECT_EQ(memory.working, kScores + (32768 * 16 + 2 * 131072 * 2) * 64);
+  // Hops of the dense layers pack up to half of a slot: keys and values twice, gradients once.
+  constexpr int64_t kPacked = 32768 * 2 * 2 * 128 / 2 * (2 * 2 + 4);
+  EXPECT_EQ(memory.working, kScores + (32768 * 16 + 2 * 131072 * 2) * 64 + kPacked);
+  options.ring.kind = ring::RingKind::kAllGather;
+  EXPECT_EQ(memory.working - IndexMemoryOf(options, shape, 36).working, kPacked);
+  options.ring.kind = ring::RingKind::kFlat;
   shape.ranks = 1;
   EXPECT_EQ(IndexMemoryOf(options, shape, 36).working,
             kScores + 131072 * (16 + 2) * 64);  // nothing is gathered
