@@ -20,7 +20,7 @@ constexpr double kMostAdaptedDensity = 2.0 / 3.0;
 // clang-format off
 constexpr PatternField kFields[] = {
     {"attention.density", "0.2", {0, 1, true},
-     "Share of the blocks before it that a tile of queries keeps beside its own; with "
+     "Share of the other blocks that a tile of queries sees which it keeps beside its own; with "
      "`attention.head_budgets: by_recall` the mean over heads, and at most 2/3.",
      Read<&AttentionOptions::density>},
     {"attention.head_budgets", "by_recall", {},
@@ -98,7 +98,7 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
                      GatherSequenceKeys(inputs, options.tile, device));
     const kernels::ExactQueries queries = {.keys = keys.data(),
                                            .query_layout = layout,
-                                           .document_starts = index.document_starts(),
+                                           .seen = index.seen(),
                                            .tile = options.tile,
                                            .scale = inputs.scale};
     const auto lse = AllocateArray<float>(device, inputs.heads * layout.local_tokens());
@@ -113,7 +113,7 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
                              .total = AllocateArray<int64_t>(device, inputs.heads)};
   const kernels::MassGateStep keep = {.mass = mass.data(),
                                       .query_layout = layout,
-                                      .document_starts = index.document_starts(),
+                                      .seen = index.seen(),
                                       .content = ContentOf(inputs),
                                       .heads = inputs.heads,
                                       .tile = options.tile,
@@ -160,8 +160,8 @@ int64_t ListedTiles(const AttentionOptions& options, int64_t blocks) {
 ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const PatternHints&,
                          Random* random) {
   return SampleChosenBlocks(
-      blocks, /*span=*/1, Kept(options, blocks - 1),
-      [&](int64_t own) { return Kept(options, own); }, random);
+      options, blocks, /*span=*/1, Kept(options, blocks - 1),
+      [&](int64_t others) { return Kept(options, others); }, random);
 }
 
 void SetDensity(AttentionOptions* options, int64_t /*tokens*/, double density) {
@@ -176,7 +176,7 @@ extern constinit const PatternDefinition kAdaSpaDefinition = {
     .sees = "key blocks of the largest exact attention mass of each tile",
     .count_tiles = nullptr,
     .causal_choice = CausalChoice::kNever,
-    .takes_masks = false,
+    .takes_masks = true,
     .can_be_balanced = false,
     .needs_whole_tiles = true,
     .fields = kFields,
@@ -190,8 +190,8 @@ extern constinit const PatternDefinition kAdaSpaDefinition = {
         R"(AdaSpa (arXiv 2502.21079), whose search is exact, here in training and in a ring: of all choices of tiles none
 holds more attention at its share. Per layer, head and step, a first pass over all keys finds the log-sum-exp of each
 query, a second one the attention mass of each block of `attention.tile` keys, summed over each tile of queries. A tile
-keeps its own block, up to each query, and of those before it, from the one on where its document starts, the share
-`attention.density` of largest mass, so that ranks and tiles have even work (the authors' row-wise choice). With
+keeps its own block, as far as each query sees it, and of the others that it sees (those before it, from the one on where
+its document starts, or what `attention.mask` shows) the share `attention.density` of largest mass, so that ranks and tiles have even work (the authors' row-wise choice). With
 `attention.head_budgets: by_recall`, the default, the choice is made twice: after the first, the heads whose choice holds
 more than 0.8 of the mass, at most half of all, get half of the share, and as many with the least get half more. Of blocks
 with equal masses even heads take the earlier, odd heads the later.

@@ -50,7 +50,7 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
         return device.Run(
             kernels::MeanGateStep{.key_sums = key_sums.data(),
                                   .query_layout = layout,
-                                  .document_starts = index.document_starts(),
+                                  .seen = index.seen(),
                                   .tile = options.tile,
                                   .block_size = options.block_size,
                                   .topk_blocks = options.topk_blocks,
@@ -69,8 +69,8 @@ ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const 
                          Random* random) {
   const int64_t kept = options.topk_blocks;
   return SampleChosenBlocks(
-      blocks, std::max(1, options.block_size / options.tile), kept,
-      [&](int64_t own) { return std::min(own, kept); }, random);
+      options, blocks, std::max(1, options.block_size / options.tile), kept,
+      [&](int64_t others) { return std::min(others, kept); }, random);
 }
 
 void SetDensity(AttentionOptions* options, int64_t tokens, double density) {
@@ -87,7 +87,7 @@ extern constinit const PatternDefinition kBlockTopKDefinition = {
     .sees = "key blocks chosen per query block",
     .count_tiles = nullptr,
     .causal_choice = CausalChoice::kOnAsk,
-    .takes_masks = false,
+    .takes_masks = true,
     .can_be_balanced = true,
     .needs_whole_tiles = true,
     .fields = kFields,
@@ -100,7 +100,8 @@ extern constinit const PatternDefinition kBlockTopKDefinition = {
         R"(Mixture of Block Attention (MoBA, arXiv 2502.13189) with a gate for each tile of queries, not for each query, which is
 faster and coarser. Keys are cut into blocks of `attention.block_size` tokens. A tile of queries sees its own block up
 to the diagonal, and the `attention.topk_blocks` earlier blocks whose mean key has the largest product with the tile's
-mean query. Which those are is chosen per layer, head and step; the kernels get lists of tiles, per query tile and,
+mean query; under an `attention.mask` that shows later tokens, of all the other blocks of which a query of the tile sees
+a key. Which those are is chosen per layer, head and step; the kernels get lists of tiles, per query tile and,
 for backward, per key tile. `moba` has the gate as published. With `attention.selection: causal` the tile's first
 query chooses alone, which no query of the tile precedes. Of blocks with equal scores even heads take the earlier, odd
 heads the later. The planner assumes that half of the choices are blocks that the whole head favours.

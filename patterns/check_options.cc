@@ -56,6 +56,13 @@ absl::Status CheckSelection(const AttentionOptions& options, const PatternDefini
         "query's choice by what "
         "comes after it, too; give attention.balance.anchor: none, or selection: full");
   }
+  if (options.mask != Mask::kCausal && definition.causal_choice == CausalChoice::kOnAsk) {
+    return Invalid(absl::StrFormat(
+        "attention.selection: causal does not go with attention.mask: %s, under which "
+        "attention.pattern: %s chooses among keys that come after a query, too; give "
+        "attention.mask: causal, or selection: full",
+        std::string(MaskName(options.mask)), std::string(definition.name)));
+  }
   if (definition.causal_choice != CausalChoice::kNever) return absl::OkStatus();
   return Invalid(absl::StrFormat(
       "attention.selection: causal does not go with attention.pattern: %s, which chooses what a "
@@ -86,8 +93,8 @@ absl::Status CheckMask(const AttentionOptions& options, const PatternDefinition&
   }
   if (definition.takes_masks) return absl::OkStatus();
   return Invalid(absl::StrFormat(
-      "attention.mask: %s does not go with attention.pattern: %s, which chooses among the keys "
-      "before a query; give causal, or one of the patterns %s",
+      "attention.mask: %s does not go with attention.pattern: %s, whose choice is of "
+      "earlier keys by construction; give causal, or one of the patterns %s",
       mask, std::string(definition.name),
       NamesOf([](const PatternDefinition& other) { return other.takes_masks; })));
 }

@@ -22,17 +22,17 @@ class Chooser {
     for (int64_t& favourite : favourites_) favourite = random_.Below(groups);
   }
 
-  // Draws a block before `own`.
-  int64_t Draw(int64_t own) {
+  // Draws one of the blocks [0, seen) but `own`.
+  int64_t Draw(int64_t own, int64_t seen) {
     const int64_t block = random_.Unit() < 0.5 ? favourites_[random_.Below(std::ssize(favourites_))]
-                                               : random_.Below(own);
-    return block < own ? block : random_.Below(own);
+                                               : Other(own, random_.Below(seen - 1));
+    return block < seen && block != own ? block : Other(own, random_.Below(seen - 1));
   }
   // Draws `count` different ones, ascending.
-  std::vector<int64_t> Choose(int64_t own, int64_t count) {
+  std::vector<int64_t> Choose(int64_t own, int64_t seen, int64_t count) {
     std::vector<int64_t> chosen;
     while (std::ssize(chosen) < count) {
-      const int64_t block = count == own ? std::ssize(chosen) : Draw(own);
+      const int64_t block = count == seen - 1 ? Other(own, std::ssize(chosen)) : Draw(own, seen);
       if (is_chosen_[block]) continue;
       is_chosen_[block] = true;
       chosen.push_back(block);
@@ -43,6 +43,9 @@ class Chooser {
   }
 
  private:
+  // The `number`-th block that is not `own`.
+  static int64_t Other(int64_t own, int64_t number) { return number < own ? number : number + 1; }
+
   Random& random_;
   std::vector<int64_t> favourites_;
   std::vector<bool> is_chosen_;
@@ -54,30 +57,36 @@ int64_t ListedTilesOf(int64_t blocks, int64_t span, int64_t kept) {
   return blocks * std::min({TilesOfRow(blocks), blocks, (kept + 1) * span});
 }
 
-ring::HeadPattern SampleChosenBlocks(int64_t blocks, int64_t span, int64_t kept,
-                                     absl::FunctionRef<int64_t(int64_t own)> kept_of,
+ring::HeadPattern SampleChosenBlocks(const AttentionOptions& options, int64_t blocks, int64_t span,
+                                     int64_t kept,
+                                     absl::FunctionRef<int64_t(int64_t others)> kept_of,
                                      Random* random) {
   const int64_t groups = (blocks + span - 1) / span, most = TilesOfRow(blocks);
   kept = std::min(kept, groups);
-  if (kept_of(groups - 1) >= groups - 1) return Band(blocks, blocks);  // no row sees more
+  if (kept_of(groups - 1) >= groups - 1)
+    return Visible(options, blocks, blocks);  // no row sees more
   Chooser chooser(groups, kept, random);
   ring::HeadPattern head;
   head.row_offsets.reserve(blocks + 1);
   head.row_offsets.push_back(0);
   const auto add = [&](int64_t tile) { head.columns.push_back(static_cast<int32_t>(tile)); };
   for (int64_t q = 0; q < blocks; ++q) {
-    const int64_t own = q / span, chosen = kept_of(own), near = q - own * span + 1;
+    const int64_t own = q / span, end = SeenTiles(options, blocks, q);
+    const int64_t seen = (end + span - 1) / span, chosen = kept_of(seen - 1);
+    const int64_t near = std::min(end, (own + 1) * span) - own * span;
     const int64_t tiles = chosen * span + near;
     if (tiles <= most) {
-      for (const int64_t block : chooser.Choose(own, chosen)) {
-        for (int64_t k = block * span; k < (block + 1) * span; ++k) add(k);
+      for (const int64_t block : chooser.Choose(own, seen, chosen)) {
+        for (int64_t k = block * span; k < std::min(end, (block + 1) * span); ++k) add(k);
       }
-      for (int64_t k = own * span; k <= q; ++k) add(k);
+      for (int64_t k = own * span; k < own * span + near; ++k) add(k);
       head.row_weights.push_back(1);
     } else {
       for (int64_t i = 0; i < most; ++i) {
-        const bool is_near = own == 0 || random->Below(tiles) < near;
-        add(is_near ? q - random->Below(near) : chooser.Draw(own) * span + random->Below(span));
+        const bool is_near = seen == 1 || random->Below(tiles) < near;
+        const int64_t tile = is_near ? own * span + near - 1 - random->Below(near)
+                                     : chooser.Draw(own, seen) * span + random->Below(span);
+        add(std::min(tile, end - 1));
       }
       head.row_weights.push_back(static_cast<double>(tiles) / static_cast<double>(most));
     }

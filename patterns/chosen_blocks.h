@@ -14,10 +14,11 @@ namespace ringleader::patterns {
 // row keeps up to `kept` of them besides its own.
 int64_t ListedTilesOf(int64_t blocks, int64_t span, int64_t kept);
 
-// Samples a head of `blocks` tiles. Each row sees its own block up to the diagonal and
-// kept_of(own), at most `kept`, of the `own` blocks before it.
-ring::HeadPattern SampleChosenBlocks(int64_t blocks, int64_t span, int64_t kept,
-                                     absl::FunctionRef<int64_t(int64_t own)> kept_of,
+// Samples a head of `blocks` tiles. Each row sees its own block and kept_of(others), at most
+// `kept`, of the `others` that the mask of `options` shows, as far as it shows them.
+ring::HeadPattern SampleChosenBlocks(const AttentionOptions& options, int64_t blocks, int64_t span,
+                                     int64_t kept,
+                                     absl::FunctionRef<int64_t(int64_t others)> kept_of,
                                      Random* random);
 
 }  // namespace ringleader::patterns

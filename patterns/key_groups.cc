@@ -212,7 +212,7 @@ int64_t ListedTiles(const AttentionOptions& options, int64_t blocks) {
 ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const PatternHints&,
                          Random* random) {
   return SampleChosenBlocks(
-      blocks, /*span=*/1, Kept(options, blocks - 1, blocks),
+      options, blocks, /*span=*/1, Kept(options, blocks - 1, blocks),
       [&](int64_t own) { return Kept(options, own, blocks); }, random);
 }
 

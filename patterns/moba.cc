@@ -98,7 +98,7 @@ int64_t ListedTiles(const AttentionOptions& options, int64_t blocks) {
 ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const PatternHints&,
                          Random* random) {
   return SampleChosenBlocks(
-      blocks, Span(options), MostKept(options, blocks),
+      options, blocks, Span(options), MostKept(options, blocks),
       [&](int64_t own) { return Kept(options, own); }, random);
 }
 

@@ -300,7 +300,7 @@ TEST(SampleTest, BlockTopKListsAreBoundedAndAddUp) {
   EXPECT_EQ(std::count(head.diagonals.begin(), head.diagonals.end(), 1), 65536);
 }
 
-TEST(MaskTest, PatternsThatChooseAmongEarlierKeysRefuseOthersByName) {
+TEST(MaskTest, PatternsThatCanOnlyChooseEarlierKeysRefuseOthersByName) {
   for (const PatternDefinition* definition : Definitions()) {
     AttentionOptions options{
         .pattern = definition->pattern, .window = 100, .density = 0.1, .tile = 64, .stripe = 64};
@@ -315,8 +315,8 @@ TEST(MaskTest, PatternsThatChooseAmongEarlierKeysRefuseOthersByName) {
       EXPECT_EQ(message,
                 "attention.mask: " + std::string(MaskName(mask)) +
                     " does not go with attention.pattern: " + std::string(definition->name) +
-                    ", which chooses among the keys before a query; give causal, or one of "
-                    "the patterns dense, sliding_window");
+                    ", whose choice is of earlier keys by construction; give causal, or one of "
+                    "the patterns dense, sliding_window, block_topk, xattention, adaspa");
     }
   }
 }
@@ -375,6 +375,59 @@ TEST(MaskTest, ThePlannersTilesAreThoseOfAMask) {
       }
     }
   }
+}
+
+// What is drawn for the planner of patterns that choose: own blocks, and as many others of what the
+// mask shows as the budget says.
+TEST(MaskTest, SampledChoicesAreOfWhatTheMaskShows) {
+  constexpr int64_t kBlocks = 96;
+  for (const Mask mask : {Mask::kCausal, Mask::kFull, Mask::kPrefixLm, Mask::kBlockCausal}) {
+    SCOPED_TRACE(std::string(MaskName(mask)));
+    AttentionOptions options{.mask = mask, .mask_block = 640, .density = 0.25, .tile = 64};
+    int64_t ahead = 0;
+    for (const Pattern pattern : {Pattern::kBlockTopK, Pattern::kXAttention, Pattern::kAdaSpa}) {
+      options.pattern = pattern;
+      options.threshold = 1.0;
+      options.block_size = 256;
+      options.topk_blocks = 5;
+      const auto head = SampleLayer(options, false, kBlocks, 1, {}, 1)[0];
+      for (int64_t q = 0; q < kBlocks; ++q) {
+        const int64_t end = SeenTiles(options, kBlocks, q);
+        EXPECT_EQ(end, mask == Mask::kFull          ? kBlocks
+                       : mask == Mask::kBlockCausal ? std::min(kBlocks, (q / 10 + 1) * 10)
+                                                    : q + 1);
+        std::vector<int64_t> row(head.columns.begin() + head.row_offsets[q],
+                                 head.columns.begin() + head.row_offsets[q + 1]);
+        EXPECT_NE(std::ranges::find(row, q), row.end()) << "its own tile";
+        std::ranges::sort(row);
+        EXPECT_EQ(std::ranges::adjacent_find(row), row.end()) << "each once";
+        EXPECT_LT(row.back(), end);
+        const int64_t most = pattern == Pattern::kBlockTopK ? 6 * 4 : 1 + (end + 3) / 4;
+        EXPECT_LE(std::ssize(row), std::max<int64_t>(2, most)) << q;
+        EXPECT_GE(std::ssize(row), std::min(end, pattern == Pattern::kBlockTopK ? 5 * 4 : end / 4));
+        ahead += std::ranges::count_if(row, [&](int64_t k) { return k > q; });
+      }
+    }
+    EXPECT_EQ(ahead > 0, mask == Mask::kFull || mask == Mask::kBlockCausal);
+    options.pattern = Pattern::kBlockTopK;
+    options.topk_blocks = 1000;  // all
+    const auto all = SampleLayer(options, false, kBlocks, 1, {}, 1)[0];
+    EXPECT_TRUE(all.row_offsets.empty());
+    EXPECT_EQ(all.ahead, Visible(options, kBlocks, kBlocks).ahead);
+  }
+}
+
+TEST(MaskTest, ATilesFirstQueryChoosesAloneUnderTheCausalMask) {
+  AttentionOptions options{.pattern = Pattern::kBlockTopK,
+                           .mask = Mask::kPrefixLm,
+                           .selection = Selection::kCausal,
+                           .tile = 64,
+                           .stripe = 64};
+  EXPECT_THAT(std::string(CheckOptions(options, 1).message()),
+              HasSubstr("attention.selection: causal does not go with attention.mask: prefix_lm"));
+  options.pattern = Pattern::kSlidingWindow;
+  options.window = 100;
+  EXPECT_TRUE(CheckOptions(options, 1).ok());
 }
 
 TEST(MaskTest, PrefixesLieInTheirDocuments) {

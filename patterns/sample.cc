@@ -1,6 +1,7 @@
 #include "patterns/sample.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "patterns/pattern.h"
 
@@ -36,6 +37,22 @@ ring::HeadPattern Visible(const AttentionOptions& options, int64_t blocks, int64
   }
   if (!head.ahead.empty()) head.ahead[0] = 0;  // the main diagonal is in the band
   return head;
+}
+
+int64_t SeenTiles(const AttentionOptions& options, int64_t blocks, int64_t q) {
+  switch (options.mask) {
+    case Mask::kCausal:
+    case Mask::kPrefixLm:
+      return q + 1;
+    case Mask::kFull:
+      return blocks;
+    case Mask::kBlockCausal: {
+      const int64_t last = (q + 1) * options.tile - 1, block = options.mask_block;
+      const int64_t end = (last / block + 1) * block;
+      return std::min(blocks, (end + options.tile - 1) / options.tile);
+    }
+  }
+  std::abort();
 }
 
 std::vector<ring::HeadPattern> SampleLayer(const AttentionOptions& options, bool dense,

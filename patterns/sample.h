@@ -41,6 +41,10 @@ ring::HeadPattern Band(int64_t blocks, int64_t width);
 // How long prefixes are nobody knows before the data: without them.
 ring::HeadPattern Visible(const AttentionOptions& options, int64_t blocks, int64_t width);
 
+// What tile `q` of queries sees by the mask, of `blocks` tiles: [0, SeenTiles). Without prefixes,
+// as above.
+int64_t SeenTiles(const AttentionOptions& options, int64_t blocks, int64_t q);
+
 // Draws `heads` heads of one layer at `blocks` blocks; with `dense`, of a layer that stays dense.
 // Deterministic in `seed`. Patterns that are known before the data give one exact head.
 std::vector<ring::HeadPattern> SampleLayer(const AttentionOptions& options, bool dense,

@@ -20,7 +20,7 @@ constexpr PatternField kFields[] = {
      "Share of the estimated attention mass that the blocks which a tile of queries keeps must cover.",
      Read<&AttentionOptions::threshold>},
     {"attention.density", "0", {0, 1},
-     "Share of the blocks before it that a tile of queries keeps at most; 0: as many as the threshold asks "
+     "Share of the blocks that a tile of queries sees which it keeps at most; 0: as many as the threshold asks "
      "for.",
      Read<&AttentionOptions::density>},
 };
@@ -61,7 +61,7 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
         return device.Run(
             kernels::AntidiagonalGateStep{.keys = keys.data(),
                                           .query_layout = layout,
-                                          .document_starts = index.document_starts(),
+                                          .seen = index.seen(),
                                           .tile = options.tile,
                                           .stride = options.stride,
                                           .scale = inputs.scale,
@@ -90,8 +90,8 @@ int64_t ListedTiles(const AttentionOptions& options, int64_t blocks) {
 ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const PatternHints&,
                          Random* random) {
   return SampleChosenBlocks(
-      blocks, /*span=*/1, Kept(options, blocks - 1),
-      [&](int64_t own) { return Kept(options, own); }, random);
+      options, blocks, /*span=*/1, Kept(options, blocks - 1),
+      [&](int64_t others) { return Kept(options, others); }, random);
 }
 
 }  // namespace
@@ -102,7 +102,7 @@ extern constinit const PatternDefinition kXAttentionDefinition = {
     .sees = "key blocks scored by antidiagonals of each tile",
     .count_tiles = nullptr,
     .causal_choice = CausalChoice::kNever,
-    .takes_masks = false,
+    .takes_masks = true,
     .can_be_balanced = true,
     .needs_whole_tiles = true,
     .fields = kFields,
@@ -114,7 +114,7 @@ extern constinit const PatternDefinition kXAttentionDefinition = {
         R"(XAttention (arXiv 2503.16428), here in training and in a ring. Queries and keys are cut into groups of
 `attention.stride` tokens. A group of queries sees a group of keys by the mean logit along their antidiagonal, the
 first query with the last key and so on, which meets every column and every diagonal of the pair. The softmax of these
-over the groups of keys up to its own is the group's estimate of its attention. Per layer, head and step, each tile of
+over the groups of keys up to its own, or those that its `attention.mask` shows, is the group's estimate of its attention. Per layer, head and step, each tile of
 queries adds it up by blocks of `attention.tile` keys, and keeps its own block, the first that it sees (of its
 document), and then the heaviest until they cover `attention.threshold` of the mass, or are `attention.density` of the
 blocks that it sees: with a threshold of 1 that share is kept in full. A tile visits no more than the share and the

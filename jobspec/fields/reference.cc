@@ -36,9 +36,9 @@ resources: {trainers: 4}
 
 constexpr char kPatternsPreamble[] = R"(# Attention patterns
 
-What a query may attend to is one of the patterns below, chosen for a job by `attention.pattern`. All are
-causal, go with every layout and ring, and are computed in tiles of `attention.tile` tokens
-([attention.md](attention.md)). Each is one definition in `patterns/`: its name, its fields of the job file, its
+What a query may attend to is one of the patterns below, chosen for a job by `attention.pattern`. All
+go with every layout and ring, and are computed in tiles of `attention.tile` tokens
+([attention.md](attention.md), which says which of them go with other masks than the causal one). Each is one definition in `patterns/`: its name, its fields of the job file, its
 checks, how its index is built and its tiles are counted, what the planner assumes of it, and its section here.
 
 This page is generated from those definitions; a test keeps the two alike

@@ -90,15 +90,16 @@ torch::Tensor ChooseXAttention(Engine& engine, const torch::Tensor& q, const tor
   const torch::Tensor chosen = torch::empty({sizes.batch, sizes.heads, blocks, BlockWords(blocks)},
                                             q.options().dtype(torch::kInt));
   for (int64_t b = 0; b < sizes.batch; ++b) {
-    ThrowIfNotOk(engine.Run(AntidiagonalGateStep{.query_layout = sizes.layout(),
-                                                 .document_starts = StartsOf(documents, b),
-                                                 .tile = static_cast<int32_t>(tile),
-                                                 .stride = static_cast<int32_t>(stride),
-                                                 .scale = static_cast<float>(scale),
-                                                 .threshold = static_cast<float>(threshold),
-                                                 .density = static_cast<float>(density),
-                                                 .chosen = Bits(chosen[b])},
-                            queries[b], keys[b]));
+    ThrowIfNotOk(
+        engine.Run(AntidiagonalGateStep{.query_layout = sizes.layout(),
+                                        .seen = {.document_starts = StartsOf(documents, b)},
+                                        .tile = static_cast<int32_t>(tile),
+                                        .stride = static_cast<int32_t>(stride),
+                                        .scale = static_cast<float>(scale),
+                                        .threshold = static_cast<float>(threshold),
+                                        .density = static_cast<float>(density),
+                                        .chosen = Bits(chosen[b])},
+                   queries[b], keys[b]));
   }
   return chosen;
 }

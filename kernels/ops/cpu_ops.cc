@@ -163,9 +163,9 @@ absl::Status CpuEngine::BuildLists(const Tensor& chosen, int64_t tokens, int64_t
     const int64_t row = i / blocks, block = i % blocks;
     selected[i] = static_cast<char>(bits[row * words + block / 32] >> block % 32 & 1);
   }
-  const reference::TileCsr csr = reference::CsrOfBlocks(
-      selected, static_cast<int>(heads), static_cast<int>(tile), static_cast<int>(block_size),
-      layout, layout, /*document_starts=*/nullptr);
+  const reference::TileCsr csr =
+      reference::CsrOfBlocks(selected, static_cast<int>(heads), static_cast<int>(tile),
+                             static_cast<int>(block_size), layout, layout, /*seen=*/{});
   TORCH_CHECK(static_cast<int64_t>(csr.columns.size()) <= columns.numel(), "capacity is ",
               columns.numel(), "; the lists hold ", csr.columns.size(), " tiles");
   std::ranges::copy(csr.row_offsets, row_offsets.mutable_data_ptr<int32_t>());

@@ -11,6 +11,7 @@
 #include "ring/band_tiles.h"
 #include "ringleader/kernels/attention.h"
 #include "ringleader/kernels/block_choice.h"
+#include "ringleader/kernels/seen_keys.h"
 
 namespace ringleader::patterns {
 
@@ -61,6 +62,10 @@ struct LayerIndex {
     const auto& rows = window > 0 ? documents->visible_in_window : documents->visible;
     return rows.size > 0 ? &rows : nullptr;
   }
+  kernels::SeenKeys seen() const {
+    return {.document_starts = document_starts(),
+            .intervals = visible() == nullptr ? nullptr : visible()->data()};
+  }
   // Returns the part that holds for all owners: without the lists of kCsr, and without groups.
   kernels::TileSelection Tiles() const {
     return {.pattern = pattern,
@@ -69,8 +74,8 @@ struct LayerIndex {
             .diagonals = diagonals.data(),
             .diagonal_words = diagonal_words,
             .choice = {.chosen = queries_chosen.data(), .block_size = block_size},
-            .document_starts = document_starts(),
-            .intervals = visible() == nullptr ? nullptr : visible()->data()};
+            .document_starts = seen().document_starts,
+            .intervals = seen().intervals};
   }
   bool has_groups() const { return most_groups > 0; }
   kernels::ChosenGroups Groups() const {

@@ -76,6 +76,7 @@ absl::Status ChooseBlocks(const BalanceOptions& balance, int tile, const IndexIn
   const auto factor = AllocateArray<float>(device, 1);
   kernels::CountWorkStep count = {.chosen = index.chosen.data(),
                                   .query_layout = inputs.layout,
+                                  .seen = index.seen(),
                                   .heads = inputs.heads,
                                   .tile = tile,
                                   .block_size = index.block_size,

@@ -67,23 +67,26 @@ __device__ void FinishRows(const ScoreParams& p, int64_t first_slot, int rows, i
 // A block of threads takes a tile of queries of a head: masses of blocks, then which are kept.
 __global__ void __launch_bounds__(kKeepThreads)
     KeepKernel(const ScoreParams p, const KeepParams keep) {
-  extern __shared__ int32_t mass[];  // of [first, own]
+  extern __shared__ int32_t mass[];  // of what the tile sees
   __shared__ SelectShared shared;
   __shared__ RowSoftmax softmax;
   const int a = keep.first_tile + blockIdx.x, head = blockIdx.y;
-  const int64_t token = static_cast<int64_t>(a) * keep.tile;
-  const int own = static_cast<int>(p.layout.Position(token) / keep.tile);
-  const int first = p.document_starts == nullptr ? 0 : p.document_starts[token] / keep.tile;
+  const SeenBlocks blocks = SeenBlocksOf(p.seen, p.layout, a, keep.tile, keep.tile);
+  const int first = blocks.first, own = blocks.own - first;
   const int first_row = a * keep.width - p.first_row;
   const int rows = max(0, min(keep.width, p.rows - first_row));
   const int64_t first_slot = static_cast<int64_t>(head) * p.rows + first_row;
   const auto item_of = [&](int block) { return block * keep.width / kScoreColumns; };
-  FinishRows(p, first_slot, rows, item_of(first), item_of(own), softmax);
+  // Of items behind the last one that a row sees nothing was scored: there is no mass.
+  const int last_item =
+      rows == 0 ? -1 : GroupPositions{p}.Last(p.first_row + first_row + rows - 1) / kScoreColumns;
+  FinishRows(p, first_slot, rows, item_of(first), last_item, softmax);
   __syncthreads();
   uint64_t total = 0;
-  for (int block = first + static_cast<int>(threadIdx.x); block <= own; block += kKeepThreads) {
+  for (int block = first + static_cast<int>(threadIdx.x); block <= blocks.last;
+       block += kKeepThreads) {
     float sum = 0.0f;
-    for (int row = 0; row < rows; ++row) {
+    for (int row = 0; row < rows && item_of(block) <= last_item; ++row) {
       const int64_t slot = first_slot + row;
       const float of_item = p.items_of[slot * p.items + item_of(block)].x;
       if (of_item == -INFINITY) continue;
@@ -95,9 +98,9 @@ __global__ void __launch_bounds__(kKeepThreads)
     total += static_cast<uint64_t>(rounded);
   }
   total = BlockScan(total, shared.scan).total;  // and all masses are written
-  const int seen = own - first + 1, forced = seen == 1 ? 1 : 2;
-  const int64_t forced_mass = seen == 1 ? mass[0] : int64_t{mass[0]} + mass[seen - 1];
-  const auto other_mass = [&](int i) { return i == 0 || i == seen - 1 ? 0 : mass[i]; };
+  const int seen = blocks.count(), forced = own == 0 ? 1 : 2;
+  const int64_t forced_mass = own == 0 ? mass[0] : int64_t{mass[0]} + mass[own];
+  const auto other_mass = [&](int i) { return i == 0 || i == own ? 0 : mass[i]; };
   const auto find = [&](int64_t count, int64_t of_mass) {
     return FindThreshold<1, kKeepThreads>(shared, 0, seen, other_mass, count, of_mass, One());
   };
@@ -107,7 +110,7 @@ __global__ void __launch_bounds__(kKeepThreads)
   if (keep.move.factor != nullptr) {
     const int64_t before = threshold.count,
                   least = HeldMass(threshold.mass, all, keep.move.tolerance);
-    const uint32_t place = MovePlace(own, p.first_head + head);
+    const uint32_t place = MovePlace(blocks.own, p.first_head + head);
     threshold = find(MovedCount(forced + before, *keep.move.factor, place) - forced, INT_MAX);
     if (threshold.count < before && threshold.mass < least) threshold = find(before, least);
   }
@@ -121,7 +124,7 @@ __global__ void __launch_bounds__(kKeepThreads)
     const int of_block = is_seen ? other_mass(i) : 0;
     const bool equal = of_block > 0 && of_block == threshold.value;
     const Scan scan = BlockScan(equal ? 1 : 0, shared.scan);
-    const bool taken = (is_seen && (i == 0 || i == seen - 1)) ||
+    const bool taken = (is_seen && (i == 0 || i == own)) ||
                        (of_block > 0 && of_block > threshold.value) ||
                        (equal && ties + static_cast<int>(scan.inclusive) <= threshold.ties);
     ties += static_cast<int>(scan.total);
@@ -240,7 +243,7 @@ absl::Status ChooseByAntidiagonals(const TokenMajor<const __nv_bfloat16>& q,
   const auto query_tiles = static_cast<int>((q.tokens + step.tile - 1) / step.tile);
   ScoreParams params = {
       .layout = step.query_layout,
-      .document_starts = step.document_starts,
+      .seen = step.seen,
       .stride = step.stride,
       .head_blocks = q.head_dim / 64,
       .group = q.heads / k.heads,

@@ -14,6 +14,8 @@
 #include "kernels/sm90/ptx/wgmma.cuh"
 #include "kernels/sm90/warpgroup/ring_cursor.cuh"
 #include "kernels/sm90/warpgroup/roles.cuh"
+#include "ringleader/kernels/block_choice.h"
+#include "ringleader/kernels/seen_keys.h"
 #include "ringleader/kernels/shard_layout.h"
 
 namespace ringleader::kernels::index {
@@ -26,11 +28,11 @@ inline constexpr int kScoreStages = 4;
 // What one launch scores: `rows` groups of queries from first_row on, of `heads` heads from
 // first_head on.
 struct ScoreParams {
-  ShardLayout layout;                        // of the queries
-  const int32_t* document_starts = nullptr;  // may be null
-  int stride = 0;                            // tokens of a group
-  int head_blocks = 0;                       // of 64 elements in a head
-  int group = 0;                             // query heads a KV head
+  ShardLayout layout;  // of the queries
+  SeenKeys seen = {};
+  int stride = 0;       // tokens of a group
+  int head_blocks = 0;  // of 64 elements in a head
+  int group = 0;        // query heads a KV head
   int first_head = 0, heads = 0;
   int first_row = 0, rows = 0;
   int blocks = 0;           // of keys of the sequence
@@ -45,19 +47,17 @@ struct ScoreParams {
 struct GroupPositions {
   const ScoreParams& p;
 
-  __device__ int Of(int row) const {
-    return static_cast<int>(p.layout.Position(static_cast<int64_t>(row) * p.stride) / p.stride);
-  }
-  // The first group of keys that a row sees.
+  // The first and the last group of keys that a row sees.
   __device__ int Start(int row) const {
-    return p.document_starts == nullptr
-               ? 0
-               : p.document_starts[static_cast<int64_t>(row) * p.stride] / p.stride;
+    return static_cast<int>(p.seen.Begin(static_cast<int64_t>(row) * p.stride) / p.stride);
+  }
+  __device__ int Last(int row) const {
+    return static_cast<int>(LastGroupOf(p.seen, p.layout, p.stride, row));
   }
 };
 
 // The work of a CTA in turn: every gridDim.x-th item that some row of a tile of rows sees, head by
-// head. Positions and starts ascend with rows, so a tile's items are neighbours.
+// head. What rows see first and last ascends with them, so a tile's items are neighbours.
 struct ScoreWalk {
   const ScoreParams& p;
   int head = 0, row = 0, item = 0;  // row: the tile's first, from first_row on
@@ -76,7 +76,7 @@ struct ScoreWalk {
       for (; row < p.rows; row += kScoreRows) {
         const int first = p.first_row + row, last = p.first_row + min(row + kScoreRows, p.rows) - 1;
         const int begin = positions.Start(first) / kScoreColumns;
-        const int count = positions.Of(last) / kScoreColumns + 1 - begin;
+        const int count = positions.Last(last) / kScoreColumns + 1 - begin;
         item = begin + static_cast<int>(offset_);
         if (offset_ < count) return;
         offset_ -= count;
@@ -237,14 +237,14 @@ __device__ __forceinline__ void StoreScores(const ScoreParams& p, const ScoreWal
   for (int half_row = 0; half_row < 2; ++half_row) {
     const int row = walk.row + warpgroup * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4 + 8 * half_row;
     const bool valid = row < p.rows;
-    const int own = valid ? positions.Of(p.first_row + row) : -1;
+    const int last = valid ? positions.Last(p.first_row + row) : -1;
     const int start = valid ? positions.Start(p.first_row + row) : 0;
     float maximum = -INFINITY;
 #pragma unroll
     for (int i = 0; i < 64; ++i) {
       float& x = sums.of[i / 32][i % 32 / 2 * 4 + half_row * 2 + i % 2];
       const int column = first_column + i / 32 * 128 + i % 32 / 2 * 8 + i % 2;
-      x = column <= own && column >= start ? x * p.scale_log2 : -INFINITY;
+      x = column <= last && column >= start ? x * p.scale_log2 : -INFINITY;
       maximum = fmaxf(maximum, x);
     }
     maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, 1));

@@ -15,6 +15,7 @@
 #include "kernels/index/testing/gate_rows.h"
 #include "kernels/reference/testing/antidiagonal_oracle.h"
 #include "kernels/reference/testing/packed_documents.h"
+#include "kernels/reference/testing/sight.h"
 #include "kernels/testing/device_buffer.h"
 #include "kernels/testing/gpu_test.h"
 
@@ -23,6 +24,7 @@ namespace {
 
 using Bf16 = __nv_bfloat16;
 using reference::testing::AntidiagonalOracle;
+using reference::testing::Sight;
 using ::testing::HasSubstr;
 
 // fp32 sums of exact products, and masses in units of 2^-22 a block.
@@ -37,7 +39,7 @@ class AntidiagonalTest : public GpuTest {
   // What the rank of `layout` chooses. Several ranks are given the keys of all as Gather leaves
   // them.
   std::vector<uint32_t> Choose(const Rows& q, const Rows& k, AntidiagonalGateStep step,
-                               const ShardLayout& layout, const std::vector<int32_t>& starts) {
+                               const ShardLayout& layout, const Sight& sight) {
     const int64_t n = layout.local_tokens();
     const DeviceBuffer<Bf16> queries(q.Shard(layout)), keys(k.Shard(layout));
     DeviceBuffer<Bf16> gathered(layout.tokens * k.width()), ordered(layout.tokens * k.width());
@@ -64,26 +66,28 @@ class AntidiagonalTest : public GpuTest {
                          .ordered = reinterpret_cast<float*>(ordered.data())});
       step.keys = ordered.data();
     }
-    const LocalStarts local_starts(starts, layout);
+    const DeviceSight local_sight(sight.Of(layout));
     const int64_t tiles = (n + step.tile - 1) / step.tile,
                   blocks = (layout.tokens + step.tile - 1) / step.tile;
     DeviceBuffer<uint32_t> chosen(q.heads * tiles * BlockWords(static_cast<int32_t>(blocks)));
     step.query_layout = layout;
-    step.document_starts = local_starts.data();
+    step.seen = local_sight.seen();
     step.chosen = chosen.data();
     run(k.ViewOf(keys, n), step);
     return chosen.Read();
   }
 
+  static Sight Causal(int64_t tokens) { return Sight(Sight::Mask::kCausal, tokens); }
+
   void ExpectRanksChoose(const Rows& q, const Rows& k, const AntidiagonalGateStep& step,
-                         const std::vector<int32_t>& starts, const std::vector<uint32_t>& one) {
+                         const Sight& sight, const std::vector<uint32_t>& one) {
     const int64_t tokens = q.tokens, tiles = tokens / step.tile;
     const int64_t words = BlockWords(static_cast<int32_t>(tiles));
     for (const auto kind : {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
       for (int rank = 0; rank < 4; ++rank) {
         const ShardLayout layout = {
             .kind = kind, .ranks = 4, .rank = rank, .stripe = 2 * step.tile, .tokens = tokens};
-        const std::vector<uint32_t> bits = Choose(q, k, step, layout, starts);
+        const std::vector<uint32_t> bits = Choose(q, k, step, layout, sight);
         for (int64_t i = 0; i < std::ssize(bits); ++i) {
           const int64_t row = i / words, head = row / (tiles / 4);
           const int64_t tile = layout.Position(row % (tiles / 4) * step.tile) / step.tile;
@@ -106,26 +110,29 @@ TEST_F(AntidiagonalTest, IsTheOraclesAndOnRanksThatOfOne) {
                                                        {40, 64, 64, 64}}) {
     if (SmallShapes() && tokens > 1024) continue;
     const Rows q = Random(tokens, 4, head_dim), k = Random(tokens, 2, head_dim);
-    const auto documents = reference::testing::DocumentStarts(
-        tokens, reference::testing::RandomDocuments(tokens, tile, random_));
-    for (const bool packed : {false, true}) {
+    const std::vector<int64_t> documents =
+        reference::testing::RandomDocuments(tokens, tile, random_);
+    for (int trial = 0; trial < 8; ++trial) {
+      const bool packed = trial % 2 == 1;
+      const Sight sight(Sight::kMasks[trial / 2], tokens,
+                        packed ? documents : std::vector<int64_t>());
       for (const auto& [threshold, density] :
            {std::pair{0.9f, 0.0f}, {0.3f, 0.0f}, {1.0f, 0.0f}, {0.5f, 0.3f}, {1.0f, 0.1f}}) {
-        SCOPED_TRACE(::testing::Message() << tokens << " tokens, tile " << tile << ", stride "
-                                          << stride << ", threshold " << threshold << ", density "
-                                          << density << (packed ? ", documents" : ""));
+        SCOPED_TRACE(::testing::Message()
+                     << tokens << " tokens, tile " << tile << ", stride " << stride
+                     << ", threshold " << threshold << ", density " << density
+                     << (packed ? ", documents, " : ", ") << Sight::kNames[trial / 2]);
         const AntidiagonalGateStep step = {.tile = tile,
                                            .stride = stride,
                                            .scale = 1.0f,  // logits far apart
                                            .threshold = threshold,
                                            .density = density};
-        const auto starts = packed ? documents : std::vector<int32_t>();
-        const AntidiagonalOracle oracle(q.View(), k.View(), step, starts);
+        const AntidiagonalOracle oracle(q.View(), k.View(), step, sight);
         const ShardLayout whole = {.tokens = tokens};
-        const std::vector<uint32_t> one = Choose(q, k, step, whole, starts);
+        const std::vector<uint32_t> one = Choose(q, k, step, whole, sight);
         EXPECT_EQ(oracle.Complaint(one.data(), whole, kTolerance), "");
         if (tokens % (8 * tile) != 0) continue;
-        ExpectRanksChoose(q, k, step, starts, one);
+        ExpectRanksChoose(q, k, step, sight, one);
       }
     }
   }
@@ -136,7 +143,7 @@ TEST_F(AntidiagonalTest, AMoveKeepsMoreOrFewerOfTheHeaviest) {
   const int64_t tokens = 4096, tiles = tokens / 64;
   const Rows q = Random(tokens, 4, 64), k = Random(tokens, 2, 64);
   AntidiagonalGateStep step = {.tile = 64, .stride = 8, .scale = 1.0f, .threshold = 0.5f};
-  const std::vector<uint32_t> base = Choose(q, k, step, {.tokens = tokens}, {});
+  const std::vector<uint32_t> base = Choose(q, k, step, {.tokens = tokens}, Causal(tokens));
   const int64_t words = BlockWords(static_cast<int32_t>(tiles));
   const auto count = [&](const std::vector<uint32_t>& chosen, int64_t row) {
     int64_t blocks = 0;
@@ -147,7 +154,7 @@ TEST_F(AntidiagonalTest, AMoveKeepsMoreOrFewerOfTheHeaviest) {
     for (const float tolerance : {0.01f, 1.0f}) {
       const DeviceBuffer<float> gpu_factor(std::vector<float>{factor});
       step.move = {.factor = gpu_factor.data(), .tolerance = tolerance};
-      const std::vector<uint32_t> moved = Choose(q, k, step, {.tokens = tokens}, {});
+      const std::vector<uint32_t> moved = Choose(q, k, step, {.tokens = tokens}, Causal(tokens));
       int64_t held = 0;
       for (int64_t row = 0; row < 4 * tiles; ++row) {
         const int64_t own = row % tiles, before = count(base, row), after = count(moved, row);
@@ -179,7 +186,7 @@ TEST_F(AntidiagonalTest, BatchesAreWhole) {
   const Rows q = Random(tokens, 6, 64), k = Random(tokens, 1, 64);
   const AntidiagonalGateStep step = {
       .tile = 64, .stride = 8, .scale = 0.125f, .threshold = 1.0f, .density = 0.05f};
-  const std::vector<uint32_t> chosen = Choose(q, k, step, {.tokens = tokens}, {});
+  const std::vector<uint32_t> chosen = Choose(q, k, step, {.tokens = tokens}, Causal(tokens));
   int64_t kept = 0, most = 0;
   for (const uint32_t word : chosen) kept += __builtin_popcount(word);
   for (int seen = 1; seen <= 1024; ++seen) {
@@ -192,7 +199,7 @@ TEST_F(AntidiagonalTest, BatchesAreWhole) {
     const auto row = q.bf16.begin() + (i * 6 + 5) * 64;
     last.bf16.insert(last.bf16.end(), row, row + 64);
   }
-  const std::vector<uint32_t> alone = Choose(last, k, step, {.tokens = tokens}, {});
+  const std::vector<uint32_t> alone = Choose(last, k, step, {.tokens = tokens}, Causal(tokens));
   EXPECT_TRUE(std::equal(alone.begin(), alone.end(), chosen.end() - std::ssize(alone)));
 }
 

@@ -15,14 +15,15 @@ using fused::CheckSize;
 
 struct MassParams {
   ShardLayout query_layout;
-  const int32_t* document_starts;  // may be null
+  SeenKeys seen;
   const float* lse;
   int32_t* mass;
   int query_tiles;
 };
 
 // Every local query is an estimate query here. Blocks with the most keys to see go first.
-template <int kHeadDim, bool kDocuments>
+// kBegins: whether what a query sees may begin after the sequence does.
+template <int kHeadDim, bool kBegins>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     BlockMassKernel(const EstimateParams p, const MassParams m,
                     const __grid_constant__ CUtensorMap key_map) {
@@ -32,7 +33,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   int64_t last_position = 0;
   for (int run = 0; run < work.run_count; ++run) {
     const int last = min(p.queries, work.FirstQuery(p, run) + kRun) - 1;
-    last_position = max(last_position, m.query_layout.Position(last));
+    last_position = max(last_position, m.seen.Last(m.query_layout, last));
   }
   // Positions of tiles ascend: those ahead of every query are at the end.
   int visible = 0;
@@ -50,8 +51,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   InitBarriers(shared, work.run_count);
   if (threadIdx.x < kConsumerThreads) {
     LoadQueries(
-        p, work, shared, [&](int e) { return m.query_layout.Position(e); },
-        [&](int e) { return kDocuments ? m.document_starts[e] : 0; });
+        p, work, shared, [&](int e) { return m.seen.Last(m.query_layout, e); },
+        [&](int e) { return kBegins ? m.seen.Begin(e) : 0; });
   }
   __syncthreads();
   if (threadIdx.x >= kConsumerThreads)
@@ -61,13 +62,13 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   const int run = warpgroup % (kConsumers / turns);
   if (run >= work.run_count) return;
   const int head = work.Head(p, run), first_query = work.FirstQuery(p, run);
-  int position[2], start[2];
+  int last[2], start[2];  // keys that are seen
   float bias[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = warp * 16 + lane / 4 + half * 8, query = first_query + row;
-    position[half] = shared.query_position[run * kRun + row];
-    start[half] = kDocuments ? shared.query_start[run * kRun + row] : 0;
+    last[half] = shared.query_position[run * kRun + row];
+    start[half] = kBegins ? shared.query_start[run * kRun + row] : 0;
     const float lse =
         query < p.queries ? m.lse[static_cast<int64_t>(head) * p.queries + query] : -INFINITY;
     bias[half] = lse == -INFINITY ? -INFINITY : -lse * ptx::kLog2E;
@@ -84,16 +85,15 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     const int key = (work.first_tile + i) * kKeyTile;
     const bool all_visible =
         key + kKeyTile <= p.keys &&
-        max(key_position[0], key_position[1]) + kRun - 1 <= min(position[0], position[1]) &&
-        (!kDocuments || min(key_position[0], key_position[1]) >= max(start[0], start[1]));
+        max(key_position[0], key_position[1]) + kRun - 1 <= min(last[0], last[1]) &&
+        (!kBegins || min(key_position[0], key_position[1]) >= max(start[0], start[1]));
     float part[2] = {};  // of each half of the tile
 #pragma unroll
     for (int e = 0; e < 64; ++e) {
       const int column = e / 4 * 8 + lane % 4 * 2 + e % 2;
       const int at = key_position[e / 32] + column % kRun;
-      const bool visible_pair =
-          all_visible || (key + column < p.keys && at <= position[e / 2 % 2] &&
-                          (!kDocuments || at >= start[e / 2 % 2]));
+      const bool visible_pair = all_visible || (key + column < p.keys && at <= last[e / 2 % 2] &&
+                                                (!kBegins || at >= start[e / 2 % 2]));
       const float share = Exp2(fmaf(s[e], p.scale_log2, bias[e / 2 % 2]));
       part[e / 32] += visible_pair ? share : 0.0f;
     }
@@ -119,12 +119,12 @@ absl::Status Launch(const BlockMassArgs& args, cudaStream_t stream) {
       MakeEstimateParams(args.q, args.k, args.key_layout, args.tile, args.scale);
   const MassParams mass = {
       .query_layout = args.query_layout,
-      .document_starts = args.document_starts,
+      .seen = args.seen,
       .lse = args.lse,
       .mass = args.mass,
       .query_tiles = static_cast<int>((args.q.tokens + args.tile - 1) / args.tile)};
-  const auto kernel = args.document_starts == nullptr ? BlockMassKernel<kHeadDim, false>
-                                                      : BlockMassKernel<kHeadDim, true>;
+  const bool begins = args.seen.document_starts != nullptr || args.seen.intervals != nullptr;
+  const auto kernel = begins ? BlockMassKernel<kHeadDim, true> : BlockMassKernel<kHeadDim, false>;
   return LaunchEstimate<kHeadDim>("BlockMass", kernel, args.k.heads * params.block_groups, stream,
                                   params, mass, key_map);
 }

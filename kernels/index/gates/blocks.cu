@@ -118,11 +118,14 @@ __device__ void KeepLargest(const uint32_t* keys, int count, int keep, int own, 
 
 extern __shared__ uint32_t row_keys[];
 
-// The first block that the first query of tile `a`, and so any, sees.
-__device__ __forceinline__ int FirstBlock(const int32_t* document_starts, int a, int tile,
-                                          int block_size) {
-  return document_starts == nullptr ? 0
-                                    : document_starts[static_cast<int64_t>(a) * tile] / block_size;
+// The keys of a row of scores: of the blocks before a tile's own and, where it sees what comes
+// after that, of all up to the last one.
+__device__ __forceinline__ int RowKeys(const SeenBlocks& seen) {
+  return seen.last > seen.own ? seen.last + 1 : seen.own;
+}
+// Whether one of them is a candidate.
+__device__ __forceinline__ bool IsCandidate(const SeenBlocks& seen, int block) {
+  return block >= seen.first && block != seen.own;
 }
 
 __device__ __forceinline__ float ScoreOf(uint32_t key) {
@@ -160,21 +163,22 @@ struct MoveShared {
   double slots[kGateWarps];
 };
 
-// How many of keys[first, own) a row keeps that would keep `keep`, besides its own block: as the
-// CPU engine's. All threads call.
-__device__ int MovedKeep(const uint32_t* keys, int first, int own, int keep, double scale,
+// How many of a row's candidates it keeps that would keep `keep`, besides its own block: as the CPU
+// engine's. All threads call.
+__device__ int MovedKeep(const uint32_t* keys, const SeenBlocks& seen, int keep, double scale,
                          const ChoiceMove& move, uint32_t place, MoveShared& shared) {
-  const int moved = min(max(MovedCount(keep + 1, *move.factor, place) - 1, 0), own - first);
+  const int first = seen.first, count = RowKeys(seen);
+  const int moved = min(max(MovedCount(keep + 1, *move.factor, place) - 1, 0), seen.count() - 1);
   if (moved >= keep) return moved;
   double most = -INFINITY, sum = 0.0;
-  for (int i = first + static_cast<int>(threadIdx.x); i < own; i += kGateThreads) {
-    most = fmax(most, static_cast<double>(ScoreOf(keys[i])));
+  for (int i = first + static_cast<int>(threadIdx.x); i < count; i += kGateThreads) {
+    if (i != seen.own) most = fmax(most, static_cast<double>(ScoreOf(keys[i])));
   }
   most = BlockMax(most, shared.slots);
   const auto weight_of = [&](int i) {
-    return exp((static_cast<double>(ScoreOf(keys[i])) - most) * scale);
+    return i == seen.own ? 0.0 : exp((static_cast<double>(ScoreOf(keys[i])) - most) * scale);
   };
-  for (int i = first + static_cast<int>(threadIdx.x); i < own; i += kGateThreads) {
+  for (int i = first + static_cast<int>(threadIdx.x); i < count; i += kGateThreads) {
     sum += weight_of(i);
   }
   sum = BlockSum(sum, shared.slots);
@@ -184,11 +188,11 @@ __device__ int MovedKeep(const uint32_t* keys, int first, int own, int keep, dou
     return share <= 1.0 ? static_cast<int>(rint(ldexp(share, kMassBits))) : 0;
   };
   const Threshold all =
-      FindThreshold<1, kGateThreads>(shared.select, first, own, mass_of, INT_MAX, INT_MAX, One());
+      FindThreshold<1, kGateThreads>(shared.select, first, count, mass_of, INT_MAX, INT_MAX, One());
   const Threshold kept =
-      FindThreshold<1, kGateThreads>(shared.select, first, own, mass_of, keep, INT_MAX, One());
+      FindThreshold<1, kGateThreads>(shared.select, first, count, mass_of, keep, INT_MAX, One());
   const Threshold held =
-      FindThreshold<1, kGateThreads>(shared.select, first, own, mass_of, keep,
+      FindThreshold<1, kGateThreads>(shared.select, first, count, mass_of, keep,
                                      HeldMass(kept.mass, all.mass, move.tolerance), One());
   return max(moved, static_cast<int>(held.count));
 }
@@ -199,18 +203,17 @@ __global__ void __launch_bounds__(kGateThreads)
   __shared__ GateShared shared;
   __shared__ float query[256];
   const int a = blockIdx.x, head = blockIdx.y, d = args.head_dim;
-  const int own = static_cast<int>(args.query_layout.Position(static_cast<int64_t>(a) * args.tile) /
-                                   args.block_size);
+  const SeenBlocks seen = SeenBlocksOf(args.seen, args.query_layout, a, args.tile, args.block_size);
+  const int count = RowKeys(seen);
   if (static_cast<int>(threadIdx.x) < d) {
     query[threadIdx.x] =
         args.query_sums[(static_cast<int64_t>(a) * args.heads + head) * d + threadIdx.x];
   }
   __syncthreads();
-  const int first = FirstBlock(args.document_starts, a, args.tile, args.block_size);
   const float* means =
       args.means + static_cast<int64_t>(head / (args.heads / args.kv_heads)) * blocks * d;
-  for (int block = threadIdx.x; block < own; block += kGateThreads) {
-    if (block < first) {
+  for (int block = threadIdx.x; block < count; block += kGateThreads) {
+    if (!IsCandidate(seen, block)) {
       row_keys[block] = 0;  // below every score's
       continue;
     }
@@ -228,17 +231,17 @@ __global__ void __launch_bounds__(kGateThreads)
   }
   __syncthreads();
   const int words = (blocks + 31) / 32;
-  int keep = min(args.topk_blocks, own - first);
+  int keep = min(args.topk_blocks, seen.count() - 1);
   if constexpr (kMoves) {
     __shared__ MoveShared move_shared;
     const int64_t token = static_cast<int64_t>(a) * args.tile;
     const int queries =
         min(args.queries, static_cast<int>(args.query_layout.local_tokens() - token));
-    keep = MovedKeep(row_keys, first, own, keep,
+    keep = MovedKeep(row_keys, seen, keep,
                      static_cast<double>(args.scale) / static_cast<double>(queries), args.move,
                      MovePlace(args.query_layout.Position(token) / args.tile, head), move_shared);
   }
-  KeepLargest(row_keys, own, keep, own, words, TiesGoLate(head),
+  KeepLargest(row_keys, count, keep, seen.own, words, TiesGoLate(head),
               args.chosen + (static_cast<int64_t>(head) * query_tiles + a) * words, shared);
 }
 
@@ -247,24 +250,22 @@ __global__ void __launch_bounds__(kGateThreads)
   __shared__ GateShared shared;
   __shared__ uint64_t slots[32];
   const int a = blockIdx.x, head = blockIdx.y;
-  const int own =
-      static_cast<int>(args.query_layout.Position(static_cast<int64_t>(a) * args.tile) / args.tile);
+  const SeenBlocks seen = SeenBlocksOf(args.seen, args.query_layout, a, args.tile, args.tile);
+  const int count = RowKeys(seen);
   const int64_t row = static_cast<int64_t>(head) * query_tiles + a;
   const int32_t* mass = args.mass + row * blocks;
-  const int first = FirstBlock(args.document_starts, a, args.tile, args.tile);
-  for (int b = threadIdx.x; b < own; b += kGateThreads) {
-    row_keys[b] = b < first ? 0 : static_cast<uint32_t>(mass[b]) + 1;
+  for (int b = threadIdx.x; b < count; b += kGateThreads) {
+    row_keys[b] = IsCandidate(seen, b) ? static_cast<uint32_t>(mass[b]) + 1 : 0;
   }
   __syncthreads();
-  const int seen = own - first;
-  const int keep = BlocksOfShare(args.density[head], seen);
+  const int keep = BlocksOfShare(args.density[head], seen.count() - 1);
   const int words = (blocks + 31) / 32;
   uint32_t* chosen = args.chosen + row * words;
-  KeepLargest(row_keys, own, keep, own, words, TiesGoLate(head), chosen, shared);
+  KeepLargest(row_keys, count, keep, seen.own, words, TiesGoLate(head), chosen, shared);
   if (args.query_layout.Position(static_cast<int64_t>(a) * args.tile) >= args.content) return;
   __syncthreads();
   uint64_t kept = 0, total = 0;
-  for (int b = threadIdx.x; b <= own; b += kGateThreads) {
+  for (int b = threadIdx.x; b <= seen.last; b += kGateThreads) {
     const uint64_t m = static_cast<uint64_t>(mass[b]);
     total += m;
     if (chosen[b / 32] >> b % 32 & 1) kept += m;

@@ -23,16 +23,15 @@ absl::Status TileSums(const TokenMajor<const __nv_bfloat16>& x, int32_t tile, fl
 absl::Status TileFirsts(const TokenMajor<const __nv_bfloat16>& x, int32_t tile, float* firsts,
                         cudaStream_t stream);
 
-// Each tile of queries keeps its own block and the topk_blocks earlier ones whose mean key its
-// summed query scores highest; ties go to the lower block in even heads, to the higher in odd ones.
+// Each tile of queries keeps its own block and the topk_blocks others that it sees whose mean key
+// its summed query scores highest; ties go to the lower block in even heads, to the higher in odd
+// ones.
 struct BlockGateArgs {
   // [query tiles, heads, head_dim]: TileSums of local queries, or TileFirsts
   const float* query_sums = nullptr;
   const float* key_sums = nullptr;  // [tiles of the sequence, kv_heads, head_dim], by position
   ShardLayout query_layout;
-  // [n_q], as of all that follow: TileSelection::document_starts. Blocks that end before the
-  // document of a tile's first query starts are no candidates. Null: the sequence is one document.
-  const int32_t* document_starts = nullptr;
+  SeenKeys seen = {};  // as of all that follow, of the local queries
   int32_t heads = 0;
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
@@ -51,12 +50,12 @@ absl::Status SelectBlocksByMean(const BlockGateArgs& args, cudaStream_t stream);
 // Exact block mass: adds to mass[head, query tile, B] the sum of exp(logit - lse) over the tile's
 // queries and the keys of block B, in units of 2^-22, for the blocks that the owner of `k` has.
 // Start from zeros; with lse of dense attention a row's masses then add up, over all owners, to its
-// number of queries. Keys of other documents have no mass.
+// number of queries. Keys that a query does not see have no mass.
 struct BlockMassArgs {
   TokenMajor<const __nv_bfloat16> q;  // [n_q, heads, d], d 64 or 128
   TokenMajor<const __nv_bfloat16> k;  // [n_k, kv_heads, d]
   const float* lse = nullptr;         // [heads, n_q]
-  const int32_t* document_starts = nullptr;
+  SeenKeys seen = {};
   ShardLayout query_layout;
   ShardLayout key_layout;
   int32_t tile = 128;
@@ -70,14 +69,14 @@ absl::Status SelectBlocksByMass(const MassGateStep& step, cudaStream_t stream);
 absl::Status AdaptDensity(const AdaptDensityStep& step, cudaStream_t stream);
 
 // The choice as lists of this rank's query tiles against the key tiles of one owner, by query tile
-// and by key tile, without the tiles that documents hide. Offsets are right even where the lists
+// and by key tile, of those that hold a key which is seen. Offsets are right even where the lists
 // are longer than `capacity`: entries past it are dropped, so compare offsets' last element with
 // it.
 struct TileListsArgs {
   const uint32_t* chosen = nullptr;  // [heads, query tiles, BlockWords(blocks)]
   ShardLayout query_layout;
   ShardLayout key_layout;  // of the owner
-  const int32_t* document_starts = nullptr;
+  SeenKeys seen = {};
   int32_t heads = 0;
   int32_t tile = 128;
   int32_t block_size = 128;

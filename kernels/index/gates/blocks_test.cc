@@ -10,8 +10,9 @@
 #include <random>
 
 #include "kernels/index/gates/row_lse.h"
+#include "kernels/index/testing/gate_rows.h"
 #include "kernels/reference/gates/block_gate.h"
-#include "kernels/reference/testing/packed_documents.h"
+#include "kernels/reference/testing/sight.h"
 #include "kernels/testing/device_buffer.h"
 #include "kernels/testing/gpu_test.h"
 #include "ringleader/kernels/index.h"
@@ -20,6 +21,7 @@ namespace ringleader::kernels::index {
 namespace {
 
 using Bf16 = __nv_bfloat16;
+using reference::testing::Sight;
 using ::testing::HasSubstr;
 
 struct Shape {
@@ -28,6 +30,12 @@ struct Shape {
   int64_t tokens;
   int heads, kv_heads, head_dim, tile, block_size, topk;
   bool documents = false;  // several in the sequence
+  Sight::Mask mask = Sight::Mask::kCausal;
+
+  Sight SightOf() const {
+    const std::vector<int64_t> several = {0, 1, tile, tokens / 8 + 3, tokens / 2, tokens - 70};
+    return Sight(mask, tokens, documents ? several : std::vector<int64_t>());
+  }
 };
 
 using BlocksTest = GpuTest;
@@ -50,28 +58,22 @@ std::vector<T> Shard(const std::vector<T>& whole, int64_t width, const ShardLayo
   return out;
 }
 
-// TileSelection::document_starts of a rank, or nothing.
-struct Starts {
-  std::vector<int32_t> host;
-  DeviceBuffer<int32_t> device;
+// What a rank's queries see.
+struct LocalSight {
+  const Sight whole;
+  const reference::testing::RankSight host;
+  const DeviceSight device;
 
-  Starts(const Shape& s, const ShardLayout& layout) {
-    if (!s.documents) return;
-    const int64_t n = s.tokens;
-    host = reference::testing::ShardStarts(
-        reference::testing::DocumentStarts(n, {0, 1, s.tile, n / 8 + 3, n / 2, n - 70}), layout);
-    device = DeviceBuffer<int32_t>(host);
-  }
-  const int32_t* OnHost() const { return host.empty() ? nullptr : host.data(); }
-  const int32_t* OnDevice() const { return host.empty() ? nullptr : device.data(); }
+  LocalSight(const Shape& s, const ShardLayout& layout)
+      : whole(s.SightOf()), host(whole.Of(layout)), device(host) {}
 };
 
 // The lists of one owner from the device, compared with the reference's rows and their transpose.
 void CheckLists(const DeviceBuffer<uint32_t>& chosen, const std::vector<char>& selected,
                 const Shape& s, const ShardLayout& query, const ShardLayout& key,
-                const Starts& starts) {
-  const reference::TileCsr want =
-      reference::CsrOfBlocks(selected, s.heads, s.tile, s.block_size, query, key, starts.OnHost());
+                const LocalSight& sight) {
+  const reference::TileCsr want = reference::CsrOfBlocks(selected, s.heads, s.tile, s.block_size,
+                                                         query, key, sight.host.seen());
   const int query_tiles = static_cast<int>((query.local_tokens() + s.tile - 1) / s.tile);
   const int key_tiles = static_cast<int>((key.local_tokens() + s.tile - 1) / s.tile);
   const int64_t capacity = std::max<int64_t>(1, static_cast<int64_t>(want.columns.size()));
@@ -80,7 +82,7 @@ void CheckLists(const DeviceBuffer<uint32_t>& chosen, const std::vector<char>& s
   ASSERT_EQ(BuildTileLists({.chosen = chosen.data(),
                             .query_layout = query,
                             .key_layout = key,
-                            .document_starts = starts.OnDevice(),
+                            .seen = sight.device.seen(),
                             .heads = s.heads,
                             .tile = s.tile,
                             .block_size = s.block_size,
@@ -150,14 +152,19 @@ void CheckMoved(reference::Engine& engine, reference::BlockTopKArgs args, BlockG
 
 TEST_F(BlocksTest, MeanGateAndListsEqualTheReference) {
   reference::Engine engine(2);
-  for (const Shape& s : {Shape{LayoutKind::kContiguous, 1, 1000, 4, 2, 64, 64, 128, 3},
-                         Shape{LayoutKind::kStriped, 4, 8192, 6, 2, 128, 128, 512, 2},
-                         Shape{LayoutKind::kZigzag, 2, 8192, 4, 4, 128, 128, 128, 8},
-                         Shape{LayoutKind::kContiguous, 2, 4096, 2, 1, 128, 64, 64, 0},
-                         Shape{LayoutKind::kContiguous, 1, 1000, 4, 2, 64, 64, 128, 3, true},
-                         Shape{LayoutKind::kStriped, 4, 8192, 6, 2, 128, 128, 512, 2, true},
-                         Shape{LayoutKind::kZigzag, 2, 8192, 4, 4, 128, 64, 128, 8, true},
-                         Shape{LayoutKind::kStriped, 2, 65536, 2, 1, 64, 128, 128, 64}}) {
+  for (const Shape& s :
+       {Shape{LayoutKind::kContiguous, 1, 1000, 4, 2, 64, 64, 128, 3},
+        Shape{LayoutKind::kStriped, 4, 8192, 6, 2, 128, 128, 512, 2},
+        Shape{LayoutKind::kZigzag, 2, 8192, 4, 4, 128, 128, 128, 8},
+        Shape{LayoutKind::kContiguous, 2, 4096, 2, 1, 128, 64, 64, 0},
+        Shape{LayoutKind::kContiguous, 1, 1000, 4, 2, 64, 64, 128, 3, true},
+        Shape{LayoutKind::kStriped, 4, 8192, 6, 2, 128, 128, 512, 2, true},
+        Shape{LayoutKind::kZigzag, 2, 8192, 4, 4, 128, 64, 128, 8, true},
+        Shape{LayoutKind::kContiguous, 1, 1000, 4, 2, 64, 64, 128, 3, true, Sight::Mask::kFull},
+        Shape{LayoutKind::kStriped, 4, 8192, 6, 2, 128, 128, 512, 2, false, Sight::Mask::kFull},
+        Shape{LayoutKind::kZigzag, 2, 8192, 4, 4, 128, 64, 128, 8, true, Sight::Mask::kPrefix},
+        Shape{LayoutKind::kStriped, 4, 8192, 6, 2, 128, 64, 512, 2, true, Sight::Mask::kBlocks},
+        Shape{LayoutKind::kStriped, 2, 65536, 2, 1, 64, 128, 128, 64}}) {
     SCOPED_TRACE(::testing::Message()
                  << s.tokens << " tokens, layout " << static_cast<int>(s.kind));
     if (SmallShapes() && s.tokens > 8192) continue;
@@ -182,14 +189,14 @@ TEST_F(BlocksTest, MeanGateAndListsEqualTheReference) {
 
     ShardLayout query = {
         .kind = s.kind, .ranks = s.ranks, .rank = s.ranks - 1, .stripe = 128, .tokens = s.tokens};
-    const Starts starts(s, query);
+    const LocalSight sight(s, query);
     const std::vector<Bf16> q_local = Shard(q, q_row, query);
     const std::vector<float> q_floats = Floats(q_local);
     const int64_t n = query.local_tokens(), query_tiles = (n + s.tile - 1) / s.tile;
     reference::BlockTopKArgs args = {
         .q = {q_floats.data(), n, s.heads, s.head_dim, q_row, s.head_dim},
         .query_layout = query,
-        .document_starts = starts.OnHost(),
+        .seen = sight.host.seen(),
         .key_sums = key_sums.data(),
         .kv_heads = s.kv_heads,
         .tile = s.tile,
@@ -206,7 +213,7 @@ TEST_F(BlocksTest, MeanGateAndListsEqualTheReference) {
     BlockGateArgs gpu_args = {.query_sums = query_sums.data(),
                               .key_sums = gpu_key_sums.data(),
                               .query_layout = query,
-                              .document_starts = starts.OnDevice(),
+                              .seen = sight.device.seen(),
                               .heads = s.heads,
                               .kv_heads = s.kv_heads,
                               .head_dim = s.head_dim,
@@ -223,7 +230,7 @@ TEST_F(BlocksTest, MeanGateAndListsEqualTheReference) {
     for (int owner = 0; owner < s.ranks; ++owner) {
       ShardLayout key = query;
       key.rank = owner;
-      CheckLists(chosen, selected, s, query, key, starts);
+      CheckLists(chosen, selected, s, query, key, sight);
     }
     CheckMoved(engine, args, gpu_args, chosen, s.heads * query_tiles, blocks);
   }
@@ -233,7 +240,7 @@ TEST_F(BlocksTest, MeanGateAndListsEqualTheReference) {
 // block [heads, query tiles, blocks], in double.
 struct ExactMass {
   ExactMass(const Shape& s, const std::vector<Bf16>& q, const std::vector<Bf16>& k,
-            const ShardLayout& query, const Starts& starts, float scale)
+            const ShardLayout& query, const Sight& sight, float scale)
       : lse(s.heads * query.local_tokens()) {
     const int64_t n = query.local_tokens(), query_tiles = (n + s.tile - 1) / s.tile;
     const int64_t blocks = (s.tokens + s.tile - 1) / s.tile;
@@ -243,10 +250,10 @@ struct ExactMass {
     for (int h = 0; h < s.heads; ++h) {
       for (int64_t i = 0; i < n; ++i) {
         const int64_t position = query.Position(i);
-        const int64_t start = s.documents ? starts.host[i] : 0;
-        std::vector<double> p(position + 1);
+        const int64_t begin = sight.Begin(position), end = sight.End(position);
+        std::vector<double> p(end);
         double sum = 0;
-        for (int64_t t = start; t <= position; ++t) {
+        for (int64_t t = begin; t < end; ++t) {
           double dot = 0;
           for (int x = 0; x < s.head_dim; ++x) {
             dot += double{qf[position * q_row + int64_t{h} * s.head_dim + x]} *
@@ -255,7 +262,7 @@ struct ExactMass {
           sum += p[t] = std::exp(dot * scale);
         }
         lse[h * n + i] = static_cast<float>(std::log(sum));
-        for (int64_t t = start; t <= position; ++t) {
+        for (int64_t t = begin; t < end; ++t) {
           mass[(h * query_tiles + i / s.tile) * blocks + t / s.tile] += p[t] / sum;
         }
       }
@@ -268,7 +275,7 @@ struct ExactMass {
 
 // What 30 % of the blocks by `mass` [heads, query tiles, blocks] are, against the device's choice.
 void CheckKept(const Shape& s, const std::vector<int32_t>& mass, const ShardLayout& query,
-               const Starts& starts, const std::vector<uint32_t>& bits,
+               const Sight& sight, const std::vector<uint32_t>& bits,
                const std::vector<int64_t>& kept, const std::vector<int64_t>& total) {
   const int64_t query_tiles = (query.local_tokens() + s.tile - 1) / s.tile;
   const int blocks = static_cast<int>((s.tokens + s.tile - 1) / s.tile);
@@ -276,10 +283,15 @@ void CheckKept(const Shape& s, const std::vector<int32_t>& mass, const ShardLayo
     int64_t want_kept = 0, want_total = 0;
     for (int64_t a = 0; a < query_tiles; ++a) {
       const int32_t* row = &mass[(h * query_tiles + a) * blocks];
-      const int own = static_cast<int>(query.Position(a * s.tile) / s.tile);
-      const int first = s.documents ? starts.host[a * s.tile] / s.tile : 0, seen = own - first;
-      std::vector<int> order(seen);
-      for (int b = 0; b < seen; ++b) order[b] = first + b;
+      const int64_t position = query.Position(a * s.tile),
+                    last = query.Position(
+                        std::min<int64_t>((a + 1) * s.tile, query.local_tokens()) - 1);
+      const int own = static_cast<int>(position / s.tile);
+      std::vector<int> order;
+      for (int b = 0; b < blocks; ++b) {
+        if (b != own && sight.Meets(position, last, b, s.tile)) order.push_back(b);
+      }
+      const auto seen = static_cast<int>(order.size());
       if (TiesGoLate(h)) std::reverse(order.begin(), order.end());
       std::stable_sort(order.begin(), order.end(), [&](int x, int y) { return row[x] > row[y]; });
       order.resize(std::min<size_t>(seen, std::ceil(0.3f * static_cast<float>(seen))));
@@ -298,11 +310,15 @@ void CheckKept(const Shape& s, const std::vector<int32_t>& mass, const ShardLayo
 }
 
 TEST_F(BlocksTest, BlockMassMatchesDoubleAndIsKeptByDensity) {
-  for (const Shape& s : {Shape{LayoutKind::kContiguous, 1, 1000, 4, 2, 64, 64, 64, 0},
-                         Shape{LayoutKind::kStriped, 2, 2048, 8, 2, 128, 128, 128, 0},
-                         Shape{LayoutKind::kZigzag, 2, 1024, 3, 3, 128, 64, 64, 0},
-                         Shape{LayoutKind::kContiguous, 1, 1000, 4, 2, 64, 64, 64, 0, true},
-                         Shape{LayoutKind::kStriped, 2, 2048, 8, 2, 128, 128, 128, 0, true}}) {
+  for (const Shape& s :
+       {Shape{LayoutKind::kContiguous, 1, 1000, 4, 2, 64, 64, 64, 0},
+        Shape{LayoutKind::kStriped, 2, 2048, 8, 2, 128, 128, 128, 0},
+        Shape{LayoutKind::kZigzag, 2, 1024, 3, 3, 128, 64, 64, 0},
+        Shape{LayoutKind::kContiguous, 1, 1000, 4, 2, 64, 64, 64, 0, true},
+        Shape{LayoutKind::kStriped, 2, 2048, 8, 2, 128, 128, 128, 0, true},
+        Shape{LayoutKind::kContiguous, 1, 1000, 4, 2, 64, 64, 64, 0, false, Sight::Mask::kFull},
+        Shape{LayoutKind::kZigzag, 2, 1024, 3, 3, 128, 64, 64, 0, true, Sight::Mask::kPrefix},
+        Shape{LayoutKind::kStriped, 2, 2048, 8, 2, 128, 128, 128, 0, true, Sight::Mask::kBlocks}}) {
     SCOPED_TRACE(::testing::Message()
                  << s.tokens << " tokens, layout " << static_cast<int>(s.kind));
     const int64_t q_row = int64_t{s.heads} * s.head_dim, k_row = int64_t{s.kv_heads} * s.head_dim;
@@ -312,15 +328,15 @@ TEST_F(BlocksTest, BlockMassMatchesDoubleAndIsKeptByDensity) {
     const int64_t n = query.local_tokens(), query_tiles = (n + s.tile - 1) / s.tile;
     const int blocks = static_cast<int>((s.tokens + s.tile - 1) / s.tile);
     const float scale = 1 / std::sqrt(static_cast<float>(s.head_dim));
-    const Starts starts(s, query);
-    const ExactMass exact(s, q, k, query, starts, scale);
+    const LocalSight sight(s, query);
+    const ExactMass exact(s, q, k, query, sight.whole, scale);
     DeviceBuffer<Bf16> gpu_q(Shard(q, q_row, query)), all_keys(k);
     const TokenMajor<const Bf16> queries = {gpu_q.data(), n,     s.heads,
                                             s.head_dim,   q_row, s.head_dim};
     DeviceBuffer<float> found(s.heads * n);
     const RowLseStep step = {.of = {.keys = all_keys.data(),
                                     .query_layout = query,
-                                    .document_starts = starts.OnDevice(),
+                                    .seen = sight.device.seen(),
                                     .tile = s.tile,
                                     .scale = scale},
                              .lse = found.data()};
@@ -341,7 +357,7 @@ TEST_F(BlocksTest, BlockMassMatchesDoubleAndIsKeptByDensity) {
       ASSERT_EQ(BlockMass({.q = {gpu_q.data(), n, s.heads, s.head_dim, q_row, s.head_dim},
                            .k = {gpu_k.data(), n, s.kv_heads, s.head_dim, k_row, s.head_dim},
                            .lse = gpu_lse.data(),
-                           .document_starts = starts.OnDevice(),
+                           .seen = sight.device.seen(),
                            .query_layout = query,
                            .key_layout = key,
                            .tile = s.tile,
@@ -362,7 +378,7 @@ TEST_F(BlocksTest, BlockMassMatchesDoubleAndIsKeptByDensity) {
     DeviceBuffer<int64_t> kept(s.heads), total(s.heads);
     ASSERT_EQ(SelectBlocksByMass({.mass = gpu_mass.data(),
                                   .query_layout = query,
-                                  .document_starts = starts.OnDevice(),
+                                  .seen = sight.device.seen(),
                                   .heads = s.heads,
                                   .tile = s.tile,
                                   .density = density.data(),
@@ -371,7 +387,7 @@ TEST_F(BlocksTest, BlockMassMatchesDoubleAndIsKeptByDensity) {
                                   .total = total.data()},
                                  nullptr),
               absl::OkStatus());
-    CheckKept(s, got, query, starts, chosen.Read(), kept.Read(), total.Read());
+    CheckKept(s, got, query, sight.whole, chosen.Read(), kept.Read(), total.Read());
   }
 }
 

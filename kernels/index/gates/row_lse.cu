@@ -36,8 +36,9 @@ Parts PartsOf(const TokenMajor<const __nv_bfloat16>& q, int32_t kv_heads, const 
 }
 
 // What dense attention of a KV head's queries takes. Pointers may be null where only sizes matter.
-// With all diagonals rather than as causal attention each tile of queries walks by itself: two that
-// share stages would add up in an order that depends on which two a rank has.
+// With all diagonals rather than as causal attention each tile of queries walks by itself, as it
+// does under intervals: two that share stages would add up in an order that depends on which two a
+// rank has.
 AttentionForwardArgs<__nv_bfloat16> ArgsOf(const TokenMajor<const __nv_bfloat16>& q,
                                            const TokenMajor<const __nv_bfloat16>& k,
                                            const RowLseStep& step, int32_t kv_head, char* memory) {
@@ -52,6 +53,7 @@ AttentionForwardArgs<__nv_bfloat16> ArgsOf(const TokenMajor<const __nv_bfloat16>
   keys.heads = 1;
   keys.data += kv_head * k.head_stride;
   const ExactQueries& of = step.of;
+  const bool is_causal = of.seen.intervals == nullptr;
   return {.q = queries,
           .k = keys,
           .v = keys,
@@ -59,11 +61,12 @@ AttentionForwardArgs<__nv_bfloat16> ArgsOf(const TokenMajor<const __nv_bfloat16>
           .lse = step.lse + int64_t{kv_head} * group * q.tokens,
           .query_layout = of.query_layout,
           .key_layout = {.tokens = of.query_layout.tokens},
-          .tiles = {.pattern = TilePattern::kToeplitz,
+          .tiles = {.pattern = is_causal ? TilePattern::kToeplitz : TilePattern::kFull,
                     .tile = of.tile,
                     .diagonals = diagonals,
                     .diagonal_words = parts.diagonal_words,
-                    .document_starts = of.document_starts},
+                    .document_starts = of.seen.document_starts,
+                    .intervals = of.seen.intervals},
           .scale = of.scale};
 }
 

@@ -18,13 +18,8 @@ struct Listing {
   __device__ int entries() const { return kByRow ? key_tiles : query_tiles; }
   __device__ bool Listed(int head, int line, int entry) const {
     const int64_t a = kByRow ? line : entry, b = kByRow ? entry : line;
-    const int64_t query = args.query_layout.Position(a * args.tile);
     const int64_t key = args.key_layout.Position(b * args.tile);
-    if (key > query) return false;
-    // If the tile's first query does not see the keys, no query does.
-    if (args.document_starts != nullptr && key + args.tile <= args.document_starts[a * args.tile]) {
-      return false;
-    }
+    if (!SeesTile(args.seen, args.query_layout, a, args.tile, key)) return false;
     const int block = static_cast<int>(key / args.block_size);
     const uint32_t* row = args.chosen + (head * static_cast<int64_t>(query_tiles) + a) * words;
     return (row[block / 32] >> block % 32 & 1) != 0;

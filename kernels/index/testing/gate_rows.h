@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/reference/testing/packed_documents.h"
+#include "kernels/reference/testing/sight.h"
 #include "kernels/testing/device_buffer.h"
 #include "ringleader/kernels/attention.h"
 
@@ -61,6 +62,21 @@ class LocalStarts {
  private:
   const bool is_one_;
   const DeviceBuffer<int32_t> starts_;
+};
+
+// What the queries of a rank see, in the device's memory.
+class DeviceSight {
+ public:
+  explicit DeviceSight(const reference::testing::RankSight& host)
+      : starts_(host.document_starts), intervals_(host.intervals) {}
+  SeenKeys seen() const {
+    return {.document_starts = starts_.size() == 0 ? nullptr : starts_.data(),
+            .intervals = intervals_.size() == 0 ? nullptr : intervals_.data()};
+  }
+
+ private:
+  const DeviceBuffer<int32_t> starts_;
+  const DeviceBuffer<KeyIntervals> intervals_;
 };
 
 }  // namespace ringleader::kernels::index

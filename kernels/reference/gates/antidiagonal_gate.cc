@@ -37,7 +37,7 @@ class TileMasses {
              const AntidiagonalGateStep& step)
       : math_(math), q_(q), step_(step), width_(step.tile / step.stride) {}
 
-  // Adds to mass[block] what query tile `a` of `head` sees of the blocks up to its own, `packed` by
+  // Adds to mass[block] what query tile `a` of `head` sees of the blocks, `packed` by
   // PackGroups. logits: memory for a tile's.
   void Add(int head, int64_t a, const std::vector<float>& packed, float* logits,
            std::vector<int64_t>& mass) const {
@@ -45,7 +45,7 @@ class TileMasses {
     const auto rows =
         static_cast<int>(std::min<int64_t>(width_, q_.tokens / step_.stride - first_row));
     if (rows <= 0) return;
-    const int64_t last = GroupPosition(first_row + rows - 1);
+    const int64_t last = LastGroup(first_row + rows - 1);
     const int64_t columns = RoundUp(last + 1, math_.panel);
     const int64_t matrix = RoundUp(groups, math_.panel) * q_.head_dim;
     for (int i = 0; i < step_.stride; ++i) {
@@ -55,25 +55,23 @@ class TileMasses {
                  int64_t{q_.head_dim} * math_.panel, logits, columns, i > 0);
     }
     for (int row = 0; row < rows; ++row) {
-      const int64_t token = (first_row + row) * step_.stride;
-      const int64_t start =
-          step_.document_starts == nullptr ? 0 : step_.document_starts[token] / step_.stride;
-      AddRow(logits + row * columns, start, GroupPosition(first_row + row), mass);
+      const int64_t start = step_.seen.Begin((first_row + row) * step_.stride) / step_.stride;
+      AddRow(logits + row * columns, start, LastGroup(first_row + row), mass);
     }
   }
 
  private:
-  int64_t GroupPosition(int64_t row) const {
-    return step_.query_layout.Position(row * step_.stride) / step_.stride;
+  int64_t LastGroup(int64_t row) const {
+    return LastGroupOf(step_.seen, step_.query_layout, step_.stride, row);
   }
 
-  // The softmax of groups [start, own], by block.
-  void AddRow(const float* logits, int64_t start, int64_t own, std::vector<int64_t>& mass) const {
+  // The softmax of groups [start, last], by block.
+  void AddRow(const float* logits, int64_t start, int64_t last, std::vector<int64_t>& mass) const {
     const float scale = step_.scale / static_cast<float>(step_.stride);
     float maximum = -std::numeric_limits<float>::infinity();
-    for (int64_t b = start; b <= own; ++b) maximum = std::max(maximum, logits[b] * scale);
-    std::vector<double> of_block(own / width_ + 1, 0.0);
-    for (int64_t b = start; b <= own; ++b) {
+    for (int64_t b = start; b <= last; ++b) maximum = std::max(maximum, logits[b] * scale);
+    std::vector<double> of_block(last / width_ + 1, 0.0);
+    for (int64_t b = start; b <= last; ++b) {
       of_block[b / width_] += std::exp(logits[b] * scale - maximum);
     }
     const double sum = std::accumulate(of_block.begin(), of_block.end(), 0.0);
@@ -90,18 +88,20 @@ class TileMasses {
   const int width_;  // groups of a tile
 };
 
-// Sets bits of what a tile keeps of the blocks [first, own]; `place`: of its move.
-void Keep(const std::vector<int64_t>& mass, int64_t first, int64_t own,
+// Sets bits of what a tile keeps of the blocks that it sees; `place`: of its move.
+void Keep(const std::vector<int64_t>& mass, const SeenBlocks& seen,
           const AntidiagonalGateStep& step, uint32_t place, uint32_t* chosen) {
+  const int64_t first = seen.first, own = seen.own;
   std::vector<int64_t> others;
-  for (int64_t block = first + 1; block < own; ++block) {
-    if (mass[block] > 0) others.push_back(block);
+  for (int64_t block = first + 1; block <= seen.last; ++block) {
+    if (block != own && mass[block] > 0) others.push_back(block);
   }
   std::ranges::stable_sort(others, std::greater<>(), [&](int64_t block) { return mass[block]; });
   const auto take = [&](int64_t block) { chosen[block / 32] |= 1u << block % 32; };
   take(first);
   take(own);
-  const int64_t total = std::accumulate(mass.begin() + first, mass.begin() + own + 1, int64_t{0});
+  const int64_t total =
+      std::accumulate(mass.begin() + first, mass.begin() + seen.last + 1, int64_t{0});
   const int64_t forced = first == own ? 1 : 2;
   const int64_t of_forced = first == own ? mass[own] : mass[first] + mass[own];
   // Takes others from the heaviest on until they are `most` or hold `target` with the forced ones.
@@ -113,9 +113,8 @@ void Keep(const std::vector<int64_t>& mass, int64_t first, int64_t own,
     }
     return count;
   };
-  int64_t count =
-      count_up_to(MostBlocks(step.density, static_cast<int32_t>(own - first + 1)) - forced,
-                  MassTarget(total, step.threshold));
+  int64_t count = count_up_to(MostBlocks(step.density, seen.count()) - forced,
+                              MassTarget(total, step.threshold));
   if (step.move.factor != nullptr) {
     const int64_t least = HeldMass(held, total, step.move.tolerance), before = count;
     count = count_up_to(MovedCount(forced + before, *step.move.factor, place) - forced,
@@ -144,10 +143,8 @@ void ChooseByAntidiagonals(Engine& engine, const TokenMajor<const float>& q,
       const int64_t a = task % query_tiles;
       std::vector<int64_t> mass(blocks, 0);
       masses.Add(head, a, packed, engine.worker_scratch(worker).Reserve(logits), mass);
-      const int64_t first =
-          step.document_starts == nullptr ? 0 : step.document_starts[a * step.tile] / step.tile;
-      const int64_t own = step.query_layout.Position(a * step.tile) / step.tile;
-      Keep(mass, first, own, step, MovePlace(own, head),
+      const SeenBlocks seen = SeenBlocksOf(step.seen, step.query_layout, a, step.tile, step.tile);
+      Keep(mass, seen, step, MovePlace(seen.own, head),
            step.chosen + (head * query_tiles + a) * words);
     });
   }

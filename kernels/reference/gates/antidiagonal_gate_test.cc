@@ -13,12 +13,14 @@
 #include "kernels/reference/testing/antidiagonal_oracle.h"
 #include "kernels/reference/testing/masked_attention.h"
 #include "kernels/reference/testing/packed_documents.h"
+#include "kernels/reference/testing/sight.h"
 
 namespace ringleader::kernels::reference {
 namespace {
 
 using testing::AntidiagonalOracle;
 using testing::RandomTensor;
+using testing::Sight;
 using testing::Tensor;
 
 // fp32 logits, and masses in units of 2^-22.
@@ -30,16 +32,15 @@ struct Choice {
 };
 
 Choice Choose(const Tensor& q, const Tensor& k, AntidiagonalGateStep step,
-              const ShardLayout& layout, const std::vector<int32_t>& starts) {
+              const ShardLayout& layout, const Sight& sight) {
   const Tensor local = testing::Shard(q, layout);
-  const std::vector<int32_t> local_starts =
-      starts.empty() ? starts : testing::ShardStarts(starts, layout);
+  const testing::RankSight mine = sight.Of(layout);
   const int64_t tiles = (local.tokens + step.tile - 1) / step.tile,
                 blocks = (q.tokens + step.tile - 1) / step.tile;
   Choice choice;
   choice.bits.resize(q.heads * tiles * BlockWords(static_cast<int32_t>(blocks)));
   step.query_layout = layout;
-  step.document_starts = local_starts.empty() ? nullptr : local_starts.data();
+  step.seen = mine.seen();
   step.chosen = choice.bits.data();
   Engine engine(2);
   ChooseByAntidiagonals(engine, local.view(), k.view(), step);
@@ -52,24 +53,26 @@ TEST(AntidiagonalGateTest, IsTheOracles) {
   for (const auto& [tokens, tile, stride] :
        {std::tuple{1000, 64, 16}, {1024, 128, 16}, {1024, 128, 8}, {520, 64, 64}, {40, 64, 64}}) {
     const Tensor q = RandomTensor(tokens, 4, 64, random), k = RandomTensor(tokens, 2, 64, random);
-    const std::vector<int32_t> documents =
-        testing::DocumentStarts(tokens, testing::RandomDocuments(tokens, tile, random));
-    for (const bool packed : {false, true}) {
+    const std::vector<int64_t> documents = testing::RandomDocuments(tokens, tile, random);
+    for (int trial = 0; trial < 8; ++trial) {
+      const bool packed = trial % 2 == 1;
+      const auto mask = Sight::kMasks[trial / 2];
+      const Sight sight(mask, tokens, packed ? documents : std::vector<int64_t>());
       for (const auto& [threshold, density] :
            {std::pair{0.9f, 0.0f}, {0.3f, 0.0f}, {1.0f, 0.0f}, {0.5f, 0.3f}, {1.0f, 0.3f}}) {
-        SCOPED_TRACE(::testing::Message() << tokens << " tokens, tile " << tile << ", stride "
-                                          << stride << ", threshold " << threshold << ", density "
-                                          << density << (packed ? ", documents" : ""));
+        SCOPED_TRACE(::testing::Message()
+                     << tokens << " tokens, tile " << tile << ", stride " << stride
+                     << ", threshold " << threshold << ", density " << density
+                     << (packed ? ", documents, " : ", ") << Sight::kNames[trial / 2]);
         const AntidiagonalGateStep step = {.tile = tile,
                                            .stride = stride,
                                            .scale = 1.0f,  // logits far apart
                                            .threshold = threshold,
                                            .density = density};
-        const auto starts = packed ? documents : std::vector<int32_t>();
-        const AntidiagonalOracle oracle(q.view(), k.view(), step, starts);
+        const AntidiagonalOracle oracle(q.view(), k.view(), step, sight);
         const ShardLayout whole = {.tokens = tokens};
-        EXPECT_EQ(
-            oracle.Complaint(Choose(q, k, step, whole, starts).bits.data(), whole, kTolerance), "");
+        EXPECT_EQ(oracle.Complaint(Choose(q, k, step, whole, sight).bits.data(), whole, kTolerance),
+                  "");
       }
     }
   }
@@ -79,11 +82,12 @@ TEST(AntidiagonalGateTest, KeepsMoreForMoreMassAndNoMoreThanTheShare) {
   std::mt19937 random(5);
   const Tensor q = RandomTensor(2048, 2, 64, random), k = RandomTensor(2048, 1, 64, random);
   const ShardLayout whole = {.tokens = 2048};
+  const Sight causal(Sight::Mask::kCausal, 2048);
   AntidiagonalGateStep step = {.tile = 64, .stride = 16, .scale = 1.0f};
   int64_t before = 0;
   for (const float threshold : {0.1f, 0.5f, 0.9f, 1.0f}) {
     step.threshold = threshold;
-    const int64_t kept = Choose(q, k, step, whole, {}).kept;
+    const int64_t kept = Choose(q, k, step, whole, causal).kept;
     EXPECT_GT(kept, before) << threshold;
     before = kept;
   }
@@ -92,21 +96,24 @@ TEST(AntidiagonalGateTest, KeepsMoreForMoreMassAndNoMoreThanTheShare) {
   // A row's share is rounded down, but for what is always kept.
   int64_t most = 0;
   for (int seen = 1; seen <= 32; ++seen) most += std::max(std::min(seen, 2), seen / 4);
-  EXPECT_EQ(Choose(q, k, step, whole, {}).kept, 2 * most);
+  EXPECT_EQ(Choose(q, k, step, whole, causal).kept, 2 * most);
 }
 
 TEST(AntidiagonalGateTest, RanksChooseAsOneDoes) {
   std::mt19937 random(7);
   const Tensor q = RandomTensor(1024, 2, 64, random), k = RandomTensor(1024, 1, 64, random);
   const AntidiagonalGateStep step = {.tile = 64, .stride = 16, .scale = 1.0f, .threshold = 0.5f};
-  const std::vector<uint32_t> one = Choose(q, k, step, {.tokens = 1024}, {}).bits;
-  for (const auto kind : {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
-    for (int rank = 0; rank < 4; ++rank) {
-      const ShardLayout layout = {
-          .kind = kind, .ranks = 4, .rank = rank, .stripe = 128, .tokens = 1024};
-      const std::vector<uint32_t> bits = Choose(q, k, step, layout, {}).bits;
-      for (int64_t row = 0; row < 2 * 4; ++row) {
-        EXPECT_EQ(bits[row], one[row / 4 * 16 + layout.Position(row % 4 * 64) / 64]) << row;
+  for (const Sight::Mask mask : Sight::kMasks) {
+    const Sight sight(mask, 1024, {0, 130, 700});
+    const std::vector<uint32_t> one = Choose(q, k, step, {.tokens = 1024}, sight).bits;
+    for (const auto kind : {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+      for (int rank = 0; rank < 4; ++rank) {
+        const ShardLayout layout = {
+            .kind = kind, .ranks = 4, .rank = rank, .stripe = 128, .tokens = 1024};
+        const std::vector<uint32_t> bits = Choose(q, k, step, layout, sight).bits;
+        for (int64_t row = 0; row < 2 * 4; ++row) {
+          EXPECT_EQ(bits[row], one[row / 4 * 16 + layout.Position(row % 4 * 64) / 64]) << row;
+        }
       }
     }
   }
@@ -119,7 +126,7 @@ TEST(AntidiagonalGateTest, FindsAKeyThatOneQueryLooksFor) {
   q.at(10 * 64 + 20, 0, 5) = 30.0f;
   k.at(3 * 64 + 32 + 11, 0, 5) = 30.0f;  // 20 is 4 in its group: it meets the 12th key of groups
   const auto bits = Choose(q, k, {.tile = 64, .stride = 16, .scale = 1.0f, .threshold = 0.3f},
-                           {.tokens = 1024}, {});
+                           {.tokens = 1024}, Sight(Sight::Mask::kCausal, 1024));
   EXPECT_EQ(bits.bits[10], 1u | 1u << 3 | 1u << 10);
 }
 
@@ -130,7 +137,7 @@ TEST(AntidiagonalGateTest, NotANumberIsNotKept) {
   Tensor q = RandomTensor(512, 1, 64, random);
   for (int64_t i = 7 * 64; i < 512; ++i) q.at(i, 0, 0) = NAN;
   const Choice choice = Choose(q, k, {.tile = 64, .stride = 16, .scale = 1.0f, .threshold = 1.0f},
-                               {.tokens = 512}, {});
+                               {.tokens = 512}, Sight(Sight::Mask::kCausal, 512));
   EXPECT_EQ(choice.bits[7], 1u | 1u << 7);
   EXPECT_EQ(choice.bits[6], 0x7fu);
 }

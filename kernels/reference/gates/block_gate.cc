@@ -55,12 +55,13 @@ std::vector<float> BlockMeans(const float* key_sums, int64_t tokens, int tile, i
 
 using Scores = std::vector<std::pair<float, int64_t>>;  // (-score, sign * block): the best first
 
-// Scores the blocks [first, own). `means`: of the head, [blocks, d].
-Scores ScoreBlocks(const float* query, const float* means, int d, int64_t first, int64_t own,
+// Scores the blocks that are seen, but its own. `means`: of the head, [blocks, d].
+Scores ScoreBlocks(const float* query, const float* means, int d, const SeenBlocks& seen,
                    bool ties_go_late) {
   const int64_t sign = ties_go_late ? -1 : 1;
   Scores scores;
-  for (int64_t block = first; block < own; ++block) {
+  for (int64_t block = seen.first; block <= seen.last; ++block) {
+    if (block == seen.own) continue;
     float score = 0.0f;
     for (int x = 0; x < d; ++x) score += query[x] * means[block * d + x];
     scores.emplace_back(-score, sign * block);
@@ -128,13 +129,13 @@ std::vector<char> SelectBlocks(Engine& engine, const BlockTopKArgs& args) {
       const float* row = args.q.data + i * args.q.token_stride + head * args.q.head_stride;
       for (int x = 0; x < d; ++x) query[x] += row[x];
     }
-    const int64_t own = args.query_layout.Position(a * args.tile) / args.block_size;
-    const int64_t start = args.document_starts == nullptr ? 0 : args.document_starts[a * args.tile];
+    const SeenBlocks seen =
+        SeenBlocksOf(args.seen, args.query_layout, a, args.tile, args.block_size);
     char* const row = selected.data() + task * blocks;
-    row[own] = 1;
+    row[seen.own] = 1;
     const bool late = TiesGoLate(head);
-    Scores scores = ScoreBlocks(query.data(), means.data() + head / group * blocks * d, d,
-                                start / args.block_size, own, late);
+    Scores scores =
+        ScoreBlocks(query.data(), means.data() + head / group * blocks * d, d, seen, late);
     int64_t keep = args.topk_blocks;
     if (args.move.factor != nullptr) {
       const auto queries = static_cast<double>(end - a * args.tile);
@@ -158,17 +159,16 @@ void ChooseByQuery(Engine& engine, const TokenMajor<const float>& q, int kv_head
   engine.pool().For(q.heads * words, [&](int64_t task, int) {
     const int64_t head = task / words, word = task % words;
     for (int64_t i = word * 32; i < std::min(q.tokens, (word + 1) * 32); ++i) {
-      const int64_t own = step.query_layout.Position(i) / step.block_size;
-      const int64_t first =
+      const auto own = static_cast<int32_t>(step.query_layout.Position(i) / step.block_size);
+      const int32_t first =
           (step.document_starts == nullptr ? 0 : step.document_starts[i]) / step.block_size;
       // Besides its own.
       int64_t keep =
-          (step.density > 0 ? MostBlocks(step.density, static_cast<int32_t>(own - first + 1))
-                            : step.topk_blocks) -
-          1;
-      Scores scores = ScoreBlocks(q.data + i * q.token_stride + head * q.head_stride,
-                                  means.data() + head / group * blocks * d, d, first, own,
-                                  /*ties_go_late=*/false);
+          (step.density > 0 ? MostBlocks(step.density, own - first + 1) : step.topk_blocks) - 1;
+      Scores scores =
+          ScoreBlocks(q.data + i * q.token_stride + head * q.head_stride,
+                      means.data() + head / group * blocks * d, d,
+                      {.first = first, .own = own, .last = own}, /*ties_go_late=*/false);
       if (step.move.factor != nullptr) {
         keep = MovedKeep(scores, keep, double{step.scale}, step.move,
                          MovePlace(step.query_layout.Position(i), static_cast<int>(head)));
@@ -217,7 +217,7 @@ struct Step {
     const std::vector<char> selected =
         SelectBlocks(engine, {.q = q,
                               .query_layout = step.query_layout,
-                              .document_starts = step.document_starts,
+                              .seen = step.seen,
                               .key_sums = step.key_sums,
                               .kv_heads = k.heads,
                               .tile = step.tile,
@@ -302,19 +302,17 @@ void RunBlockStep(Engine& engine, const TokenMajor<const float>& q,
 }
 
 TileCsr CsrOfBlocks(const std::vector<char>& selected, int heads, int tile, int block_size,
-                    const ShardLayout& query, const ShardLayout& owner,
-                    const int32_t* document_starts) {
+                    const ShardLayout& query, const ShardLayout& owner, const SeenKeys& seen) {
   const int64_t blocks = TileCount(query.tokens, block_size);
   const int64_t query_tiles = TileCount(query.local_tokens(), tile);
   const int64_t key_tiles = TileCount(owner.local_tokens(), tile);
   TileCsr csr;
   for (int64_t row = 0; row < heads * query_tiles; ++row) {
     csr.row_offsets.push_back(static_cast<int32_t>(csr.columns.size()));
-    const int64_t a = row % query_tiles, last = query.Position(a * tile);
-    const int64_t start = document_starts == nullptr ? 0 : document_starts[a * tile];
+    const int64_t a = row % query_tiles;
     for (int64_t b = 0; b < key_tiles; ++b) {
       const int64_t first = owner.Position(b * tile);
-      if (first <= last && first + tile > start && selected[row * blocks + first / block_size]) {
+      if (SeesTile(seen, query, a, tile, first) && selected[row * blocks + first / block_size]) {
         csr.columns.push_back(static_cast<int32_t>(b));
       }
     }

@@ -17,9 +17,7 @@ void TileKeySums(Engine& engine, const TokenMajor<const float>& k, int tile, flo
 struct BlockTopKArgs {
   TokenMajor<const float> q;  // [n, heads, d]
   ShardLayout query_layout;
-  // [n]: TileSelection::document_starts. Blocks that end before the document of a tile's first
-  // query starts are no candidates. Null: the sequence is one document.
-  const int32_t* document_starts = nullptr;
+  SeenKeys seen = {};
   // [tiles of the sequence, kv_heads, d], by block of `tile` tokens: TileKeySums of all ranks.
   const float* key_sums = nullptr;
   int kv_heads = 0;
@@ -44,13 +42,12 @@ void RunBlockStep(Engine& engine, const TokenMajor<const float>& q,
                   const TokenMajor<const float>& k, const BlockStep& step);
 
 // The selection as tile lists of this rank's queries against `owner`'s keys: TileSelection's CSR,
-// without the tiles that documents hide. document_starts: as in BlockTopKArgs.
+// of the tiles that hold a key which is seen.
 struct TileCsr {
   std::vector<int32_t> row_offsets;  // [heads * (query tiles + 1)]
   std::vector<int32_t> columns;
 };
 TileCsr CsrOfBlocks(const std::vector<char>& selected, int heads, int tile, int block_size,
-                    const ShardLayout& query, const ShardLayout& owner,
-                    const int32_t* document_starts);
+                    const ShardLayout& query, const ShardLayout& owner, const SeenKeys& seen);
 
 }  // namespace ringleader::kernels::reference

@@ -3,25 +3,31 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <random>
+#include <utility>
 #include <vector>
 
 #include "kernels/reference/testing/masked_attention.h"
+#include "kernels/reference/testing/sight.h"
 #include "kernels/reference/tiles/tile_lists.h"
 
 namespace ringleader::kernels::reference {
 namespace {
 
+using testing::Sight;
 using testing::Tensor;
 
 constexpr int kTile = 64, kHeads = 2, kHeadDim = 16;
 
 std::vector<char> Select(const Tensor& q, const Tensor& k, int block_size, int topk,
-                         bool first_query_gates = false) {
+                         bool first_query_gates = false, const SeenKeys& seen = {}) {
   Engine engine(1);
   std::vector<float> sums(TileCount(k.tokens, kTile) * k.heads * k.head_dim);
   TileKeySums(engine, k.view(), kTile, sums.data());
   return SelectBlocks(engine, {.q = q.view(),
                                .query_layout = {.tokens = q.tokens},
+                               .seen = seen,
                                .key_sums = sums.data(),
                                .kv_heads = k.heads,
                                .tile = kTile,
@@ -48,6 +54,53 @@ TEST(BlockGateTest, TiesOfLongSequencesFavourNeitherEnd) {
     const std::vector<int64_t> early = {0, 1, kMore, kBlocks - 1},
                                late = {kMore, kBlocks - 3, kBlocks - 2, kBlocks - 1};
     EXPECT_EQ(kept, head == 0 ? early : late);
+  }
+}
+
+// Of the blocks of which a tile sees a key, the best by their means' products in fp64, whatever the
+// mask; the tile's own beside them.
+TEST(BlockGateTest, TheBestOfWhatAMaskShowsAreKept) {
+  constexpr int64_t kTokens = 1000, kTopK = 2;
+  std::mt19937 random(5);
+  const Tensor q = testing::RandomTensor(kTokens, kHeads, kHeadDim, random),
+               k = testing::RandomTensor(kTokens, 1, kHeadDim, random);
+  for (const Sight::Mask mask : Sight::kMasks) {
+    for (const std::vector<int64_t>& firsts : {std::vector<int64_t>{}, {0, 130, 700, 701}}) {
+      for (const int block_size : {kTile, 2 * kTile}) {
+        const Sight sight(mask, kTokens, firsts);
+        const testing::RankSight whole = sight.Of({.tokens = kTokens});
+        const std::vector<char> selected =
+            Select(q, k, block_size, kTopK, /*first_query_gates=*/false, whole.seen());
+        const int64_t tiles = TileCount(kTokens, kTile), blocks = TileCount(kTokens, block_size);
+        for (int64_t row = 0; row < kHeads * tiles; ++row) {
+          const int64_t first = row % tiles * kTile, end = std::min(first + kTile, kTokens);
+          std::vector<std::pair<double, int64_t>> scores;  // the best first
+          for (int64_t block = 0; block < blocks; ++block) {
+            const bool is_own = block == first / block_size;
+            if (is_own || !sight.Meets(first, end - 1, block, block_size)) {
+              EXPECT_EQ(selected[row * blocks + block], is_own) << row << " " << block;
+              continue;
+            }
+            const int64_t behind = std::min((block + 1) * block_size, kTokens);
+            double score = 0.0;
+            for (int64_t i = first; i < end; ++i) {
+              for (int64_t j = block * block_size; j < behind; ++j) {
+                for (int x = 0; x < kHeadDim; ++x) {
+                  score +=
+                      double{q.at(i, static_cast<int>(row / tiles), x)} * double{k.at(j, 0, x)};
+                }
+              }
+            }
+            scores.emplace_back(-score / static_cast<double>(behind - block * block_size), block);
+          }
+          std::ranges::sort(scores);
+          for (size_t i = 0; i < scores.size(); ++i) {
+            EXPECT_EQ(selected[row * blocks + scores[i].second], i < kTopK)
+                << static_cast<int>(mask) << " " << row << " " << scores[i].second;
+          }
+        }
+      }
+    }
   }
 }
 

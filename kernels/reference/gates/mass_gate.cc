@@ -53,8 +53,8 @@ class ExactLogits {
         const int head = kv_head * group + static_cast<int>(task / tiles_);
         const int64_t tile = task % tiles_, begin = tile * of_.tile;
         float* const logits = engine_.worker_scratch(worker).Reserve(of_.tile * stride_);
-        const int64_t last = of_.query_layout.Position(begin) + rows(tile) - 1;
-        for (int64_t block = StartOf(begin) / of_.tile; block <= last / of_.tile; ++block) {
+        const SeenBlocks seen = SeenBlocksOf(of_.seen, of_.query_layout, tile, of_.tile, of_.tile);
+        for (int64_t block = seen.first; block <= seen.last; ++block) {
           math.gemm(rows(tile), static_cast<int>(stride_), q_.head_dim,
                     q_.data + begin * q_.token_stride + head * q_.head_stride, q_.token_stride, 1,
                     packed.data() + block * stride_ * k_.head_dim,
@@ -74,17 +74,14 @@ class ExactLogits {
   int64_t stride() const { return stride_; }
 
  private:
-  int64_t StartOf(int64_t local) const {
-    return of_.document_starts == nullptr ? 0 : of_.document_starts[local];
-  }
-
   void Mask(int64_t tile, int64_t block, float* logits) const {
-    const int64_t first = of_.query_layout.Position(tile * of_.tile), key = block * of_.tile;
+    const int64_t key = block * of_.tile;
     for (int row = 0; row < rows(tile); ++row) {
-      const int64_t start = StartOf(tile * of_.tile + row), end = first + row + 1;
+      const int64_t query = tile * of_.tile + row;
+      const int64_t start = of_.seen.Begin(query), last = of_.seen.Last(of_.query_layout, query);
       float* const of_row = logits + row * stride_;
       for (int64_t column = 0; column < stride_; ++column) {
-        const bool is_seen = column < of_.tile && key + column >= start && key + column < end;
+        const bool is_seen = column < of_.tile && key + column >= start && key + column <= last;
         of_row[column] = is_seen ? of_row[column] * of_.scale * kLog2E : kNegativeInfinity;
       }
     }
@@ -159,21 +156,21 @@ void SelectBlocksByMass(Engine& engine, const MassGateStep& step) {
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const int64_t row = head * tiles + tile, token = tile * step.tile;
       const int32_t* const mass = step.mass + row * blocks;
-      const int64_t own = layout.Position(token) / step.tile;
       const bool counts = layout.Position(token) < step.content;
-      const int64_t first =
-          step.document_starts == nullptr ? 0 : step.document_starts[token] / step.tile;
-      order.resize(own - first);
-      std::iota(order.begin(), order.end(), first);
+      const SeenBlocks seen = SeenBlocksOf(step.seen, layout, tile, step.tile, step.tile);
+      order.clear();
+      for (int64_t block = seen.first; block <= seen.last; ++block) {
+        if (block != seen.own) order.push_back(block);
+      }
       if (TiesGoLate(static_cast<int32_t>(head))) std::ranges::reverse(order);
       std::ranges::stable_sort(order, std::greater<>(), [&](int64_t block) { return mass[block]; });
-      order.resize(BlocksOfShare(step.density[head], static_cast<int32_t>(own - first)));
-      order.push_back(own);
+      order.resize(BlocksOfShare(step.density[head], seen.count() - 1));
+      order.push_back(seen.own);
       for (const int64_t block : order) {
         step.chosen[row * words + block / 32] |= 1u << block % 32;
         if (counts) step.kept[head] += mass[block];
       }
-      if (counts) step.total[head] += std::accumulate(mass, mass + own + 1, int64_t{0});
+      if (counts) step.total[head] += std::accumulate(mass, mass + seen.last + 1, int64_t{0});
     }
   });
 }

@@ -13,6 +13,7 @@
 
 #include "kernels/reference/testing/masked_attention.h"
 #include "kernels/reference/testing/packed_documents.h"
+#include "kernels/reference/testing/sight.h"
 #include "ringleader/kernels/index.h"
 
 namespace ringleader::kernels::reference {
@@ -20,6 +21,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using testing::RandomTensor;
+using testing::Sight;
 using testing::Tensor;
 
 constexpr int kHeads = 4, kKvHeads = 2, kDim = 64;
@@ -33,23 +35,22 @@ struct Found {
 
 class BlockMassTest : public ::testing::Test {
  protected:
-  void Draw(int64_t tokens, int tile, bool packed) {
+  void Draw(int64_t tokens, int tile, bool packed, Sight::Mask mask = Sight::Mask::kCausal) {
     tile_ = tile;
     q_ = RandomTensor(tokens, kHeads, kDim, random_);
     k_ = RandomTensor(tokens, kKvHeads, kDim, random_);
-    starts_.assign(tokens, 0);
-    if (packed) {
-      starts_ = testing::DocumentStarts(tokens, testing::RandomDocuments(tokens, tile, random_));
-    }
+    sight_ =
+        Sight(mask, tokens,
+              packed ? testing::RandomDocuments(tokens, tile, random_) : std::vector<int64_t>());
   }
   int64_t tokens() const { return q_.tokens; }
   int64_t blocks() const { return (tokens() + tile_ - 1) / tile_; }
 
   Found Find(const ShardLayout& layout) {
     const Tensor local = testing::Shard(q_, layout);
-    const std::vector<int32_t> starts = testing::ShardStarts(starts_, layout);
+    const testing::RankSight mine = sight_.Of(layout);
     const ExactQueries of = {
-        .query_layout = layout, .document_starts = starts.data(), .tile = tile_, .scale = kScale};
+        .query_layout = layout, .seen = mine.seen(), .tile = tile_, .scale = kScale};
     Found found;
     found.lse.resize(kHeads * local.tokens);
     found.mass.resize(kHeads * ((local.tokens + tile_ - 1) / tile_) * blocks());
@@ -61,7 +62,7 @@ class BlockMassTest : public ::testing::Test {
 
   // exp(logit) of a pair, 0 if it is hidden.
   double Weight(int head, int64_t query, int64_t key) const {
-    if (key > query || key < starts_[query]) return 0.0;
+    if (!sight_.Sees(query, key)) return 0.0;
     double logit = 0.0;
     for (int x = 0; x < kDim; ++x) {
       logit += double{q_.at(query, head, x)} * double{k_.at(key, head / (kHeads / kKvHeads), x)};
@@ -73,22 +74,23 @@ class BlockMassTest : public ::testing::Test {
   Engine engine_{2};
   int tile_ = 64;
   Tensor q_{0, kHeads, kDim}, k_{0, kKvHeads, kDim};
-  std::vector<int32_t> starts_;  // by position
+  Sight sight_{Sight::Mask::kCausal, 0};
 };
 
 TEST_F(BlockMassTest, IsThatOfTheExactSoftmax) {
   for (const auto& [count, tile] : {std::pair{500, 64}, {512, 128}, {40, 64}}) {
-    for (const bool packed : {false, true}) {
-      SCOPED_TRACE(::testing::Message() << count << " tokens, tile " << tile << " " << packed);
-      Draw(count, tile, packed);
+    for (int trial = 0; trial < 8; ++trial) {
+      SCOPED_TRACE(::testing::Message() << count << " tokens, tile " << tile << " "
+                                        << Sight::kNames[trial / 2] << trial % 2);
+      Draw(count, tile, /*packed=*/trial % 2 == 1, Sight::kMasks[trial / 2]);
       const Found found = Find({.tokens = tokens()});
       for (int head = 0; head < kHeads; ++head) {
         std::vector<double> want(blocks() * blocks(), 0.0);
         for (int64_t query = 0; query < tokens(); ++query) {
           double sum = 0.0;
-          for (int64_t key = 0; key <= query; ++key) sum += Weight(head, query, key);
+          for (int64_t key = 0; key < tokens(); ++key) sum += Weight(head, query, key);
           ASSERT_NEAR(found.lse[head * tokens() + query], std::log(sum), 1e-5) << query;
-          for (int64_t key = 0; key <= query; ++key) {
+          for (int64_t key = 0; key < tokens(); ++key) {
             want[query / tile * blocks() + key / tile] += Weight(head, query, key) / sum;
           }
         }
@@ -104,13 +106,15 @@ TEST_F(BlockMassTest, IsThatOfTheExactSoftmax) {
 
 // A rank's rows are the sequence's, bit for bit.
 TEST_F(BlockMassTest, IsTheSameOnAnyRank) {
-  Draw(1024, 64, /*packed=*/true);
-  const Found whole = Find({.tokens = tokens()});
-  for (const LayoutKind kind :
-       {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
-    for (int rank = 0; rank < 4; ++rank) {
-      const ShardLayout layout = {
-          .kind = kind, .ranks = 4, .rank = rank, .stripe = 64, .tokens = tokens()};
+  for (const Sight::Mask mask : Sight::kMasks) {
+    Draw(1024, 64, /*packed=*/true, mask);
+    const Found whole = Find({.tokens = tokens()});
+    for (int trial = 0; trial < 12; ++trial) {
+      const ShardLayout layout = {.kind = static_cast<LayoutKind>(trial / 4),
+                                  .ranks = 4,
+                                  .rank = trial % 4,
+                                  .stripe = 64,
+                                  .tokens = tokens()};
       const Found found = Find(layout);
       const int64_t tiles = layout.local_tokens() / tile_;
       for (int64_t i = 0; i < kHeads * tiles * blocks(); ++i) {
@@ -132,18 +136,26 @@ TEST_F(BlockMassTest, WhatIsNoNumberHasNoMass) {
   }
 }
 
-// Few masses, so that many are equal, in two documents.
-TEST_F(BlockMassTest, TheShareOfLargestMassIsKept) {
-  constexpr int kTiles = 40, kSecond = 17;  // where the second document starts, in tiles
-  std::vector<int32_t> mass(2 * kTiles * kTiles), starts(kTiles * 64);
-  for (int32_t& of_pair : mass) of_pair = static_cast<int32_t>(random_() % 5);
-  for (int64_t i = 0; i < std::ssize(starts); ++i) starts[i] = i < kSecond * 64 ? 0 : kSecond * 64;
+// Few masses, so that many are equal, in two documents; none of what no query of a tile sees.
+class KeptMassTest : public BlockMassTest, public ::testing::WithParamInterface<Sight::Mask> {};
+
+TEST_P(KeptMassTest, TheShareOfLargestMassIsKept) {
+  constexpr int kTiles = 40;
+  const Sight sight(GetParam(), kTiles * 64, {0, 17 * 64});
+  const testing::RankSight whole = sight.Of({.tokens = kTiles * 64});
+  const auto is_seen = [&](int tile, int block) {
+    return sight.Meets(tile * 64, tile * 64 + 63, block, 64);
+  };
+  std::vector<int32_t> mass(2 * kTiles * kTiles);
+  for (int i = 0; i < std::ssize(mass); ++i) {
+    if (is_seen(i / kTiles % kTiles, i % kTiles)) mass[i] = static_cast<int32_t>(random_() % 5);
+  }
   const std::vector<float> density = {0.3f, 0.15f};
   std::vector<uint32_t> chosen(2 * kTiles * BlockWords(kTiles), ~0u);
   std::vector<int64_t> kept(2, -1), total(2, -1);
   SelectBlocksByMass(engine_, {.mass = mass.data(),
                                .query_layout = {.tokens = kTiles * 64},
-                               .document_starts = starts.data(),
+                               .seen = whole.seen(),
                                .heads = 2,
                                .tile = 64,
                                .density = density.data(),
@@ -154,15 +166,15 @@ TEST_F(BlockMassTest, TheShareOfLargestMassIsKept) {
     int64_t want_kept = 0, want_total = 0;
     for (int own = 0; own < kTiles; ++own) {
       const int64_t row = head * kTiles + own;
-      const int first = own < kSecond ? 0 : kSecond;
       std::vector<std::pair<int, int>> order;  // the largest mass first, then as ties go
-      for (int block = first; block < own; ++block) {
+      for (int block = 0; block < kTiles; ++block) {
+        if (block == own || !is_seen(own, block)) continue;
         order.emplace_back(-mass[row * kTiles + block], head == 0 ? block : -block);
       }
       std::ranges::sort(order);
       std::set<int> want = {own};
       const auto most = static_cast<size_t>(
-          std::ceil((head == 0 ? 0.3 : 0.15) * static_cast<double>(own - first) - 1e-6));
+          std::ceil((head == 0 ? 0.3 : 0.15) * static_cast<double>(order.size()) - 1e-6));
       for (size_t i = 0; i < std::min(most, order.size()); ++i) {
         want.insert(std::abs(order[i].second));
       }
@@ -172,12 +184,14 @@ TEST_F(BlockMassTest, TheShareOfLargestMassIsKept) {
             << head << " " << own << " " << block;
       }
       for (const int block : want) want_kept += mass[row * kTiles + block];
-      for (int block = 0; block <= own; ++block) want_total += mass[row * kTiles + block];
+      for (int block = 0; block < kTiles; ++block) want_total += mass[row * kTiles + block];
     }
     EXPECT_EQ(kept[head], want_kept);
     EXPECT_EQ(total[head], want_total);
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Masks, KeptMassTest, ::testing::ValuesIn(Sight::kMasks));
 
 TEST_F(BlockMassTest, HeadsOfLowRecallGetWhatHeadsOfHighRecallGive) {
   const std::vector<int64_t> kept = {95, 30, 90, 50, 85, 85, 10}, total(7, 100);

@@ -344,7 +344,7 @@ TEST(BlockTopKTest, PicksTheBlocksThatLookLikeTheQueries) {
   const auto select = [&](const int32_t* document_starts) {
     selected = SelectBlocks(engine, {.q = std::as_const(q).view(),
                                      .query_layout = {.tokens = kTokens},
-                                     .document_starts = document_starts,
+                                     .seen = {.document_starts = document_starts},
                                      .key_sums = sums.data(),
                                      .kv_heads = 1,
                                      .tile = kTile,

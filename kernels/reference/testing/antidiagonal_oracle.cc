@@ -9,10 +9,9 @@ namespace ringleader::kernels::reference::testing {
 
 AntidiagonalOracle::AntidiagonalOracle(const TokenMajor<const float>& q,
                                        const TokenMajor<const float>& k,
-                                       const AntidiagonalGateStep& step,
-                                       const std::vector<int32_t>& starts)
+                                       const AntidiagonalGateStep& step, const Sight& sight)
     : step_(step),
-      starts_(starts),
+      sight_(sight),
       heads_(q.heads),
       tokens_(q.tokens),
       blocks_((q.tokens + step.tile - 1) / step.tile),
@@ -24,14 +23,14 @@ AntidiagonalOracle::AntidiagonalOracle(const TokenMajor<const float>& q,
     for (int64_t first = 0; first + stride <= tokens_; first += stride) {
       std::vector<double> weight;
       double sum = 0.0;
-      for (int64_t key = 0; key <= first; key += stride) {
+      for (int64_t key = 0; key + stride <= tokens_; key += stride) {
         double logits = 0.0;
         for (int64_t i = 0; i < stride; ++i) {
           const float* const query_row = queries + (first + i) * q.token_stride;
           const float* const key_row = keys + (key + stride - 1 - i) * k.token_stride;
           for (int x = 0; x < q.head_dim; ++x) logits += double{query_row[x]} * double{key_row[x]};
         }
-        const bool seen = key + stride > StartOf(first);
+        const bool seen = key + stride > sight.Begin(first) && key < sight.End(first + stride - 1);
         weight.push_back(seen ? std::exp(logits * double{step.scale} / static_cast<double>(stride))
                               : 0.0);
         sum += weight.back();
@@ -46,7 +45,9 @@ AntidiagonalOracle::AntidiagonalOracle(const TokenMajor<const float>& q,
 
 std::string AntidiagonalOracle::Complaint(int head, int64_t tile, const std::vector<int64_t>& kept,
                                           double tolerance) const {
-  const int64_t first = StartOf(tile * step_.tile) / step_.tile, seen = tile - first + 1;
+  const int64_t query = tile * step_.tile, behind = std::min(query + step_.tile, tokens_);
+  const int64_t first = sight_.Begin(query) / step_.tile,
+                last = (sight_.End(behind - 1) - 1) / step_.tile, seen = last - first + 1;
   const auto is_kept = [&](int64_t block) { return std::ranges::binary_search(kept, block); };
   const auto where = [&](const char* what, int64_t block) {
     return absl::StrFormat("head %d, tile %d: block %d %s", head, tile, block, what);
@@ -56,7 +57,7 @@ std::string AntidiagonalOracle::Complaint(int head, int64_t tile, const std::vec
   double total = 0.0, held = 0.0, least = INFINITY, best_left = 0.0;
   for (int64_t block = 0; block < blocks_; ++block) {
     const double mass = Mass(head, tile, block);
-    if (block < first || block > tile) {
+    if (!sight_.Meets(query, behind - 1, block, step_.tile)) {
       if (is_kept(block)) return where("is not seen and kept", block);
       continue;
     }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/reference/testing/sight.h"
 #include "ringleader/kernels/attention.h"
 #include "ringleader/kernels/block_choice.h"
 
@@ -14,10 +15,9 @@ namespace ringleader::kernels::reference::testing {
 class AntidiagonalOracle {
  public:
   // q: [tokens, heads, d] and k: [tokens, kv_heads, d], the whole sequence. Reads the step's tile,
-  // stride, scale, threshold and density. starts: by position, where the document starts; empty:
-  // the sequence is one.
+  // stride, scale, threshold and density.
   AntidiagonalOracle(const TokenMajor<const float>& q, const TokenMajor<const float>& k,
-                     const AntidiagonalGateStep& step, const std::vector<int32_t>& starts);
+                     const AntidiagonalGateStep& step, const Sight& sight);
 
   // What the tile of queries at `tile` of the sequence sees of a block; a group's mass is 1.
   double Mass(int head, int64_t tile, int64_t block) const {
@@ -31,10 +31,8 @@ class AntidiagonalOracle {
   std::string Complaint(const uint32_t* chosen, const ShardLayout& layout, double tolerance) const;
 
  private:
-  int64_t StartOf(int64_t position) const { return starts_.empty() ? 0 : starts_[position]; }
-
   const AntidiagonalGateStep step_;
-  const std::vector<int32_t> starts_;
+  const Sight sight_;
   const int heads_;
   const int64_t tokens_, blocks_;
   std::vector<double> mass_;  // [heads, tiles, blocks]

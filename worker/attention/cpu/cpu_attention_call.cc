@@ -71,7 +71,7 @@ HopTiles TilesOf(const LayerIndex& index, int heads, const ShardLayout& mine,
         static_cast<char>(index.chosen.data()[row * words + block / 32] >> block % 32 & 1);
   }
   hop.lists = reference::CsrOfBlocks(selected, heads, index.tile, index.block_size, mine, owner,
-                                     index.document_starts());
+                                     index.seen());
   hop.tiles.row_offsets = hop.lists.row_offsets.data();
   hop.tiles.columns = hop.lists.columns.data();
   return hop;

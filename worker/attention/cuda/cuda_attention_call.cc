@@ -62,7 +62,7 @@ absl::StatusOr<HopTiles> TilesOf(const LayerIndex& index, int32_t heads, const S
       .chosen = index.chosen.data(),
       .query_layout = mine,
       .key_layout = owner,
-      .document_starts = index.document_starts(),
+      .seen = index.seen(),
       .heads = heads,
       .tile = index.tile,
       .block_size = index.block_size,

@@ -90,7 +90,7 @@ class CudaRanksTest : public CudaAttentionTest,
   }
 
   // The same index and result as on one rank, and the result of the index.
-  void ExpectSameAsOneRank(const char* name, const patterns::AttentionOptions& options,
+  void ExpectSameAsOneRank(const std::string& name, const patterns::AttentionOptions& options,
                            const std::vector<int64_t>& documents = {}) {
     struct Expected {
       Result one, masked;
@@ -321,6 +321,28 @@ TEST_P(CudaRanksTest, Masks) {
     options.pattern = patterns::Pattern::kSlidingWindow;
     options.window = 200;
     ExpectSameAsCpu(name + " window documents", options, kTolerance, kDocuments);
+  }
+}
+
+TEST_P(CudaRanksTest, MasksUnderChosenBlocks) {
+  for (const patterns::Mask mask :
+       {patterns::Mask::kFull, patterns::Mask::kPrefixLm, patterns::Mask::kBlockCausal}) {
+    const auto under = [&](patterns::AttentionOptions options) {
+      options.tile = 64;
+      options.mask = mask;
+      options.mask_block = 96;
+      return options;
+    };
+    const std::string name(patterns::MaskName(mask));
+    SCOPED_TRACE(name);
+    const patterns::AttentionOptions blocks =
+        under({.pattern = patterns::Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2});
+    ExpectSameAsCpu(name + " blocks", blocks);
+    ExpectSameAsCpu(name + " blocks documents", blocks, kTolerance, kDocuments);
+    ExpectSameAsOneRank(name + " xattention", under(XAttention()));
+    ExpectSameAsOneRank(name + " xattention documents", under(XAttention()), kDocuments);
+    ExpectSameAsOneRank(name + " adaspa", under(AdaSpa()));
+    ExpectSameAsOneRank(name + " adaspa documents", under(AdaSpa()), kDocuments);
   }
 }
 

@@ -253,6 +253,22 @@ TEST_P(ManyRanksTest, Documents) {
       documents);
 }
 
+TEST_P(ManyRanksTest, MasksUnderChosenBlocks) {
+  for (const patterns::Mask mask : {patterns::Mask::kFull, patterns::Mask::kBlockCausal}) {
+    for (patterns::AttentionOptions options :
+         {patterns::AttentionOptions{
+              .pattern = patterns::Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2},
+          {.pattern = patterns::Pattern::kXAttention, .threshold = 0.5},
+          {.pattern = patterns::Pattern::kAdaSpa, .adapt_heads = true, .density = 0.3}}) {
+      options.tile = 64;
+      options.mask = mask;
+      options.mask_block = 300;
+      ExpectSameAsOneRank(options);
+      ExpectSameAsOneRank(options, {0, 1, 64, 200, 201, 230, 900});
+    }
+  }
+}
+
 // Where positions alone say what a rank attends to, a ring carries no more than that, and what is
 // reported is what the transport carried.
 TEST_P(ManyRanksTest, RingsCarryWhatIsAttendedTo) {

@@ -28,15 +28,16 @@ class AttentionEngineTest : public ::testing::Test {
   static constexpr int64_t kTokens = 2048;
   static constexpr int kHeads = 4, kKvHeads = 2, kHeadDim = 64, kTile = 64;
 
-  // Computes on as many ranks as `options.ring` has.
+  // Computes on as many ranks as `options.ring` has. prefix_ends: MaskRule's.
   std::vector<RankResult> Run(const patterns::AttentionOptions& options,
-                              const std::vector<int64_t>& documents = {}, bool dense = false) {
+                              const std::vector<int64_t>& documents = {}, bool dense = false,
+                              const std::vector<int64_t>& prefix_ends = {}) {
     std::vector<RankResult> results(options.ring.ranks());
     ForwardOnRanks(
         options, /*layer=*/1, q_, k_, v_,
         [&](RingRunner& runner) {
           runner.SetDense(dense);
-          ASSERT_TRUE(runner.SetDocuments(kTokens, documents).ok());
+          ASSERT_TRUE(runner.SetDocuments(kTokens, documents, /*padding=*/0, prefix_ends).ok());
         },
         [&](const auto& rank) {
           results[rank.rank] = {ToHost(*rank.index), rank.runner.TakeStats(), rank.out.data};

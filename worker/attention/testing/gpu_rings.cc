@@ -242,6 +242,25 @@ void AddGroups(const HostIndex& index, Tensor& mask) {
   }
 }
 
+// What the mask and the documents show: [n, n].
+Tensor Shown(const HostIndex& index, int64_t n) {
+  const auto host = index.documents == nullptr ? nullptr : index.documents->host;
+  if (host != nullptr && !host->visible.empty()) {
+    Tensor shown = torch::zeros({n, n}, torch::kBool);
+    for (int64_t i = 0; i < n; ++i) {
+      const kernels::KeyIntervals& row = host->visible.at(i);
+      shown[i].slice(0, row.begin, row.end).fill_(true);
+    }
+    return shown;
+  }
+  Tensor shown = torch::ones({n, n}).tril().to(torch::kBool);
+  if (host == nullptr) return shown;
+  for (size_t i = 1; i < host->firsts.size(); ++i) {
+    shown.slice(0, host->firsts[i], n).slice(1, 0, host->firsts[i]).fill_(false);
+  }
+  return shown;
+}
+
 }  // namespace
 
 Result MaskedAttention(const Sequence& s, const HostIndex& index) {
@@ -265,14 +284,7 @@ Result MaskedAttention(const Sequence& s, const HostIndex& index) {
       mask[h].select(1, position).fill_(true);
     }
   }
-  mask = mask.logical_and(torch::ones({n, n}).tril().to(torch::kBool));
-  if (index.documents != nullptr) {
-    const std::vector<int64_t>& firsts = index.documents->host->firsts;
-    for (size_t i = 1; i < firsts.size(); ++i) {
-      mask.slice(1, firsts[i], n).slice(2, 0, firsts[i]).fill_(false);
-    }
-  }
-  mask = mask.to(torch::kCUDA);
+  mask = mask.logical_and(Shown(index, n)).to(torch::kCUDA);
   const auto leaf = [](const Tensor& x) {
     return x.to(torch::kCUDA).to(torch::kDouble).requires_grad_();
   };

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "ringleader/kernels/index.h"
+#include "ringleader/kernels/seen_keys.h"
 #include "ringleader/kernels/shard_layout.h"
 
 namespace ringleader::kernels {
@@ -94,11 +95,12 @@ struct HeadChoice {
   }
 };
 
-// The tiles that this rank's tiles of queries visit in the blocks that they keep, up to the
-// diagonal: their number, into *work.
+// The tiles that this rank's tiles of queries visit in the blocks that they keep, up to the last
+// key that they see: their number, into *work.
 struct CountWorkStep {
   const uint32_t* chosen = nullptr;  // [heads, query tiles, BlockWords(blocks)]
   ShardLayout query_layout = {};
+  SeenKeys seen = {};
   int32_t heads = 0;
   int32_t tile = 128;
   int32_t block_size = 128;
@@ -183,14 +185,16 @@ RINGLEADER_HOST_DEVICE inline void FindMove(const FindMoveStep& step) {
 // How many tiles one tile of queries visits.
 RINGLEADER_HOST_DEVICE inline int64_t TilesOfRow(const CountWorkStep& step, int64_t row,
                                                  int64_t query_tiles, int32_t words) {
-  const int64_t position = step.query_layout.Position(row % query_tiles * step.tile);
   const int64_t per_block = step.block_size / step.tile;
-  int64_t tiles = 0;
+  const int64_t last = LastKeyOf(step.seen, step.query_layout, row % query_tiles, step.tile);
+  const int64_t last_block = last / step.block_size;
+  int64_t blocks = 0;
   for (int32_t word = 0; word < words; ++word) {
-    for (uint32_t bits = step.chosen[row * words + word]; bits != 0; bits &= bits - 1) ++tiles;
+    for (uint32_t bits = step.chosen[row * words + word]; bits != 0; bits &= bits - 1) ++blocks;
   }
-  // The last one is its own block, which it always keeps and sees up to itself.
-  return (tiles - 1) * per_block + (position % step.block_size) / step.tile + 1;
+  const bool keeps_last = (step.chosen[row * words + last_block / 32] >> last_block % 32 & 1) != 0;
+  const int64_t hidden = per_block - (last % step.block_size) / step.tile - 1;
+  return blocks * per_block - (keeps_last ? hidden : 0);
 }
 
 }  // namespace ringleader::kernels

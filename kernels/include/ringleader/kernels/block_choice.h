@@ -14,6 +14,7 @@
 #include "ringleader/kernels/attention.h"
 #include "ringleader/kernels/balance_steps.h"
 #include "ringleader/kernels/block_mass.h"
+#include "ringleader/kernels/seen_keys.h"
 #include "ringleader/kernels/shard_layout.h"
 
 namespace ringleader::kernels {
@@ -37,19 +38,17 @@ struct OrderTilesStep {
   float* ordered = nullptr;  // [tiles of the sequence, row]
 };
 
-// Each tile of queries keeps its own block and the topk_blocks earlier ones whose mean key its
-// summed query, or the first one alone, scores highest, in fp32; ties go to the lower block in even
-// heads, to the higher one in odd heads (TiesGoLate).
+// Each tile of queries keeps its own block and, of the others that it sees a key of, the
+// topk_blocks whose mean key its summed query, or the first one alone, scores highest, in fp32;
+// ties go to the lower block in even heads, to the higher one in odd heads (TiesGoLate).
 //
 // A move keeps more or fewer of the blocks, its own counted. What a row is estimated to cover is
-// the softmax of the scores of the blocks before its own, each the mean logit of its queries and
+// the softmax of the scores of the blocks but its own, each the mean logit of its queries and
 // the block's mean key, in units of 2^-kMassBits.
 struct MeanGateStep {
   const float* key_sums = nullptr;  // [tiles of the sequence, kv_heads, head_dim]
   ShardLayout query_layout;
-  // [n]: TileSelection::document_starts. Blocks that end before the document of a tile's first
-  // query starts are no candidates. Null: the sequence is one document.
-  const int32_t* document_starts = nullptr;
+  SeenKeys seen = {};
   int32_t tile = 128;
   int32_t block_size = 512;  // tokens, a multiple of tile
   int32_t topk_blocks = 0;
@@ -88,28 +87,37 @@ struct PackKeysStep {
   void* packed = nullptr;  // [n, kv_heads, head_dim], of k's type
 };
 
+// The last whole group of `stride` keys of which local group `row` of queries sees a key.
+RINGLEADER_HOST_DEVICE inline int64_t LastGroupOf(const SeenKeys& seen, const ShardLayout& layout,
+                                                  int32_t stride, int64_t row) {
+  if (seen.intervals == nullptr) return layout.Position(row * stride) / stride;  // its own
+  const int64_t last = seen.Last(layout, (row + 1) * stride - 1) / stride,
+                whole = layout.tokens / stride;
+  return last < whole ? last : whole - 1;
+}
+
 // XAttention (arXiv 2503.16428, section 2): queries and keys are cut into groups of `stride`
 // tokens; what a group of queries sees of a group of keys is the mean logit along their
 // antidiagonal (its i-th query with its (stride - 1 - i)-th key), and the softmax of these over the
-// groups of keys no later than its own is its mass. The mass of a block is the sum over the groups
+// groups of keys that it sees is its mass: from the one with the first key of its first query to
+// the one with the last key of its last query. The mass of a block is the sum over the groups
 // of a tile of queries and those of the block. The tile keeps its own block, the first that it
 // sees, and then the others by falling mass, ties to the lower block, until they hold `threshold`
 // of all its mass or are MostBlocks(density, those that it sees); one without mass is not kept.
 //
 // A group's mass is 2^kMassBits (index.h), rounded once for each block, so that what is kept
 // depends on neither threads nor ranks. Groups that the end of the sequence cuts short have none.
-// In packed documents a group sees those that hold a key of its first query's document.
 struct AntidiagonalGateStep {
   // [tokens, kv_heads, head_dim], of k's type: the keys of the whole sequence. Null: k holds them.
   const void* keys = nullptr;
   ShardLayout query_layout = {};
-  const int32_t* document_starts = nullptr;  // [n]: TileSelection::document_starts
-  int32_t tile = 128;                        // of queries, and of the keys of a block
-  int32_t stride = 16;                       // tokens, 8 to 64, a power of two
-  float scale = 0.0f;                        // of logits
-  float threshold = 0.9f;                    // in (0, 1]
-  float density = 0.0f;                      // in [0, 1]
-  ChoiceMove move = {};                      // of the blocks that it keeps, all counted
+  SeenKeys seen = {};
+  int32_t tile = 128;          // of queries, and of the keys of a block
+  int32_t stride = 16;         // tokens, 8 to 64, a power of two
+  float scale = 0.0f;          // of logits
+  float threshold = 0.9f;      // in (0, 1]
+  float density = 0.0f;        // in [0, 1]
+  ChoiceMove move = {};        // of the blocks that it keeps, all counted
   uint32_t* chosen = nullptr;  // [heads, query tiles, BlockWords(blocks of `tile` tokens)]
 };
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "ringleader/kernels/seen_keys.h"
 #include "ringleader/kernels/shard_layout.h"
 
 namespace ringleader::kernels {
@@ -16,9 +17,9 @@ struct ExactQueries {
   // [tokens, kv_heads, head_dim], of k's type: the keys of the whole sequence. Null: k holds them.
   const void* keys = nullptr;
   ShardLayout query_layout = {};
-  const int32_t* document_starts = nullptr;  // [n]: TileSelection::document_starts
-  int32_t tile = 128;                        // of queries, and of the keys of a block
-  float scale = 0.0f;                        // of logits
+  SeenKeys seen = {};
+  int32_t tile = 128;  // of queries, and of the keys of a block
+  float scale = 0.0f;  // of logits
 };
 
 // The first pass (Algorithm 1, line 1 to 8): the natural logarithm of each query's sum of
@@ -38,14 +39,14 @@ struct BlockMassStep {
   int32_t* mass = nullptr;     // [heads, query tiles, blocks of `tile` tokens of the sequence]
 };
 
-// Each tile of queries keeps its own block and, of the V blocks before it (from the one on where
-// the document of its first query starts), the BlocksOfShare(density[head], V) of largest mass;
+// Each tile of queries keeps its own block and, of the V others of which it sees a key, the
+// BlocksOfShare(density[head], V) of largest mass;
 // ties go to the lower block in even heads, to the higher one in odd heads (TiesGoLate).
 // kept[head] and total[head] are the masses of what is kept and of all, of this rank's queries.
 struct MassGateStep {
   const int32_t* mass = nullptr;  // BlockMassStep's
   ShardLayout query_layout = {};
-  const int32_t* document_starts = nullptr;
+  SeenKeys seen = {};
   // Tokens before the padding at the sequence's end: tiles of padding alone add nothing to kept and
   // total.
   int64_t content = std::numeric_limits<int64_t>::max();

@@ -1,0 +1,62 @@
+// The keys that each local query sees, as the steps of an index read them, on the CPU and on GPUs.
+#pragma once
+
+#include <cstdint>
+
+#include "ringleader/kernels/attention.h"
+#include "ringleader/kernels/shard_layout.h"
+
+namespace ringleader::kernels {
+
+// Documents under a causal mask, or a mask of one interval of keys for each query. Neither bound
+// falls from one query to the next, and each query sees itself, so that what the queries of a tile
+// see between them is one interval, from the first one's begin to the last one's end.
+struct SeenKeys {
+  const int32_t* document_starts = nullptr;  // [n]: TileSelection's; null: one document
+  // [n]: TileSelection's, whose second intervals are empty, in place of document_starts. Null: a
+  // query sees nothing behind itself.
+  const KeyIntervals* intervals = nullptr;
+
+  // The position of the first key that local query `i` sees.
+  RINGLEADER_HOST_DEVICE int64_t Begin(int64_t i) const {
+    if (intervals != nullptr) return intervals[i].begin;
+    return document_starts == nullptr ? 0 : document_starts[i];
+  }
+  // That of the last one; `layout` is the queries'.
+  RINGLEADER_HOST_DEVICE int64_t Last(const ShardLayout& layout, int64_t i) const {
+    return intervals != nullptr ? intervals[i].end - 1 : layout.Position(i);
+  }
+};
+
+// The position of the last key that local tile `a` of `tile` queries, which `layout` deals in whole
+// tiles, sees between them or, where nothing behind a query is seen, of its first query.
+RINGLEADER_HOST_DEVICE inline int64_t LastKeyOf(const SeenKeys& seen, const ShardLayout& layout,
+                                                int64_t a, int32_t tile) {
+  const int64_t query = a * tile, behind = query + tile, held = layout.local_tokens();
+  if (seen.intervals == nullptr) return layout.Position(query);  // in the same tile
+  return seen.Last(layout, (behind < held ? behind : held) - 1);
+}
+
+// Whether local tile `a` of queries sees a key of the tile whose first key is at `key`.
+RINGLEADER_HOST_DEVICE inline bool SeesTile(const SeenKeys& seen, const ShardLayout& layout,
+                                            int64_t a, int32_t tile, int64_t key) {
+  return key + tile > seen.Begin(a * tile) && key <= LastKeyOf(seen, layout, a, tile);
+}
+
+// The blocks of keys that a tile of queries sees, first and last included, and its own.
+struct SeenBlocks {
+  int32_t first = 0, own = 0, last = 0;
+
+  RINGLEADER_HOST_DEVICE int32_t count() const { return last - first + 1; }
+};
+
+// Of local tile `a`; a block has `block_size` keys, a multiple of `tile`.
+RINGLEADER_HOST_DEVICE inline SeenBlocks SeenBlocksOf(const SeenKeys& seen,
+                                                      const ShardLayout& layout, int64_t a,
+                                                      int32_t tile, int32_t block_size) {
+  return {.first = static_cast<int32_t>(seen.Begin(a * tile) / block_size),
+          .own = static_cast<int32_t>(layout.Position(a * tile) / block_size),
+          .last = static_cast<int32_t>(LastKeyOf(seen, layout, a, tile) / block_size)};
+}
+
+}  // namespace ringleader::kernels
