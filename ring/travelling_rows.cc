@@ -178,4 +178,20 @@ TravellingRows FindTravellingRows(const RingSchedule& schedule, const ShardLayou
   return {.keys = rows_of(KeyUses(zero)), .gradients = rows_of(GradientUses(zero))};
 }
 
+bool CarryAllAbove(double share, TravellingRows* rows) {
+  bool leaves_out = false;
+  const auto widen = [&](RowRuns* runs, int64_t shard) {
+    const int64_t carried = CountRows(*runs);
+    if (static_cast<double>(carried) > share * static_cast<double>(shard)) *runs = {{0, shard}};
+    leaves_out |= CountRows(*runs) < shard;
+  };
+  for (std::vector<HopRows>* const hops : {&rows->keys, &rows->gradients}) {
+    for (HopRows& hop : *hops) {
+      widen(&hop.sent, hop.sent_shard);
+      widen(&hop.received, hop.received_shard);
+    }
+  }
+  return leaves_out;
+}
+
 }  // namespace ringleader::ring

@@ -27,6 +27,9 @@ int64_t CountRows(const RowRuns& runs);
 struct HopRows {
   RowRuns sent = {}, received = {};
   int64_t sent_shard = 0, received_shard = 0;
+
+  bool sends_all() const { return CountRows(sent) == sent_shard; }
+  bool receives_all() const { return CountRows(received) == received_shard; }
 };
 
 // By hop, in the order in which a schedule starts them.
@@ -46,5 +49,10 @@ using SeenPositions = absl::FunctionRef<std::pair<int64_t, int64_t>(int64_t firs
 // `schedule` gathers nothing.
 TravellingRows FindTravellingRows(const RingSchedule& schedule, const kernels::ShardLayout& layout,
                                   std::span<const int64_t> held, int tile, SeenPositions seen);
+
+// Makes a hop carry all rows of a shard of which it carries more than `share`: where rows are
+// packed at one end and spread out at the other, that takes longer than the few that stay away.
+// Returns whether some hop still carries less than all.
+bool CarryAllAbove(double share, TravellingRows* rows);
 
 }  // namespace ringleader::ring

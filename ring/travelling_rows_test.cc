@@ -236,5 +236,29 @@ TEST(TravellingRowsCountTest, NothingTravelsForNobody) {
   EXPECT_EQ(sent(3, 0), (Counts{0, 0, 0}));
 }
 
+TEST(TravellingRowsTest, HopsThatLeaveLittleOutCarryAll) {
+  const auto rows = [] {
+    return TravellingRows{
+        .keys = {{.sent = {{0, 64}}, .received = {}, .sent_shard = 256, .received_shard = 128}},
+        .gradients = {{.sent = {{0, 64}, {128, 256}},
+                       .received = {{64, 128}},
+                       .sent_shard = 256,
+                       .received_shard = 128}}};
+  };
+  TravellingRows half = rows();
+  EXPECT_TRUE(CarryAllAbove(0.5, &half));
+  EXPECT_EQ(half.keys[0].sent, rows().keys[0].sent);
+  EXPECT_TRUE(half.keys[0].received.empty());
+  EXPECT_EQ(half.gradients[0].sent, (RowRuns{{0, 256}})) << "three quarters";
+  EXPECT_EQ(half.gradients[0].received, rows().gradients[0].received) << "half, and no more";
+  TravellingRows exact = rows();
+  EXPECT_TRUE(CarryAllAbove(1.0, &exact));
+  EXPECT_EQ(exact.gradients[0].sent, rows().gradients[0].sent);
+  TravellingRows whole = {
+      .keys = {{.sent = {{0, 64}}, .received = {{0, 9}}, .sent_shard = 64, .received_shard = 9}},
+      .gradients = {}};
+  EXPECT_FALSE(CarryAllAbove(0.5, &whole));
+}
+
 }  // namespace
 }  // namespace ringleader::ring

@@ -73,6 +73,7 @@ absl::StatusOr<std::shared_ptr<const SequenceDocuments>> MakeMasked(
   if (rule.mask == Mask::kPrefixLm) {
     RETURN_IF_ERROR(CheckPrefixes(firsts, layout.tokens, rule.prefix_ends));
   }
+  documents->prefix_ends.assign(rule.prefix_ends.begin(), rule.prefix_ends.end());
   documents->visible = VisibleKeys(rule, layout, firsts, /*window=*/0);
   if (window > 0) documents->visible_in_window = VisibleKeys(rule, layout, firsts, window);
   return documents;

@@ -25,6 +25,7 @@ struct SequenceDocuments {
   // Where the mask is not causal, in their place: TileSelection::intervals of this rank, [n] each,
   // of what a query sees, and of what it sees in its window.
   std::vector<kernels::KeyIntervals> visible = {}, visible_in_window = {};
+  std::vector<int64_t> prefix_ends = {};  // MaskRule's
   // The tokens that each rank holds, where they are not equally many (MakeUneven); else empty.
   std::vector<int64_t> shard_tokens = {};
 };

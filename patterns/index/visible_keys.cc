@@ -56,7 +56,28 @@ int64_t EndOf(const MaskRule& rule, size_t document, int64_t position, int64_t f
   std::abort();
 }
 
+// VisibleAt, of a query of document number `document`.
+std::pair<int64_t, int64_t> VisibleIn(const MaskRule& rule, int64_t tokens,
+                                      std::span<const int64_t> firsts, size_t document,
+                                      int64_t window, int64_t position) {
+  int64_t begin = firsts[document];
+  int64_t end = document + 1 < firsts.size() ? firsts[document + 1] : tokens;
+  end = EndOf(rule, document, position, begin, end);
+  if (window > 0) {
+    begin = std::max(begin, position - window + 1);
+    end = std::min(end, position + window);
+  }
+  return {begin, end};
+}
+
 }  // namespace
+
+std::pair<int64_t, int64_t> VisibleAt(const MaskRule& rule, int64_t tokens,
+                                      std::span<const int64_t> firsts, int64_t window,
+                                      int64_t position) {
+  const auto after = std::ranges::upper_bound(firsts, position);
+  return VisibleIn(rule, tokens, firsts, after - firsts.begin() - 1, window, position);
+}
 
 std::vector<kernels::KeyIntervals> VisibleKeys(const MaskRule& rule,
                                                const kernels::ShardLayout& layout,
@@ -68,13 +89,7 @@ std::vector<kernels::KeyIntervals> VisibleKeys(const MaskRule& rule,
   for (int64_t i = 0; i < layout.local_tokens(); ++i) {
     const int64_t position = layout.Position(i);
     while (document + 1 < firsts.size() && firsts[document + 1] <= position) ++document;
-    int64_t begin = firsts[document];
-    int64_t end = document + 1 < firsts.size() ? firsts[document + 1] : layout.tokens;
-    end = EndOf(rule, document, position, begin, end);
-    if (window > 0) {
-      begin = std::max(begin, position - window + 1);
-      end = std::min(end, position + window);
-    }
+    const auto [begin, end] = VisibleIn(rule, layout.tokens, firsts, document, window, position);
     const auto behind = static_cast<int32_t>(end);
     rows.push_back({static_cast<int32_t>(begin), behind, behind, behind});
   }

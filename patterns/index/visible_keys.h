@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -26,9 +27,14 @@ struct MaskRule {
 absl::Status CheckPrefixes(std::span<const int64_t> firsts, int64_t tokens,
                            std::span<const int64_t> prefix_ends);
 
-// TileSelection::intervals of this rank's tokens, one interval each, which holds the query itself.
-// `firsts`: where the sequence's documents start, at least one. `window` > 0: keys alone that are
-// less than so many tokens away, to either side.
+// The positions [first, second) of the keys that the query at `position` sees, itself among them.
+// `firsts`: where the documents of a sequence of `tokens` start, at least one. `window` > 0: keys
+// alone that are less than so many tokens away, to either side.
+std::pair<int64_t, int64_t> VisibleAt(const MaskRule& rule, int64_t tokens,
+                                      std::span<const int64_t> firsts, int64_t window,
+                                      int64_t position);
+
+// TileSelection::intervals of this rank's tokens, one interval each: VisibleAt's.
 std::vector<kernels::KeyIntervals> VisibleKeys(const MaskRule& rule,
                                                const kernels::ShardLayout& layout,
                                                std::span<const int64_t> firsts, int64_t window);

@@ -23,7 +23,7 @@ class CpuAttentionDevice : public AttentionDevice {
 
   int rank() const override { return communicator_.rank(); }
   int ranks() const override { return communicator_.size(); }
-  bool carries_rows() const override { return true; }
+  double most_carried() const override { return 1.0; }
   absl::Status Begin(double AttentionSeconds::*phase) override;
   absl::Status End() override;
   LayerStats& StatsOf(int layer) override;

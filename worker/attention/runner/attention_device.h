@@ -110,8 +110,9 @@ class AttentionDevice {
   virtual ~AttentionDevice() = default;
   virtual int rank() const = 0;
   virtual int ranks() const = 0;
-  // Whether hops can carry some of a slot's rows; if not they carry all.
-  virtual bool carries_rows() const { return false; }
+  // A hop carries the rows that somebody attends to where they are no more than this share of their
+  // shard, and all of it where they are more. 0: always all.
+  virtual double most_carried() const { return 0.0; }
 
   // What happens between Begin and End belongs to `phase`, less the waits for transfers in it.
   virtual absl::Status Begin(double AttentionSeconds::*phase) = 0;

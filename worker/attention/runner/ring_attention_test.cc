@@ -298,7 +298,19 @@ TEST_P(ManyRanksTest, RingsCarryWhatIsAttendedTo) {
   }
   EXPECT_LE(apart.sent, causal.sent);
   EXPECT_LE(window.sent, causal.sent);
+  options.pattern = patterns::Pattern::kDense;
+  options.mask = patterns::Mask::kFull;
+  EXPECT_EQ(run(options, {}).sent, causal.whole);
+  const RingBytes full = run(options, documents);
+  EXPECT_GE(full.sent, apart.sent);
+  options.mask = patterns::Mask::kBlockCausal;
+  options.mask_block = 300;
+  const RingBytes blocks = run(options, documents);
+  EXPECT_GE(full.sent, blocks.sent);
+  EXPECT_GE(blocks.sent, apart.sent);
   if (!is_contiguous) return;
+  EXPECT_LT(full.sent, full.whole) << "documents are apart";
+  EXPECT_GT(full.sent, apart.sent) << "keys ahead travel, too";
   EXPECT_LT(causal.sent, causal.whole) << "nobody asks for what comes after it";
   EXPECT_LT(apart.sent, causal.sent);
   if (options.ring.kind != ring::RingKind::kFlat) return;

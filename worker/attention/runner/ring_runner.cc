@@ -145,16 +145,21 @@ bool RingRunner::is_dense(int layer) const {
 }
 
 RingRunner::RowBand RingRunner::BandOf(int layer) const {
-  if (options_.mask != patterns::Mask::kCausal) return std::nullopt;
   if (is_dense(layer) || options_.pattern == patterns::Pattern::kDense) return 0;
   if (options_.pattern == patterns::Pattern::kSlidingWindow) return options_.window;
   return std::nullopt;
 }
 
 RingRunner::RowBand RingRunner::BandOf(const LayerIndex& index) {
-  if (index.visible() != nullptr) return std::nullopt;
-  if (index.pattern == kernels::TilePattern::kCausal) return 0;
-  if (index.pattern == kernels::TilePattern::kWindow) return index.window;
+  switch (index.pattern) {
+    case kernels::TilePattern::kFull:  // what the mask shows
+    case kernels::TilePattern::kCausal:
+    case kernels::TilePattern::kWindow:
+      return index.window;
+    case kernels::TilePattern::kToeplitz:
+    case kernels::TilePattern::kCsr:
+      return std::nullopt;
+  }
   return std::nullopt;
 }
 
@@ -162,10 +167,12 @@ std::shared_ptr<const ring::TravellingRows> RingRunner::RowsOf(
     const ring::RingSchedule& schedule, const std::shared_ptr<const DeviceDocuments>& documents,
     const RowBand& band, int64_t local_tokens) {
   const SequenceDocuments* const host = documents == nullptr ? nullptr : documents->host.get();
-  if (!band.has_value() || !device_.carries_rows() || schedule.ranks == 1 ||
+  if (!band.has_value() || device_.most_carried() <= 0.0 || schedule.ranks == 1 ||
       schedule.ranks > kMostRanksOfRows || Gathers(schedule)) {
     return nullptr;
   }
+  // Without documents nobody said what the mask shows, which choosing tiles complains of.
+  if (options_.mask != patterns::Mask::kCausal && host == nullptr) return nullptr;
   const std::span<const int64_t> held =
       host == nullptr ? std::span<const int64_t>() : std::span(host->shard_tokens);
   if (!held.empty()) local_tokens = host->tokens / schedule.ranks;
@@ -176,15 +183,17 @@ std::shared_ptr<const ring::TravellingRows> RingRunner::RowsOf(
       return known.rows;
     }
   }
+  const std::vector<int64_t> firsts = host == nullptr ? std::vector<int64_t>{0} : host->firsts;
+  patterns::MaskRule rule = {.mask = options_.mask, .block = options_.mask_block};
+  if (host != nullptr) rule.prefix_ends = host->prefix_ends;
+  const int64_t tokens = local_tokens * schedule.ranks;
   const auto seen = [&](int64_t first, int64_t last) {
-    int64_t begin = *band == 0 ? 0 : std::max<int64_t>(0, first - *band + 1);
-    if (host != nullptr) {
-      begin = std::max(begin, *(std::ranges::upper_bound(host->firsts, first) - 1));
-    }
-    return std::pair(begin, last + 1);
+    return std::pair(patterns::VisibleAt(rule, tokens, firsts, *band, first).first,
+                     patterns::VisibleAt(rule, tokens, firsts, *band, last).second);
   };
-  auto rows = std::make_shared<const ring::TravellingRows>(ring::FindTravellingRows(
+  auto rows = std::make_shared<ring::TravellingRows>(ring::FindTravellingRows(
       schedule, LayoutOf(schedule.rank, local_tokens), held, options_.tile, seen));
+  if (!ring::CarryAllAbove(device_.most_carried(), rows.get())) rows = nullptr;
   if (known_rows_.size() >= kMostKnownRows) known_rows_.clear();
   known_rows_.push_back({documents, *band, local_tokens, is_backward, rows});
   return rows;

@@ -29,8 +29,12 @@ absl::Status RingSlots::AwaitAll() {
   return AwaitIf([](const InFlight&) { return true; });
 }
 
-void RingSlots::Track(int send_slot, int receive_slot, Arrival arrival) {
-  in_flight_.push_back({send_slot, receive_slot, std::move(arrival)});
+absl::Status RingSlots::AwaitLink(ring::RingLink link) {
+  return AwaitIf([&](const InFlight& flight) { return flight.link == link; });
+}
+
+void RingSlots::Track(int send_slot, int receive_slot, Arrival arrival, ring::RingLink link) {
+  in_flight_.push_back({send_slot, receive_slot, std::move(arrival), link});
 }
 
 absl::Status RingSlots::Start(const ring::RingHop& hop) {
@@ -38,17 +42,17 @@ absl::Status RingSlots::Start(const ring::RingHop& hop) {
   RETURN_IF_ERROR(AwaitIdle(hop.receive_slot));
   if (rows_ == nullptr) {
     ASSIGN_OR_RETURN(Arrival arrival, Send(hop));
-    Track(hop.send_slot, hop.receive_slot, std::move(arrival));
+    Track(hop.send_slot, hop.receive_slot, std::move(arrival), hop.link);
     return absl::OkStatus();
   }
   const ring::HopRows& rows = rows_->at(started_++);
   arrived_[hop.receive_slot] = &rows;
   ASSIGN_OR_RETURN(Arrival arrival, SendRows(hop, rows));
-  Track(hop.send_slot, hop.receive_slot, std::move(arrival));
+  Track(hop.send_slot, hop.receive_slot, std::move(arrival), hop.link);
   return absl::OkStatus();
 }
 
-// Nobody asks for rows where AttentionDevice::carries_rows is false.
+// Nobody asks for rows where AttentionDevice::most_carried is 0.
 absl::StatusOr<RingSlots::Arrival> RingSlots::SendRows(const ring::RingHop&, const ring::HopRows&) {
   return absl::InternalError("some rows of a slot were to be sent by a device that sends them all");
 }

@@ -34,7 +34,9 @@ class RingSlots {
   absl::Status AwaitAll();
 
   // The rows that hops carry, in the order in which they start: [hop]. Not called: all of them.
-  void Carry(std::shared_ptr<const std::vector<ring::HopRows>> rows) { rows_ = std::move(rows); }
+  virtual void Carry(std::shared_ptr<const std::vector<ring::HopRows>> rows) {
+    rows_ = std::move(rows);
+  }
   // Awaits what it sends and where it receives, then starts the transfer.
   absl::Status Start(const ring::RingHop& hop);
   absl::Status Zero(int slot);
@@ -49,20 +51,25 @@ class RingSlots {
   virtual absl::StatusOr<Arrival> Send(const ring::RingHop& hop) = 0;
   virtual absl::Status ZeroSlot(int slot) = 0;
   virtual absl::Status AddSlot(int to, int from) = 0;
-  // Of some rows alone; asked of devices that carry them (AttentionDevice::carries_rows).
+  // Of some rows alone, which lie in what Carry was given; asked of devices that carry them
+  // (AttentionDevice::most_carried).
   virtual absl::StatusOr<Arrival> SendRows(const ring::RingHop& hop, const ring::HopRows& rows);
   virtual absl::Status AddRows(int to, int from, const ring::HopRows& brought);
   // Called before the slot is sent: awaits its content, and what else a device needs.
   virtual absl::Status AwaitBeforeSend(int slot) { return AwaitContent(slot); }
 
+  // Awaits the hops over `link`.
+  absl::Status AwaitLink(ring::RingLink link);
   // Remembers a transfer that was started without Start. receive_slot may be kEverySlot.
-  void Track(int send_slot, int receive_slot, Arrival arrival);
+  void Track(int send_slot, int receive_slot, Arrival arrival,
+             ring::RingLink link = ring::RingLink::kInner);
   bool in_flight() const { return !in_flight_.empty(); }
 
  private:
   struct InFlight {
     int send_slot, receive_slot;
     Arrival arrive;
+    ring::RingLink link;
 
     bool Brings(int slot) const { return receive_slot == slot || receive_slot == kEverySlot; }
     bool Touches(int slot) const { return Brings(slot) || send_slot == slot; }
