@@ -130,7 +130,8 @@ const PatternDefinition* FindDefinition(Pattern pattern);
 // The definition of a pattern that CheckOptions has passed; aborts on others.
 const PatternDefinition& DefinitionOf(Pattern pattern);
 
-// Returns what the choices of `layers` layers take, with what attention.dense_below takes beside.
+// Returns what the choices of `layers` layers take, with what attention.dense_below and rows that
+// are packed for a hop take beside.
 // The options have passed CheckOptions.
 IndexMemory IndexMemoryOf(const AttentionOptions& options, const IndexShape& shape, int64_t layers);
 

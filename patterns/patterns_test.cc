@@ -209,11 +209,16 @@ TEST(IndexMemoryTest, CountsListsOfSparseLayersAndGatheredKeys) {
   // The j-th tile of the last rank comes after 32 j + 24 groups: it has j + 1 words of bits.
   EXPECT_EQ(memory.kept, int64_t{34} * (16 * (512 * 513 / 2) * 4 + 513 * 8));
   constexpr int64_t kScores = int64_t{256} << 20;
-  EXPECT_EQ(memory.working, kScores + (32768 * 16 + 2 * 131072 * 2) * 64);
+  // Hops of the dense layers pack up to half of a slot: keys and values twice, gradients once.
+  constexpr int64_t kPacked = 32768 * 2 * 2 * 128 / 2 * (2 * 2 + 4);
+  EXPECT_EQ(memory.working, kScores + (32768 * 16 + 2 * 131072 * 2) * 64 + kPacked);
+  options.ring.kind = ring::RingKind::kAllGather;
+  EXPECT_EQ(memory.working - IndexMemoryOf(options, shape, 36).working, kPacked);
+  options.ring.kind = ring::RingKind::kFlat;
   options.density = 0.9;  // its lists take more than the choice
   const int64_t groups = kernels::KeyGroupBudgetOf(0.9f, 131072).MostGroups(131072 - 64, 0);
   EXPECT_GT(16 * 512 * groups * 4, kScores);
-  EXPECT_EQ(IndexMemoryOf(options, shape, 36).working, 16 * 512 * (groups + 5) * 4);
+  EXPECT_EQ(IndexMemoryOf(options, shape, 36).working, 16 * 512 * (groups + 5) * 4 + kPacked);
   EXPECT_EQ(IndexMemoryOf(options, shape, 36).kept, memory.kept);
   options.density = 0.1;
   options.layout = kernels::LayoutKind::kContiguous;  // the last rank has the last tiles

@@ -67,6 +67,19 @@ int64_t ShortDocumentBytes(const IndexShape& shape) {
   return tokens * (results + slots);
 }
 
+// Rows that hops carry apart from others (ring/travelling_rows.h) are packed on their way, at most
+// half of a slot over each link: of keys and values at both ends, of their gradients in fp32 where
+// they leave.
+int64_t PackedRowBytes(const AttentionOptions& options, const IndexShape& shape) {
+  const bool has_known =
+      DefinitionOf(options.pattern).is_known_before_data() || !options.dense_layers.empty();
+  if (shape.ranks == 1 || !has_known || options.ring.kind == ring::RingKind::kAllGather) return 0;
+  const int64_t links = options.ring.outer > 1 ? 2 : 1,
+                slot = shape.tokens / shape.ranks * 2 * shape.kv_heads * shape.head_dim;
+  const auto of_float = static_cast<int64_t>(sizeof(float));
+  return links * slot * (2 * shape.element_bytes + of_float) / 2;
+}
+
 }  // namespace
 
 IndexMemory IndexMemoryOf(const AttentionOptions& options, const IndexShape& shape,
@@ -76,6 +89,7 @@ IndexMemory IndexMemoryOf(const AttentionOptions& options, const IndexShape& sha
   if (definition.index_memory != nullptr) memory = definition.index_memory(options, shape);
   memory.kept *= std::max<int64_t>(0, layers - std::ssize(options.dense_layers));
   if (options.dense_below > 0) memory.working += ShortDocumentBytes(shape);
+  memory.working += PackedRowBytes(options, shape);
   return memory;
 }
 

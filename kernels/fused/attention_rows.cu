@@ -91,11 +91,35 @@ __global__ void PackKvKernel(TokenMajor<const __nv_bfloat16> k, TokenMajor<const
   slot[index] = *reinterpret_cast<const uint4*>(PartOf(index % parts, x).Of(x));
 }
 
+// Eight neighbouring elements.
+struct Eight {
+  float4 a = make_float4(0, 0, 0, 0), b = make_float4(0, 0, 0, 0);
+};
+__device__ __forceinline__ Eight LoadEight(const float* from) {
+  return {reinterpret_cast<const float4*>(from)[0], reinterpret_cast<const float4*>(from)[1]};
+}
+__device__ __forceinline__ Eight LoadEight(const __nv_bfloat16* from) {
+  const uint4 x = *reinterpret_cast<const uint4*>(from);
+  const auto pair = [](uint32_t bits) {
+    return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&bits));
+  };
+  const float2 a = pair(x.x), b = pair(x.y), c = pair(x.z), d = pair(x.w);
+  return {make_float4(a.x, a.y, b.x, b.y), make_float4(c.x, c.y, d.x, d.y)};
+}
+__device__ __forceinline__ void StoreEight(const Eight& x, float* to) {
+  reinterpret_cast<float4*>(to)[0] = x.a;
+  reinterpret_cast<float4*>(to)[1] = x.b;
+}
+__device__ __forceinline__ void StoreEight(const Eight& x, __nv_bfloat16* to) {
+  *reinterpret_cast<uint4*>(to) = PackEight(x.a, x.b);
+}
+__device__ __forceinline__ float4 Sum(const float4& a, const float4& b) {
+  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
 __global__ void AddFloatsKernel(float4* to, const float4* from, int64_t count) {
   const int64_t i = ThreadIndex();
-  if (i >= count) return;
-  const float4 a = to[i], b = from[i];
-  to[i] = make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+  if (i < count) to[i] = Sum(to[i], from[i]);
 }
 
 __global__ void RoundToBf16Kernel(const float4* from, uint4* to, int64_t count) {
@@ -103,16 +127,38 @@ __global__ void RoundToBf16Kernel(const float4* from, uint4* to, int64_t count) 
   if (i < count) to[i] = PackEight(from[2 * i], from[2 * i + 1]);
 }
 
-__global__ void WidenToFloatKernel(const uint4* from, float4* to, int64_t count) {
+__global__ void WidenToFloatKernel(const __nv_bfloat16* from, float* to, int64_t count) {
   const int64_t i = ThreadIndex();
-  if (i >= count) return;
-  const uint4 x = from[i];
-  const auto pair = [](uint32_t bits) {
-    return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&bits));
-  };
-  const float2 a = pair(x.x), b = pair(x.y), c = pair(x.z), d = pair(x.w);
-  to[2 * i] = make_float4(a.x, a.y, b.x, b.y);
-  to[2 * i + 1] = make_float4(c.x, c.y, d.x, d.y);
+  if (i < count) StoreEight(LoadEight(from + i * kVector), to + i * kVector);
+}
+
+enum class RowPass { kGather, kSpread, kAdd };
+
+// A thread takes eight elements of a slot; blockIdx.y is the part.
+template <RowPass kPass, typename From, typename To>
+__global__ void PackedRowsKernel(const PackedRows rows, const From* from, To* to) {
+  const auto per_row = static_cast<uint32_t>(rows.row / kVector);
+  const auto index = static_cast<uint32_t>(ThreadIndex());
+  const uint32_t row = index / per_row;
+  if (row >= rows.rows) return;
+  const int32_t place = rows.places[row / kPackedUnit];
+  const int64_t in_slot = (blockIdx.y * rows.rows * per_row + index) * kVector;
+  const int64_t packed_row = blockIdx.y * rows.packed + place + row % kPackedUnit;
+  const int64_t in_packed = (packed_row * per_row + index % per_row) * kVector;
+  switch (kPass) {
+    case RowPass::kGather:
+      if (place >= 0) StoreEight(LoadEight(from + in_slot), to + in_packed);
+      return;
+    case RowPass::kSpread:
+      StoreEight(place >= 0 ? LoadEight(from + in_packed) : Eight(), to + in_slot);
+      return;
+    case RowPass::kAdd: {
+      if (place < 0) return;
+      const Eight sum = LoadEight(to + in_slot), added = LoadEight(from + in_packed);
+      StoreEight({Sum(sum.a, added.a), Sum(sum.b, added.b)}, to + in_slot);
+      return;
+    }
+  }
 }
 
 template <typename T>
@@ -133,7 +179,51 @@ absl::Status Launched(const char* what) {
   return absl::OkStatus();
 }
 
+template <RowPass kPass, typename From, typename To>
+absl::Status RunPackedRows(const char* what, const PackedRows& rows, const From* from, To* to,
+                           cudaStream_t stream) {
+  RETURN_IF_ERROR(CheckSet(rows.places, "packed rows: places"));
+  RETURN_IF_ERROR(CheckPointer(from, "packed rows: from"));
+  RETURN_IF_ERROR(CheckPointer(to, "packed rows: to"));
+  RETURN_IF_ERROR(CheckSize(rows.row, "packed rows: elements of a row", kVector, 1 << 20, kVector));
+  RETURN_IF_ERROR(CheckSize(rows.rows, "packed rows: rows of a slot", 1,
+                            (int64_t{1} << 31) / (rows.row / kVector)));
+  const dim3 blocks(Blocks(rows.rows * (rows.row / kVector)), 2);
+  PackedRowsKernel<kPass><<<blocks, kThreads, 0, stream>>>(rows, from, to);
+  return Launched(what);
+}
+
 }  // namespace
+
+absl::Status GatherRows(const PackedRows& rows, const __nv_bfloat16* slot, __nv_bfloat16* packed,
+                        cudaStream_t stream) {
+  return RunPackedRows<RowPass::kGather>("GatherRows", rows, slot, packed, stream);
+}
+
+absl::Status GatherRows(const PackedRows& rows, const float* slot, float* packed,
+                        cudaStream_t stream) {
+  return RunPackedRows<RowPass::kGather>("GatherRows", rows, slot, packed, stream);
+}
+
+absl::Status GatherRows(const PackedRows& rows, const float* slot, __nv_bfloat16* packed,
+                        cudaStream_t stream) {
+  return RunPackedRows<RowPass::kGather>("GatherRows", rows, slot, packed, stream);
+}
+
+absl::Status SpreadRows(const PackedRows& rows, const __nv_bfloat16* packed, __nv_bfloat16* slot,
+                        cudaStream_t stream) {
+  return RunPackedRows<RowPass::kSpread>("SpreadRows", rows, packed, slot, stream);
+}
+
+absl::Status AddRows(const PackedRows& rows, const float* packed, float* slot,
+                     cudaStream_t stream) {
+  return RunPackedRows<RowPass::kAdd>("AddRows", rows, packed, slot, stream);
+}
+
+absl::Status AddRows(const PackedRows& rows, const __nv_bfloat16* packed, float* slot,
+                     cudaStream_t stream) {
+  return RunPackedRows<RowPass::kAdd>("AddRows", rows, packed, slot, stream);
+}
 
 absl::Status FinishOutput(const TokenMajor<const float>& sums, const float* lse, __nv_bfloat16* out,
                           cudaStream_t stream) {
@@ -175,8 +265,7 @@ absl::Status RoundToBf16(const float* from, __nv_bfloat16* to, int64_t count, cu
 
 absl::Status WidenToFloat(const __nv_bfloat16* from, float* to, int64_t count,
                           cudaStream_t stream) {
-  WidenToFloatKernel<<<Blocks(count / 8), kThreads, 0, stream>>>(
-      reinterpret_cast<const uint4*>(from), reinterpret_cast<float4*>(to), count / 8);
+  WidenToFloatKernel<<<Blocks(count / kVector), kThreads, 0, stream>>>(from, to, count / kVector);
   return Launched("WidenToFloat");
 }
 

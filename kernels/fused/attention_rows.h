@@ -34,4 +34,31 @@ absl::Status AddFloats(float* to, const float* from, int64_t count, cudaStream_t
 absl::Status RoundToBf16(const float* from, __nv_bfloat16* to, int64_t count, cudaStream_t stream);
 absl::Status WidenToFloat(const __nv_bfloat16* from, float* to, int64_t count, cudaStream_t stream);
 
+// Some rows of a slot, [2, rows, row]: keys and values, or their gradients. Packed they are
+// [2, packed, row]: those of the first part, then those of the second.
+struct PackedRows {
+  // [units of kPackedUnit rows]: the unit's first row among the packed ones; -1: it is none.
+  const int32_t* places = nullptr;
+  int64_t rows = 0, packed = 0;
+  int64_t row = 0;  // elements, a multiple of 8
+
+  int64_t elements() const { return 2 * packed * row; }  // packed
+};
+inline constexpr int64_t kPackedUnit = 64;
+
+absl::Status GatherRows(const PackedRows& rows, const __nv_bfloat16* slot, __nv_bfloat16* packed,
+                        cudaStream_t stream);
+absl::Status GatherRows(const PackedRows& rows, const float* slot, float* packed,
+                        cudaStream_t stream);
+// Rounds them.
+absl::Status GatherRows(const PackedRows& rows, const float* slot, __nv_bfloat16* packed,
+                        cudaStream_t stream);
+// Spreads them over the slot, whose other rows become zero.
+absl::Status SpreadRows(const PackedRows& rows, const __nv_bfloat16* packed, __nv_bfloat16* slot,
+                        cudaStream_t stream);
+// Adds them to those of the slot.
+absl::Status AddRows(const PackedRows& rows, const float* packed, float* slot, cudaStream_t stream);
+absl::Status AddRows(const PackedRows& rows, const __nv_bfloat16* packed, float* slot,
+                     cudaStream_t stream);
+
 }  // namespace ringleader::kernels::fused

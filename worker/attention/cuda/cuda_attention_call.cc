@@ -91,9 +91,7 @@ CallShape CudaCall::shape() const {
 
 absl::StatusOr<std::unique_ptr<RingSlots>> CudaCall::PlaceKv(const ring::RingSchedule& schedule,
                                                              int64_t slot_tokens) {
-  const int64_t row = tensors_.k.size(1) * tensors_.k.size(2);
-  std::unique_ptr<DeviceSlots> slots =
-      device_.KvSlots(schedule, 2 * slot_tokens * row * sizeof(__nv_bfloat16));
+  std::unique_ptr<DeviceSlots> slots = device_.KvSlots(schedule, slot_tokens, kv_row());
   if (schedule.ranks == 1) return slots;
   void* const own = slots->memory(Gathers(schedule) ? schedule.rank : 0);
   RETURN_IF_ERROR(fused::PackKv(View(tensors_.k), View(tensors_.v),
@@ -211,7 +209,7 @@ TokenMajor<float> CudaCall::GradientsIn(void* slot, int64_t keys, int part) cons
 
 absl::StatusOr<std::unique_ptr<RingSlots>> CudaCall::PlaceGradients(
     const ring::RingSchedule& schedule, int64_t slot_tokens) {
-  return device_.GradientSlots(schedule, 2 * shape().kv_elements(slot_tokens) * sizeof(float));
+  return device_.GradientSlots(schedule, slot_tokens, kv_row());
 }
 
 absl::Status CudaCall::StartGradients() {

@@ -23,6 +23,8 @@ namespace {
 // which nothing that an inner ring waits for can be ahead of them.
 constexpr std::array kKvChannels = {comm::Channel::kKvInner, comm::Channel::kKvOuter};
 constexpr std::array kGradientChannels = {comm::Channel::kGradKv, comm::Channel::kKvOuter};
+// Passes whose places are remembered.
+constexpr size_t kMostKnownPlaces = 16;
 
 template <typename T>
 DeviceArray<T> UploadArray(const std::vector<T>& values) {
@@ -78,27 +80,48 @@ void* CudaAttentionDevice::Reserve(RingMemory& memory, size_t bytes,
   return memory.data.get();
 }
 
+std::shared_ptr<const RowPlaces> CudaAttentionDevice::PlacesOf(
+    std::shared_ptr<const std::vector<ring::HopRows>> rows) {
+  for (const auto& known : known_places_) {
+    if (known->rows == rows) return known;
+  }
+  if (known_places_.size() >= kMostKnownPlaces) known_places_.clear();
+  known_places_.push_back(std::make_shared<const RowPlaces>(UploadPlaces(std::move(rows))));
+  return known_places_.back();
+}
+
+void* CudaAttentionDevice::PackedMemory(SlotContent content, ring::RingLink link, bool is_received,
+                                        size_t bytes) {
+  const bool is_keys = content == SlotContent::kKeys;
+  return Reserve(packed_memory_[{content, link, is_received}], bytes,
+                 is_keys ? kKvChannels : kGradientChannels);
+}
+
 std::unique_ptr<DeviceSlots> CudaAttentionDevice::KvSlots(const ring::RingSchedule& schedule,
-                                                          size_t bytes_per_slot) {
-  SlotMemory memory{.bytes_per_slot = bytes_per_slot};
+                                                          int64_t tokens, int64_t row) {
+  const size_t bytes_per_slot = 2 * tokens * row * sizeof(c10::BFloat16);
+  SlotMemory memory{.bytes_per_slot = bytes_per_slot, .row = row};
   if (schedule.ranks > 1) {
     if (options_.overlaps_calls) kv_turn_ = 1 - kv_turn_;
     memory.slots = Reserve(kv_memory_[kv_turn_], schedule.kv_slots * bytes_per_slot, kKvChannels);
   }
   return std::make_unique<DeviceSlots>(&communicator_, kKvChannels[0], kKvChannels[1],
-                                       &stats_.timers(), memory);
+                                       &stats_.timers(), memory, this);
 }
 
 std::unique_ptr<DeviceSlots> CudaAttentionDevice::GradientSlots(const ring::RingSchedule& schedule,
-                                                                size_t bytes_per_slot) {
+                                                                int64_t tokens, int64_t row) {
+  const size_t bytes_per_slot = 2 * tokens * row * sizeof(float);
   const size_t bytes = schedule.grad_slots * bytes_per_slot;
   SlotMemory memory{.slots = Reserve(gradient_memory_, bytes, kGradientChannels),
-                    .bytes_per_slot = bytes_per_slot};
+                    .bytes_per_slot = bytes_per_slot,
+                    .content = SlotContent::kGradients,
+                    .row = row};
   if (options_.bf16_gradients && schedule.ranks > 1 && !Gathers(schedule)) {
     memory.wire = Reserve(wire_memory_, bytes / 2, kGradientChannels);
   }
   return std::make_unique<DeviceSlots>(&communicator_, kGradientChannels[0], kGradientChannels[1],
-                                       &stats_.timers(), memory);
+                                       &stats_.timers(), memory, this);
 }
 
 int64_t CudaAttentionDevice::BandTilesOf(const LayerIndex& index, const ring::Shard& mine,

@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <tuple>
+#include <vector>
 
 #include "worker/attention/cuda/device_slots.h"
 #include "worker/attention/cuda/device_stats.h"
@@ -15,10 +16,7 @@
 
 namespace ringleader::attention {
 
-// `bytes` of the host's memory on the GPU, as soon as the stream gets there.
-DeviceMemory UploadBytes(const void* values, int64_t bytes);
-
-class CudaAttentionDevice : public AttentionDevice {
+class CudaAttentionDevice : public AttentionDevice, public RowTransport {
  public:
   struct Options {
     bool bf16_gradients = false;  // AttentionOptions'
@@ -31,6 +29,7 @@ class CudaAttentionDevice : public AttentionDevice {
 
   int rank() const override { return communicator_.rank(); }
   int ranks() const override { return communicator_.size(); }
+  double most_carried() const override { return kMostPacked; }
   absl::Status Begin(double AttentionSeconds::*phase) override;
   absl::Status End() override;
   LayerStats& StatsOf(int layer) override { return stats_.HostOf(layer); }
@@ -44,10 +43,16 @@ class CudaAttentionDevice : public AttentionDevice {
   const Options& options() const { return options_; }
   comm::DeviceCommunicator& communicator() { return communicator_; }
   DeviceStats& stats() { return stats_; }
-  // Slots of `schedule`, which serve all calls: their memory is allocated when a call needs more.
-  std::unique_ptr<DeviceSlots> KvSlots(const ring::RingSchedule& schedule, size_t bytes_per_slot);
-  std::unique_ptr<DeviceSlots> GradientSlots(const ring::RingSchedule& schedule,
-                                             size_t bytes_per_slot);
+  // Slots of `schedule` with room for `tokens` of `row` elements of keys, which serve all calls:
+  // their memory is allocated when a call needs more.
+  std::unique_ptr<DeviceSlots> KvSlots(const ring::RingSchedule& schedule, int64_t tokens,
+                                       int64_t row);
+  std::unique_ptr<DeviceSlots> GradientSlots(const ring::RingSchedule& schedule, int64_t tokens,
+                                             int64_t row);
+  std::shared_ptr<const RowPlaces> PlacesOf(
+      std::shared_ptr<const std::vector<ring::HopRows>> rows) override;
+  void* PackedMemory(SlotContent content, ring::RingLink link, bool is_received,
+                     size_t bytes) override;
   // Tiles of a pattern that does not depend on the data: of `mine`'s queries and `owner`'s keys.
   int64_t BandTilesOf(const LayerIndex& index, const ring::Shard& mine, const ring::Shard& owner);
 
@@ -63,6 +68,9 @@ class CudaAttentionDevice : public AttentionDevice {
   comm::DeviceCommunicator& communicator_;
   DeviceStats stats_;
   RingMemory kv_memory_[2], gradient_memory_, wire_memory_;
+  // By what, over which link and whether it is received.
+  std::map<std::tuple<SlotContent, ring::RingLink, bool>, RingMemory> packed_memory_;
+  std::vector<std::shared_ptr<const RowPlaces>> known_places_;
   int kv_turn_ = 0;  // of kv_memory_, which of them is the newest call's
   // What BandTilesOf found by (owner, tokens, window), for the documents `band_documents_`.
   std::map<std::tuple<int, int64_t, int64_t>, int64_t> band_tiles_;

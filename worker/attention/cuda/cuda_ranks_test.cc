@@ -353,6 +353,42 @@ TEST_P(CudaRanksTest, DocumentsUnderChosenBlocks) {
   ExpectSameAsOneRank("adaspa documents", AdaSpa(), kDocuments);
 }
 
+// The bits of hops that carry everything, by rows that others need alone: what ranks do not send
+// each other nobody misses, whatever lies in its place.
+TEST_P(CudaRanksTest, HopsOfSomeRowsBringTheSameBits) {
+  const std::vector<int64_t> documents = {0, 70, 200, 250, 500, 700, 1000};
+  for (const bool rounded : {false, true}) {
+    for (patterns::AttentionOptions options :
+         {patterns::AttentionOptions{},
+          {.pattern = patterns::Pattern::kSlidingWindow, .window = 100},
+          {.mask = patterns::Mask::kFull},
+          {.mask = patterns::Mask::kBlockCausal, .mask_block = 96}}) {
+      options.tile = 64;
+      options.deterministic = true;
+      options.bf16_gradients = rounded;
+      const Result some = RunOnGpu(Small(), With(options), Gpus::kShared, documents),
+                   all = testing::RunWithAllRows(Small(), With(options), documents);
+      EXPECT_TRUE(torch::equal(some.out, all.out));
+      EXPECT_TRUE(torch::equal(some.dq, all.dq));
+      EXPECT_TRUE(torch::equal(some.dk, all.dk));
+      EXPECT_TRUE(torch::equal(some.dv, all.dv));
+      uint64_t sent = 0, whole = 0;
+      for (size_t rank = 0; rank < all.stats.size(); ++rank) {
+        EXPECT_EQ(all.stats[rank].ring_bytes.sent, all.stats[rank].ring_bytes.whole);
+        EXPECT_EQ(some.stats[rank].ring_bytes.whole, all.stats[rank].ring_bytes.whole);
+        sent += some.stats[rank].ring_bytes.sent;
+        whole += some.stats[rank].ring_bytes.whole;
+      }
+      EXPECT_LE(sent, whole);
+      const bool has_hops =
+          all.stats.size() > 1 && GetParam().ring.kind != ring::RingKind::kAllGather;
+      if (has_hops && GetParam().layout == kernels::LayoutKind::kContiguous) {
+        EXPECT_LT(sent, whole / 2);
+      }
+    }
+  }
+}
+
 TEST_P(CudaRanksTest, DocumentsUnderVerticalSlash) {
   ExpectSameAsOneRank("top-p documents", TopP(), kDocuments);
 }

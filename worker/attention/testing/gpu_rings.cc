@@ -91,16 +91,25 @@ uint64_t Result::TotalTiles() const {
   return tiles;
 }
 
-Result RunOnGpu(const Sequence& sequence, const patterns::AttentionOptions& options, Gpus gpus,
-                const std::vector<int64_t>& documents, float move) {
+namespace {
+
+class AllRowsDevice : public CudaAttentionDevice {
+ public:
+  using CudaAttentionDevice::CudaAttentionDevice;
+  double most_carried() const override { return 0.0; }
+};
+
+template <typename Device>
+Result RunOnDevice(const Sequence& sequence, const patterns::AttentionOptions& options, Gpus gpus,
+                   const std::vector<int64_t>& documents, float move) {
   const int ranks = options.ring.inner * options.ring.outer;
   Result result = EmptyResult(sequence, ranks);
   std::mutex mutex;
   RunRanks(gpus, ranks, [&](comm::DeviceCommunicator& communicator) {
     const c10::cuda::CUDAStreamGuard stream(c10::cuda::getStreamFromPool());
     const int rank = communicator.rank();
-    CudaAttentionDevice device(&communicator, {.bf16_gradients = options.bf16_gradients,
-                                               .deterministic = options.deterministic});
+    Device device(&communicator, {.bf16_gradients = options.bf16_gradients,
+                                  .deterministic = options.deterministic});
     auto engine = RingRunner::Create(options, &device);
     TORCH_CHECK(engine.ok(), std::string(engine.status().message()));
     const Tensor positions = PositionsOf(options, rank, sequence.q.size(0));
@@ -147,6 +156,18 @@ Result RunOnGpu(const Sequence& sequence, const patterns::AttentionOptions& opti
     result.rows.push_back(positions);
   });
   return result;
+}
+
+}  // namespace
+
+Result RunOnGpu(const Sequence& sequence, const patterns::AttentionOptions& options, Gpus gpus,
+                const std::vector<int64_t>& documents, float move) {
+  return RunOnDevice<CudaAttentionDevice>(sequence, options, gpus, documents, move);
+}
+
+Result RunWithAllRows(const Sequence& sequence, const patterns::AttentionOptions& options,
+                      const std::vector<int64_t>& documents) {
+  return RunOnDevice<AllRowsDevice>(sequence, options, Gpus::kShared, documents, /*move=*/1.0f);
 }
 
 std::vector<HostIndex> IndicesOnGpu(const Sequence& sequence,

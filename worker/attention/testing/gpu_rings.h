@@ -43,6 +43,9 @@ struct Result {
 Result RunOnGpu(const Sequence& sequence, const patterns::AttentionOptions& options,
                 Gpus gpus = Gpus::kShared, const std::vector<int64_t>& documents = {},
                 float move = 1.0f);
+// The same with hops that carry all rows, whoever attends to them.
+Result RunWithAllRows(const Sequence& sequence, const patterns::AttentionOptions& options,
+                      const std::vector<int64_t>& documents);
 // The index of layer 0 in the forwards of one engine on one GPU, each of which is `dense` or not.
 std::vector<HostIndex> IndicesOnGpu(const Sequence& sequence,
                                     const patterns::AttentionOptions& options,

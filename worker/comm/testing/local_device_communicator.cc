@@ -142,6 +142,8 @@ class LocalDeviceCommunicator : public DeviceCommunicator {
   absl::StatusOr<std::shared_ptr<void>> Allocate(size_t bytes, std::span<const Channel>) override {
     void* data = nullptr;
     RETURN_IF_ERROR(CudaStatus(cudaMalloc(&data, bytes), "memory"));
+    // NaN in every floating format, so that what is read and nobody wrote shows.
+    RETURN_IF_ERROR(CudaStatus(cudaMemset(data, 0xff, bytes), "memory"));
     *allocated_ += bytes;
     return std::shared_ptr<void>(data, [allocated = allocated_, bytes](void* memory) {
       cudaDeviceSynchronize();  // what is enqueued may use it
