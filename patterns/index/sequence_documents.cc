@@ -65,11 +65,11 @@ absl::StatusOr<std::shared_ptr<const SequenceDocuments>> MakeDocuments(
 }
 
 absl::StatusOr<std::shared_ptr<const SequenceDocuments>> MakeMasked(
-    const kernels::ShardLayout& layout, std::span<const int64_t> firsts, int64_t padding,
-    const MaskRule& rule, int64_t window) {
+    const kernels::ShardLayout& layout, std::span<const int64_t> firsts, const MaskRule& rule,
+    int64_t window) {
   constexpr int64_t kWhole[] = {0};
   if (firsts.empty()) firsts = kWhole;
-  ASSIGN_OR_RETURN(auto documents, MakeHead(layout, firsts, padding));
+  ASSIGN_OR_RETURN(auto documents, MakeHead(layout, firsts, rule.padding));
   if (rule.mask == Mask::kPrefixLm) {
     RETURN_IF_ERROR(CheckPrefixes(firsts, layout.tokens, rule.prefix_ends));
   }

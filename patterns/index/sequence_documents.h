@@ -48,8 +48,8 @@ absl::StatusOr<std::shared_ptr<const SequenceDocuments>> MakeDocuments(
 
 // The same under any mask, never null: `visible`, and where `window` > 0 visible_in_window.
 absl::StatusOr<std::shared_ptr<const SequenceDocuments>> MakeMasked(
-    const kernels::ShardLayout& layout, std::span<const int64_t> firsts, int64_t padding,
-    const MaskRule& rule, int64_t window);
+    const kernels::ShardLayout& layout, std::span<const int64_t> firsts, const MaskRule& rule,
+    int64_t window);
 
 // As MakeDocuments where rank r holds the first shard_tokens[r] tokens of its part of `layout`,
 // which is kStriped, and nobody holds the others. Never null; one document has no local_starts.

@@ -62,7 +62,8 @@ std::pair<int64_t, int64_t> VisibleIn(const MaskRule& rule, int64_t tokens,
                                       int64_t window, int64_t position) {
   int64_t begin = firsts[document];
   int64_t end = document + 1 < firsts.size() ? firsts[document + 1] : tokens;
-  end = EndOf(rule, document, position, begin, end);
+  const bool is_padding = position >= tokens - rule.padding;
+  end = is_padding ? position + 1 : EndOf(rule, document, position, begin, end);
   if (window > 0) {
     begin = std::max(begin, position - window + 1);
     end = std::min(end, position + window);

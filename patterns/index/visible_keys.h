@@ -19,6 +19,9 @@ struct MaskRule {
   Mask mask = Mask::kCausal;
   int64_t block = 0;                          // kBlockCausal: tokens
   std::span<const int64_t> prefix_ends = {};  // kPrefixLm: [documents], CheckPrefixes'
+  // The last document, of so many tokens, is padding. Under every mask its queries see nothing that
+  // comes later, so that what the tokens before it choose does not depend on how long it is.
+  int64_t padding = 0;
 };
 
 // INVALID_ARGUMENT unless prefix_ends holds for each document, which starts at firsts[i] of a

@@ -139,8 +139,9 @@ class CudaAttentionProcessTest : public testing::CudaAttemptTest {
 class CudaMaskProcessTest : public CudaAttentionProcessTest,
                             public ::testing::WithParamInterface<v1::AttentionSpec::Mask> {
  protected:
-  v1::JobSpec MaskJob(int context, v1::AttentionSpec::Mask mask) {
-    v1::JobSpec spec = DocumentsJob(context, v1::AttentionSpec::DENSE);
+  v1::JobSpec MaskJob(int context, v1::AttentionSpec::Mask mask,
+                      v1::AttentionSpec::Pattern pattern = v1::AttentionSpec::DENSE) {
+    v1::JobSpec spec = DocumentsJob(context, pattern);
     spec.mutable_attention()->set_mask(mask);
     if (mask == v1::AttentionSpec::MASK_BLOCK_CAUSAL) spec.mutable_attention()->set_mask_block(96);
     if (mask != v1::AttentionSpec::MASK_PREFIX_LM) {
@@ -154,6 +155,20 @@ class CudaMaskProcessTest : public CudaAttentionProcessTest,
 TEST_P(CudaMaskProcessTest, TrainsWhatTheCpuTrainsOnAnyNumberOfRanks) {
   NEED_GPUS(1);
   ExpectAlikeOnAnyRanks([&](int context) { return MaskJob(context, GetParam()); });
+}
+
+TEST_P(CudaMaskProcessTest, ChosenTilesAreThoseOfTheCpuAndOfAnyNumberOfRanks) {
+  NEED_GPUS(1);
+  for (const auto pattern :
+       {v1::AttentionSpec::BLOCK_TOPK, v1::AttentionSpec::XATTENTION, v1::AttentionSpec::ADASPA}) {
+    SCOPED_TRACE(v1::AttentionSpec::Pattern_Name(pattern));
+    ExpectAlikeOnAnyRanks([&](int context) {
+      v1::JobSpec spec = MaskJob(context, GetParam(), pattern);
+      spec.mutable_attention()->set_tile(64);
+      spec.mutable_attention()->set_density(0.3);
+      return spec;
+    });
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Masks, CudaMaskProcessTest,

@@ -23,6 +23,7 @@ namespace ringleader::kernels::index {
 namespace {
 
 using Bf16 = __nv_bfloat16;
+using reference::testing::AntidiagonalLogits;
 using reference::testing::AntidiagonalOracle;
 using reference::testing::Sight;
 using ::testing::HasSubstr;
@@ -110,6 +111,7 @@ TEST_F(AntidiagonalTest, IsTheOraclesAndOnRanksThatOfOne) {
                                                        {40, 64, 64, 64}}) {
     if (SmallShapes() && tokens > 1024) continue;
     const Rows q = Random(tokens, 4, head_dim), k = Random(tokens, 2, head_dim);
+    const AntidiagonalLogits logits(q.View(), k.View(), stride);
     const std::vector<int64_t> documents =
         reference::testing::RandomDocuments(tokens, tile, random_);
     for (int trial = 0; trial < 8; ++trial) {
@@ -127,7 +129,7 @@ TEST_F(AntidiagonalTest, IsTheOraclesAndOnRanksThatOfOne) {
                                            .scale = 1.0f,  // logits far apart
                                            .threshold = threshold,
                                            .density = density};
-        const AntidiagonalOracle oracle(q.View(), k.View(), step, sight);
+        const AntidiagonalOracle oracle(logits, step, sight);
         const ShardLayout whole = {.tokens = tokens};
         const std::vector<uint32_t> one = Choose(q, k, step, whole, sight);
         EXPECT_EQ(oracle.Complaint(one.data(), whole, kTolerance), "");

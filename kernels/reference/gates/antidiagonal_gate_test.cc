@@ -18,6 +18,7 @@
 namespace ringleader::kernels::reference {
 namespace {
 
+using testing::AntidiagonalLogits;
 using testing::AntidiagonalOracle;
 using testing::RandomTensor;
 using testing::Sight;
@@ -53,6 +54,7 @@ TEST(AntidiagonalGateTest, IsTheOracles) {
   for (const auto& [tokens, tile, stride] :
        {std::tuple{1000, 64, 16}, {1024, 128, 16}, {1024, 128, 8}, {520, 64, 64}, {40, 64, 64}}) {
     const Tensor q = RandomTensor(tokens, 4, 64, random), k = RandomTensor(tokens, 2, 64, random);
+    const AntidiagonalLogits logits(q.view(), k.view(), stride);
     const std::vector<int64_t> documents = testing::RandomDocuments(tokens, tile, random);
     for (int trial = 0; trial < 8; ++trial) {
       const bool packed = trial % 2 == 1;
@@ -69,7 +71,7 @@ TEST(AntidiagonalGateTest, IsTheOracles) {
                                            .scale = 1.0f,  // logits far apart
                                            .threshold = threshold,
                                            .density = density};
-        const AntidiagonalOracle oracle(q.view(), k.view(), step, sight);
+        const AntidiagonalOracle oracle(logits, step, sight);
         const ShardLayout whole = {.tokens = tokens};
         EXPECT_EQ(oracle.Complaint(Choose(q, k, step, whole, sight).bits.data(), whole, kTolerance),
                   "");

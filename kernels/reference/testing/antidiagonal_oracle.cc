@@ -7,37 +7,51 @@
 
 namespace ringleader::kernels::reference::testing {
 
-AntidiagonalOracle::AntidiagonalOracle(const TokenMajor<const float>& q,
-                                       const TokenMajor<const float>& k,
-                                       const AntidiagonalGateStep& step, const Sight& sight)
-    : step_(step),
-      sight_(sight),
-      heads_(q.heads),
-      tokens_(q.tokens),
-      blocks_((q.tokens + step.tile - 1) / step.tile),
-      mass_(heads_ * blocks_ * blocks_, 0.0) {
-  const int64_t stride = step.stride;
-  for (int head = 0; head < heads_; ++head) {
+AntidiagonalLogits::AntidiagonalLogits(const TokenMajor<const float>& q,
+                                       const TokenMajor<const float>& k, int64_t stride)
+    : heads(q.heads), tokens(q.tokens), stride(stride), groups(q.tokens / stride) {
+  sums.reserve(heads * groups * groups);
+  for (int head = 0; head < heads; ++head) {
     const float* const queries = q.data + head * q.head_stride;
-    const float* const keys = k.data + head / (heads_ / k.heads) * k.head_stride;
-    for (int64_t first = 0; first + stride <= tokens_; first += stride) {
-      std::vector<double> weight;
-      double sum = 0.0;
-      for (int64_t key = 0; key + stride <= tokens_; key += stride) {
-        double logits = 0.0;
+    const float* const keys = k.data + head / (heads / k.heads) * k.head_stride;
+    for (int64_t first = 0; first < groups * stride; first += stride) {
+      for (int64_t key = 0; key < groups * stride; key += stride) {
+        double sum = 0.0;
         for (int64_t i = 0; i < stride; ++i) {
           const float* const query_row = queries + (first + i) * q.token_stride;
           const float* const key_row = keys + (key + stride - 1 - i) * k.token_stride;
-          for (int x = 0; x < q.head_dim; ++x) logits += double{query_row[x]} * double{key_row[x]};
+          for (int x = 0; x < q.head_dim; ++x) sum += double{query_row[x]} * double{key_row[x]};
         }
+        sums.push_back(sum);
+      }
+    }
+  }
+}
+
+AntidiagonalOracle::AntidiagonalOracle(const AntidiagonalLogits& logits,
+                                       const AntidiagonalGateStep& step, const Sight& sight)
+    : step_(step),
+      sight_(sight),
+      heads_(logits.heads),
+      tokens_(logits.tokens),
+      blocks_((tokens_ + step.tile - 1) / step.tile),
+      mass_(heads_ * blocks_ * blocks_, 0.0) {
+  const int64_t stride = logits.stride;
+  const double scale = double{step.scale} / static_cast<double>(stride);
+  auto row = logits.sums.begin();
+  for (int head = 0; head < heads_; ++head) {
+    for (int64_t group = 0; group < logits.groups; ++group, row += logits.groups) {
+      const int64_t first = group * stride;
+      std::vector<double> weight;
+      double sum = 0.0;
+      for (int64_t key = 0; key < logits.groups * stride; key += stride) {
         const bool seen = key + stride > sight.Begin(first) && key < sight.End(first + stride - 1);
-        weight.push_back(seen ? std::exp(logits * double{step.scale} / static_cast<double>(stride))
-                              : 0.0);
+        weight.push_back(seen ? std::exp(row[key / stride] * scale) : 0.0);
         sum += weight.back();
       }
-      double* const row = &mass_[(head * blocks_ + first / step.tile) * blocks_];
-      for (size_t group = 0; group < weight.size(); ++group) {
-        row[static_cast<int64_t>(group) * stride / step.tile] += weight[group] / sum;
+      double* const mass = &mass_[(head * blocks_ + first / step.tile) * blocks_];
+      for (int64_t key = 0; key < logits.groups; ++key) {
+        mass[key * stride / step.tile] += weight[key] / sum;
       }
     }
   }

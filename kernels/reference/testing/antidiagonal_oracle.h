@@ -12,12 +12,24 @@
 
 namespace ringleader::kernels::reference::testing {
 
+// What groups of `stride` queries and keys have on their antidiagonals, which is most of the
+// oracle's time and the same for every choice.
+struct AntidiagonalLogits {
+  // q: [tokens, heads, d] and k: [tokens, kv_heads, d], the whole sequence. Tokens behind the last
+  // whole group are left out.
+  AntidiagonalLogits(const TokenMajor<const float>& q, const TokenMajor<const float>& k,
+                     int64_t stride);
+
+  const int heads;
+  const int64_t tokens, stride, groups;
+  std::vector<double> sums;  // [heads, groups of queries, groups of keys], unscaled
+};
+
 class AntidiagonalOracle {
  public:
-  // q: [tokens, heads, d] and k: [tokens, kv_heads, d], the whole sequence. Reads the step's tile,
-  // stride, scale, threshold and density.
-  AntidiagonalOracle(const TokenMajor<const float>& q, const TokenMajor<const float>& k,
-                     const AntidiagonalGateStep& step, const Sight& sight);
+  // Reads the step's tile, scale, threshold and density; its stride is that of the logits.
+  AntidiagonalOracle(const AntidiagonalLogits& logits, const AntidiagonalGateStep& step,
+                     const Sight& sight);
 
   // What the tile of queries at `tile` of the sequence sees of a block; a group's mass is 1.
   double Mass(int head, int64_t tile, int64_t block) const {

@@ -383,7 +383,8 @@ TEST_P(CudaRanksTest, HopsOfSomeRowsBringTheSameBits) {
       const bool has_hops =
           all.stats.size() > 1 && GetParam().ring.kind != ring::RingKind::kAllGather;
       if (has_hops && GetParam().layout == kernels::LayoutKind::kContiguous) {
-        EXPECT_LT(sent, whole / 2);
+        // Under a mask that looks ahead, keys are on their way for longer to those behind.
+        EXPECT_LT(sent, options.mask == patterns::Mask::kFull ? whole : whole / 2);
       }
     }
   }

@@ -15,6 +15,7 @@ namespace {
 
 using kernels::reference::testing::Tensor;
 using patterns::AttentionOptions;
+using patterns::Mask;
 using patterns::Pattern;
 
 constexpr int kHeads = 4, kKvHeads = 2, kHeadDim = 128, kTile = 64;
@@ -49,7 +50,12 @@ std::vector<float> Content(const AttentionOptions& options, int64_t tokens) {
       options, /*layer=*/0, Draw(tokens, kHeads, 1), Draw(tokens, kKvHeads, 2),
       Draw(tokens, kKvHeads, 3),
       [&](RingRunner& runner) {
-        ASSERT_TRUE(runner.SetDocuments(tokens, documents, tokens - kContent).ok());
+        const std::vector<int64_t> prefix_ends = {300, kContent};
+        const bool has_prefixes = options.mask == Mask::kPrefixLm;
+        ASSERT_TRUE(runner
+                        .SetDocuments(tokens, documents, tokens - kContent,
+                                      has_prefixes ? prefix_ends : std::vector<int64_t>())
+                        .ok());
       },
       [&](const auto& rank) {
         const kernels::ShardLayout layout =
@@ -64,17 +70,25 @@ std::vector<float> Content(const AttentionOptions& options, int64_t tokens) {
   return rows;
 }
 
-class PaddingTest : public ::testing::TestWithParam<Pattern> {
+struct Setting {
+  Pattern pattern;
+  Mask mask = Mask::kCausal;
+};
+
+class PaddingTest : public ::testing::TestWithParam<Setting> {
  protected:
   static AttentionOptions Options(int ranks) {
-    return {.pattern = GetParam(),
+    const Pattern pattern = GetParam().pattern;
+    return {.pattern = pattern,
+            .mask = GetParam().mask,
+            .mask_block = 300,
             .budget = {.vertical_mass = 0.6, .slash_mass = 0.5},
-            .adapt_heads = GetParam() == Pattern::kAdaSpa,
+            .adapt_heads = pattern == Pattern::kAdaSpa,
             .window = 300,
             .block_size = kTile,
             .topk_blocks = 2,
             .threshold = 0.5,
-            .density = GetParam() == Pattern::kVerticalSlash ? 0.0 : 0.4,
+            .density = pattern == Pattern::kVerticalSlash ? 0.0 : 0.4,
             .sequence_length = 2048,
             .tile = kTile,
             .layout = kernels::LayoutKind::kStriped,
@@ -94,11 +108,26 @@ TEST_P(PaddingTest, HasNoSay) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Patterns, PaddingTest,
-    ::testing::Values(Pattern::kSlidingWindow, Pattern::kVerticalSlash, Pattern::kBlockTopK,
-                      Pattern::kMoba, Pattern::kXAttention, Pattern::kKeyGroups, Pattern::kAdaSpa),
-    [](const auto& info) { return std::string(patterns::DefinitionOf(info.param).name); });
+std::vector<Setting> Settings() {
+  std::vector<Setting> settings;
+  for (const Pattern pattern :
+       {Pattern::kSlidingWindow, Pattern::kVerticalSlash, Pattern::kBlockTopK, Pattern::kMoba,
+        Pattern::kXAttention, Pattern::kKeyGroups, Pattern::kAdaSpa}) {
+    settings.push_back({.pattern = pattern});
+    if (!patterns::DefinitionOf(pattern).takes_masks) continue;
+    for (const Mask mask : {Mask::kFull, Mask::kPrefixLm, Mask::kBlockCausal}) {
+      settings.push_back({.pattern = pattern, .mask = mask});
+    }
+  }
+  return settings;
+}
+
+INSTANTIATE_TEST_SUITE_P(Patterns, PaddingTest, ::testing::ValuesIn(Settings()),
+                         [](const auto& info) {
+                           const std::string mask(patterns::MaskName(info.param.mask));
+                           const auto& pattern = patterns::DefinitionOf(info.param.pattern);
+                           return std::string(pattern.name) + "_" + mask;
+                         });
 
 }  // namespace
 }  // namespace ringleader::attention

@@ -89,11 +89,13 @@ absl::Status RingRunner::SetDocuments(int64_t tokens, std::span<const int64_t> f
   if (options_.mask == patterns::Mask::kCausal) {
     ASSIGN_OR_RETURN(documents, patterns::MakeDocuments(mine, firsts, padding));
   } else {
-    const patterns::MaskRule rule = {
-        .mask = options_.mask, .block = options_.mask_block, .prefix_ends = prefix_ends};
+    const patterns::MaskRule rule = {.mask = options_.mask,
+                                     .block = options_.mask_block,
+                                     .prefix_ends = prefix_ends,
+                                     .padding = padding};
     const bool has_window = options_.pattern == patterns::Pattern::kSlidingWindow;
-    ASSIGN_OR_RETURN(documents, patterns::MakeMasked(mine, firsts, padding, rule,
-                                                     has_window ? options_.window : 0));
+    ASSIGN_OR_RETURN(documents,
+                     patterns::MakeMasked(mine, firsts, rule, has_window ? options_.window : 0));
   }
   UseDocuments(std::move(documents), tokens);
   if (is_single) {
@@ -185,7 +187,10 @@ std::shared_ptr<const ring::TravellingRows> RingRunner::RowsOf(
   }
   const std::vector<int64_t> firsts = host == nullptr ? std::vector<int64_t>{0} : host->firsts;
   patterns::MaskRule rule = {.mask = options_.mask, .block = options_.mask_block};
-  if (host != nullptr) rule.prefix_ends = host->prefix_ends;
+  if (host != nullptr) {
+    rule.prefix_ends = host->prefix_ends;
+    rule.padding = host->tokens - host->content;
+  }
   const int64_t tokens = local_tokens * schedule.ranks;
   const auto seen = [&](int64_t first, int64_t last) {
     return std::pair(patterns::VisibleAt(rule, tokens, firsts, *band, first).first,
@@ -193,7 +198,9 @@ std::shared_ptr<const ring::TravellingRows> RingRunner::RowsOf(
   };
   auto rows = std::make_shared<ring::TravellingRows>(ring::FindTravellingRows(
       schedule, LayoutOf(schedule.rank, local_tokens), held, options_.tile, seen));
-  if (!ring::CarryAllAbove(device_.most_carried(), rows.get())) rows = nullptr;
+  // Hops that all carry whole shards are those of slots, unless a shard is less than a slot: other
+  // ranks of this ring may carry less.
+  if (!ring::CarryAllAbove(device_.most_carried(), rows.get()) && held.empty()) rows = nullptr;
   if (known_rows_.size() >= kMostKnownRows) known_rows_.clear();
   known_rows_.push_back({documents, *band, local_tokens, is_backward, rows});
   return rows;

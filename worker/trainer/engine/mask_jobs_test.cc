@@ -1,5 +1,5 @@
-// Jobs under attention.mask: on any number of ranks they train what one rank trains, and go on
-// where they stopped.
+// Jobs under attention.mask, with every pattern that goes with one: on any number of ranks they
+// train what one rank trains, and go on where they stopped.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -12,6 +12,7 @@
 
 #include "base/files.h"
 #include "base/testing/temp_dir.h"
+#include "patterns/pattern.h"
 #include "worker/data/pack_folder.h"
 #include "worker/trainer/testing/attempt_in_process.h"
 
@@ -19,10 +20,16 @@ namespace ringleader::trainer {
 namespace {
 
 using patterns::Mask;
+using patterns::Pattern;
 using ::testing::HasSubstr;
 using testing::RecordingHost;
 
-class MaskJobsTest : public ::testing::TestWithParam<Mask> {
+struct MaskedJob {
+  Mask mask;
+  Pattern pattern = Pattern::kDense;
+};
+
+class MaskJobsTest : public ::testing::TestWithParam<MaskedJob> {
  protected:
   // Documents of 30 to 300 bytes, whose first line is their prefix.
   MaskJobsTest() {
@@ -47,13 +54,23 @@ class MaskJobsTest : public ::testing::TestWithParam<Mask> {
     ASSERT_TRUE(data::Pack(pack).ok());
   }
 
-  TrainingJob Job(int context, Mask mask) {
+  TrainingJob Job(int context, const MaskedJob& masked) {
+    const Mask mask = masked.mask;
     TrainingJob job = testing::TinyTrainingJob(directory_.path().string(), context, /*data=*/1);
     job.train_data = job.eval_data = directory_.File("packed/train");
     job.document_mask = true;
     job.steps = job.schedule.total_steps = 4;
     job.attention.mask = mask;
     job.attention.mask_block = 24;
+    job.attention.pattern = masked.pattern;
+    if (masked.pattern != Pattern::kDense) {
+      // Of the blocks that most queries see, about a half.
+      job.attention.block_size = 64;
+      job.attention.topk_blocks = 1;
+      job.attention.stride = 16;
+      job.attention.threshold = 0.5;
+      job.attention.density = masked.pattern == Pattern::kAdaSpa ? 0.4 : 0;
+    }
     job.batching.prefixes = mask == Mask::kPrefixLm;
     if (mask == Mask::kFull || mask == Mask::kBlockCausal) {
       job.batching.hidden_share = 0.2;
@@ -125,20 +142,45 @@ TEST_P(MaskJobsTest, ResumesBitForBit) {
 
 // What the mask shows decides about losses, and the model says under which it was trained.
 TEST_P(MaskJobsTest, TrainsSomethingElseThanACausalJob) {
-  TrainingJob causal = Job(1, GetParam());
-  causal.attention.mask = Mask::kCausal;
+  const TrainingJob causal = Job(1, {.mask = Mask::kCausal, .pattern = GetParam().pattern});
   const TrainingJob job = Job(1, GetParam());
   const std::vector<RecordingHost> masked = Run(job), plain = Run(causal);
   EXPECT_NE(LossesOf(masked[0]), LossesOf(plain[0]));
   EXPECT_EQ(masked[0].steps[0].tokens, plain[0].steps[0].tokens);
   const auto config = nlohmann::json::parse(ReadFile(masked[0].model + "/config.json").value());
-  EXPECT_EQ(config.contains("is_causal"), GetParam() == Mask::kFull);
-  EXPECT_EQ(config.contains("ringleader_attention_mask"), GetParam() != Mask::kFull);
+  EXPECT_EQ(config.contains("is_causal"), GetParam().mask == Mask::kFull);
+  EXPECT_EQ(config.contains("ringleader_attention_mask"), GetParam().mask != Mask::kFull);
+}
+
+std::vector<MaskedJob> MaskedJobs(const std::vector<Pattern>& patterns) {
+  std::vector<MaskedJob> jobs;
+  for (const Mask mask : {Mask::kFull, Mask::kPrefixLm, Mask::kBlockCausal}) {
+    for (const Pattern pattern : patterns) jobs.push_back({.mask = mask, .pattern = pattern});
+  }
+  return jobs;
+}
+std::string NameOf(const ::testing::TestParamInfo<MaskedJob>& info) {
+  return std::string(MaskName(info.param.mask)) + "_" +
+         std::string(patterns::DefinitionOf(info.param.pattern).name);
 }
 
 INSTANTIATE_TEST_SUITE_P(Masks, MaskJobsTest,
-                         ::testing::Values(Mask::kFull, Mask::kPrefixLm, Mask::kBlockCausal),
-                         [](const auto& info) { return std::string(MaskName(info.param)); });
+                         ::testing::ValuesIn(MaskedJobs({Pattern::kDense, Pattern::kBlockTopK,
+                                                         Pattern::kXAttention, Pattern::kAdaSpa})),
+                         NameOf);
+
+class ChosenMaskJobsTest : public MaskJobsTest {};
+
+// What was chosen decides about losses.
+TEST_P(ChosenMaskJobsTest, TrainsSomethingElseThanADenseJob) {
+  EXPECT_NE(LossesOf(Run(Job(1, GetParam()))[0]),
+            LossesOf(Run(Job(1, {.mask = GetParam().mask}))[0]));
+}
+
+INSTANTIATE_TEST_SUITE_P(Masks, ChosenMaskJobsTest,
+                         ::testing::ValuesIn(MaskedJobs({Pattern::kBlockTopK, Pattern::kXAttention,
+                                                         Pattern::kAdaSpa})),
+                         NameOf);
 
 class MaskedDataTest : public MaskJobsTest {};
 
@@ -152,7 +194,8 @@ TEST_P(MaskedDataTest, WithoutPrefixesIsRefused) {
               HasSubstr("pack it with `ringctl data pack --prefix-end`"));
 }
 
-INSTANTIATE_TEST_SUITE_P(PrefixLm, MaskedDataTest, ::testing::Values(Mask::kPrefixLm));
+INSTANTIATE_TEST_SUITE_P(PrefixLm, MaskedDataTest,
+                         ::testing::Values(MaskedJob{.mask = Mask::kPrefixLm}));
 
 }  // namespace
 }  // namespace ringleader::trainer
