@@ -32,8 +32,9 @@ struct SeenKeys {
 // tiles, sees between them or, where nothing behind a query is seen, of its first query.
 RINGLEADER_HOST_DEVICE inline int64_t LastKeyOf(const SeenKeys& seen, const ShardLayout& layout,
                                                 int64_t a, int32_t tile) {
-  const int64_t query = a * tile, behind = query + tile, held = layout.local_tokens();
+  const int64_t query = a * tile, behind = query + tile;
   if (seen.intervals == nullptr) return layout.Position(query);  // in the same tile
+  const int64_t held = layout.local_tokens();
   return seen.Last(layout, (behind < held ? behind : held) - 1);
 }
 
