@@ -28,12 +28,12 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
-#include "bench/groups_job.h"
+#include "bench/in_process.h"
+#include "bench/planned_job.h"
 #include "patterns/pattern.h"
 #include "worker/comm/testing/local_communicator.h"
 #include "worker/data/loader.h"
 #include "worker/trainer/engine/step_engine.h"
-#include "worker/trainer/measure/attention_grid.h"
 #include "worker/trainer/steps/deal/dealt_step.h"
 #include "worker/trainer/steps/deal/group_moves.h"
 #include "worker/trainer/steps/eval_sums.h"
@@ -51,28 +51,6 @@ struct Flags {
   int steps = 12, warm_up = 3;
   std::string measured = "measured.json";
   double measure_seconds = 10;
-};
-
-// Nobody is told of this attempt, and nobody stops it.
-class QuietHost : public trainer::Host {
- public:
-  void ReportStep(const trainer::StepRecord& /*record*/) override {}
-  void ReportEval(const trainer::EvalRecord& /*record*/) override {}
-  void ReportCheckpoint(uint64_t /*step*/, const std::string& /*path*/, uint64_t /*bytes*/,
-                        double /*seconds*/) override {}
-  void ReportModel(const std::string& /*path*/) override {}
-  const balance::MeasureRequest& measure() const override { return nothing_; }
-  void ReportMeasurements(const balance::Measurements& /*measured*/) override {}
-  void SetPlace(uint64_t /*step*/, const char* /*phase*/) override {}
-  bool stop_requested() const override { return false; }
-  std::string TakePlan() override { return ""; }
-  uint32_t TakeProfileSteps() override { return 0; }
-  absl::StatusOr<trainer::Plan> ParsePlan(const std::string& /*bytes*/) const override {
-    return absl::InvalidArgumentError("no plan travels here");
-  }
-
- private:
-  balance::MeasureRequest nothing_;
 };
 
 struct GroupsStep {
@@ -245,7 +223,7 @@ absl::Status Evaluate(const TrainingJob& alone, StepEngine& engine, const std::s
 }
 
 absl::Status Run(const Flags& flags) {
-  ASSIGN_OR_RETURN(TrainingJob job, LoadGroupsJob(flags.job, flags.measured));
+  ASSIGN_OR_RETURN(TrainingJob job, LoadPlannedJob(flags.job, flags.measured));
   if (job.context != 1 || job.data < 2 || !job.batching.samples) {
     return absl::InvalidArgumentError(
         "groups_bench plays groups of one rank each that share a step's samples: set "
@@ -259,20 +237,11 @@ absl::Status Run(const Flags& flags) {
   QuietHost host;
   ASSIGN_OR_RETURN(const std::unique_ptr<StepEngine> engine,
                    StepEngine::Create(alone, *world.front(), host));
-  for (const auto& [name, value] : engine->Settings()) {
-    std::cerr << absl::StrFormat("| %s | %s |\n", name, value);
-  }
-  ASSIGN_OR_RETURN(const bool is_measured, IsMeasured(flags.job, flags.measured));
-  if (!is_measured) {
-    const balance::Measurements measured = {
-        .machine = engine->device().Machine(),
-        .rows = trainer::MeasureAttention(alone, engine->config(), flags.measure_seconds,
-                                          engine->device(), host)};
-    if (!measured.rows.empty()) {
-      RETURN_IF_ERROR(KeepMeasured(flags.job, measured, flags.measured));
-    }
-    std::cerr << absl::StrFormat("attention measured at %d points\n", measured.rows.size());
-    ASSIGN_OR_RETURN(const TrainingJob weighed, LoadGroupsJob(flags.job, flags.measured));
+  PrintSettings(*engine);
+  ASSIGN_OR_RETURN(const bool is_new,
+                   MeasureOnce(flags.job, alone, flags.measured, flags.measure_seconds, *engine));
+  if (is_new) {
+    ASSIGN_OR_RETURN(const TrainingJob weighed, LoadPlannedJob(flags.job, flags.measured));
     job.plan.sample_weights = weighed.plan.sample_weights;
   }
   ASSIGN_OR_RETURN(
@@ -290,7 +259,7 @@ absl::Status Run(const Flags& flags) {
       ASSIGN_OR_RETURN(const GroupsStep result, groups.Train(step, rate));
       if (step > static_cast<uint64_t>(flags.warm_up)) Print(way, step, result);
       visited.push_back(result.visited);
-      if (step != static_cast<uint64_t>(flags.warm_up) || way == "tuned" || is_reweighed) continue;
+      if (step != static_cast<uint64_t>(flags.warm_up) || is_reweighed) continue;
       ASSIGN_OR_RETURN(const balance::SampleWeights weights,
                        Reweighed(flags.job, flags.measured, visited));
       groups.SetWeights(weights);

@@ -1,4 +1,5 @@
-// The job files of groups_bench: what trainers get of them, dealt by what was measured.
+// What trainers get of a job file, planned by what was measured, for benches that train in their
+// own process.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include "balance/measurements.h"
 #include "balance/sample_weights.h"
 #include "worker/attention/stats/attention_stats.h"
+#include "worker/trainer/host.h"
 #include "worker/trainer/training_job.h"
 
 namespace ringleader::bench {
@@ -17,8 +19,8 @@ namespace ringleader::bench {
 // Reads the job of `path` as rank 0 of an attempt on one machine gets it. `measured`: a file in the
 // form of `ringctl latency -o json`, from which the plan has its weights; where there is none yet,
 // at the machine's usual speed.
-absl::StatusOr<trainer::TrainingJob> LoadGroupsJob(const std::string& path,
-                                                   const std::string& measured);
+absl::StatusOr<trainer::TrainingJob> LoadPlannedJob(const std::string& path,
+                                                    const std::string& measured);
 
 // What a step's micro-batches visited, by the bin of their length (SampleWeights::BinOf).
 using VisitedByLength = std::map<uint64_t, attention::VisitedTiles>;
@@ -34,5 +36,8 @@ absl::StatusOr<bool> IsMeasured(const std::string& path, const std::string& meas
 // Adds rows of the job's attention to the file, in that form.
 absl::Status KeepMeasured(const std::string& path, const balance::Measurements& rows,
                           const std::string& measured);
+
+// The step as `ringctl watch -o json` prints it, in one line.
+std::string ToJson(const trainer::StepRecord& record);
 
 }  // namespace ringleader::bench

@@ -1,4 +1,4 @@
-#include "bench/groups_job.h"
+#include "bench/planned_job.h"
 
 #include <google/protobuf/util/json_util.h>
 
@@ -9,6 +9,7 @@
 #include "balance/length_densities.h"
 #include "base/files.h"
 #include "base/status_macros.h"
+#include "coordinator/lifecycle/job/step_merger.h"
 #include "coordinator/planner/cost/measured.h"
 #include "coordinator/planner/deal/reweigh.h"
 #include "coordinator/planner/planner.h"
@@ -64,8 +65,8 @@ absl::StatusOr<v1::StepPlan> PlanOf(const Job& job, const balance::LatencyTable&
 
 }  // namespace
 
-absl::StatusOr<trainer::TrainingJob> LoadGroupsJob(const std::string& path,
-                                                   const std::string& measured) {
+absl::StatusOr<trainer::TrainingJob> LoadPlannedJob(const std::string& path,
+                                                    const std::string& measured) {
   ASSIGN_OR_RETURN(const Job job, Load(path));
   ASSIGN_OR_RETURN(const v1::ListLatencyResponse all, Read(measured));
   v1::TrainerAssignment assignment;
@@ -126,6 +127,16 @@ absl::Status KeepMeasured(const std::string& path, const balance::Measurements& 
     return absl::InternalError("what was measured cannot be written as JSON");
   }
   return WriteFileAtomically(measured, text);
+}
+
+std::string ToJson(const trainer::StepRecord& record) {
+  const std::vector<v1::StepReport> ranks = {trainer::ToProto(record, /*rank=*/0)};
+  google::protobuf::util::JsonPrintOptions options;
+  options.preserve_proto_field_names = true;
+  std::string text;
+  // A report has nothing that JSON does not have.
+  (void)google::protobuf::util::MessageToJsonString(lifecycle::MergeSteps(ranks), &text, options);
+  return text;
 }
 
 }  // namespace ringleader::bench
