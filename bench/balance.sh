@@ -175,7 +175,7 @@ measure_cases() {
       [[ ! $documents ]] || { data='train: ./eighths/train, document_mask: true' layout=striped; }
       plan_job "$name" "$tokens" "$what" "$data" "$layout" "$attention" "$training" "$recompute"
       [[ ! $documents ]] || echo "$((sequence / 8))" >"$run/$name.documents"
-      case $training$recompute in  # jobs_bench keeps a model for jobs that have these in common
+      case $training$recompute in  # a call of jobs_bench has one model
         auto) auto+=("$run/$name.yaml") ;;
         full) full+=("$run/$name.yaml") ;;
         *) fp8+=("$run/$name.yaml") ;;
@@ -191,7 +191,9 @@ vertical-slash at 5 %, layers computed again||$slash 0.05||full
 key groups at 10 %||pattern: key_groups, density: 0.1||auto
 END
   done
-  "$bin/jobs_bench" --steps "$steps" --measured "$run/measured.json" "${auto[@]}" "${full[@]}" "${fp8[@]}"
+  "$bin/jobs_bench" --steps "$steps" --measured "$run/measured.json" "${auto[@]}"
+  "$bin/jobs_bench" --steps "$steps" --measured "$run/measured.json" "${full[@]}"
+  "$bin/jobs_bench" --steps "$steps" --measured "$run/measured.json" "${fp8[@]}"
 }
 
 # What `ringctl plan` says of each case.

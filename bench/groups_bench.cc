@@ -18,6 +18,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <iostream>
 #include <memory>
 #include <numeric>
@@ -231,12 +232,15 @@ absl::Status Run(const Flags& flags) {
   }
   job.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   job.attention.threads = job.threads;
-  TrainingJob alone = job;
+  // What the engine refers to is left to the end of the process with it, as a trainer leaves its
+  // own.
+  auto& alone = *new TrainingJob(job);
   alone.data = alone.world_size = alone.ranks_per_node = 1;
-  const auto world = comm::testing::LocalCommunicators(1);
-  QuietHost host;
-  ASSIGN_OR_RETURN(const std::unique_ptr<StepEngine> engine,
+  const auto& world = *new auto(comm::testing::LocalCommunicators(1));
+  auto& host = *new QuietHost;
+  ASSIGN_OR_RETURN(std::unique_ptr<StepEngine> created,
                    StepEngine::Create(alone, *world.front(), host));
+  StepEngine* const engine = created.release();
   PrintSettings(*engine);
   ASSIGN_OR_RETURN(const bool is_new,
                    MeasureOnce(flags.job, alone, flags.measured, flags.measure_seconds, *engine));
@@ -284,9 +288,10 @@ int Main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   if (const absl::Status status = Run(flags); !status.ok()) {
     std::cerr << "groups_bench: " << status.message() << "\n";
-    return 1;
+    std::_Exit(1);
   }
-  return 0;
+  std::fflush(stdout);
+  std::_Exit(0);
 }
 
 }  // namespace

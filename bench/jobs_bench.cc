@@ -2,12 +2,14 @@
 //
 //   jobs_bench [--steps 6] [--measured FILE] [--measure-seconds 4] JOB.yaml ...
 //
-// Writes JOB.steps beside each JOB.yaml, a line a step as `ringctl watch -o json` prints it. A job
-// that asks for the model, recomputation and precision of the one before goes on with its weights:
-// what a step takes does not depend on them, and starting a trainer takes longer than the steps.
+// Writes JOB.steps beside each JOB.yaml, a line a step as `ringctl watch -o json` prints it. All
+// jobs have one model, recomputation and precision, and the first the longest sequences: each goes
+// on with the weights of the one before, for what a step takes does not depend on them, and to
+// start a trainer takes longer than the steps.
 // Attention is measured first and kept in --measured, in the form of `ringctl latency -o json`,
 // unless the file has it.
 #include <CLI/CLI.hpp>
+#include <cstdlib>
 #include <fstream>
 #include <iostream>
 #include <memory>
@@ -45,7 +47,7 @@ class JobsBench {
   absl::Status Run(const std::string& path);
 
  private:
-  // Makes the engine of `job`, or sets the one that is there to it.
+  // Makes the engine with the first job, and sets it to the next ones.
   absl::Status TakeUp(TrainingJob job);
 
   const Flags& flags_;
@@ -54,6 +56,7 @@ class JobsBench {
   QuietHost host_;
   TrainingJob job_;  // the engine refers to it
   std::unique_ptr<StepEngine> engine_;
+  uint64_t longest_ = 0;  // tokens of its sequences
 };
 
 absl::Status JobsBench::TakeUp(TrainingJob job) {
@@ -66,11 +69,15 @@ absl::Status JobsBench::TakeUp(TrainingJob job) {
   const auto engine_of = [](const TrainingJob& of) {
     return std::tuple(of.model_config, of.model_init, of.engine, of.precision, of.memory.recompute);
   };
-  const bool is_same = engine_ != nullptr && engine_of(job) == engine_of(job_) &&
-                       job.sequence_length <= job_.sequence_length;
-  if (!is_same) engine_.reset();
+  const bool fits = engine_of(job) == engine_of(job_) && job.sequence_length <= longest_;
+  if (engine_ != nullptr && !fits) {
+    return absl::InvalidArgumentError(
+        "it asks for another model, recomputation or precision than the first job, or for longer "
+        "sequences; train it in a call of its own");
+  }
   job_ = std::move(job);
-  if (is_same) return engine_->device().SetAttention(job_.attention);
+  if (engine_ != nullptr) return engine_->device().SetAttention(job_.attention);
+  longest_ = job_.sequence_length;
   ASSIGN_OR_RETURN(engine_, StepEngine::Create(job_, *world_.front(), host_));
   PrintSettings(*engine_);
   return absl::OkStatus();
@@ -106,15 +113,16 @@ int Main(int argc, char** argv) {
   app.add_option("--measured", flags.measured, "the latency table; written where it has no rows");
   app.add_option("--measure-seconds", flags.measure_seconds, "for measuring attention");
   CLI11_PARSE(app, argc, argv);
-  JobsBench bench(flags);
+  // Left to the end of the process, as a trainer leaves its own.
+  auto& bench = *new JobsBench(flags);
   for (const std::string& path : flags.jobs) {
     std::cerr << path << "\n";
     if (const absl::Status status = bench.Run(path); !status.ok()) {
       std::cerr << "jobs_bench: " << path << ": " << status.message() << "\n";
-      return 1;
+      std::_Exit(1);
     }
   }
-  return 0;
+  std::_Exit(0);
 }
 
 }  // namespace
