@@ -17,7 +17,7 @@
 #include "cli/client.h"
 #include "cli/plan_text.h"
 #include "cli/printer.h"
-#include "coordinator/planner/memory.h"
+#include "coordinator/planner/cost/memory.h"
 #include "coordinator/planner/planner.h"
 #include "jobspec/fields/text.h"
 #include "jobspec/jobspec.h"

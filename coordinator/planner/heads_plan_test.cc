@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
-#include "coordinator/planner/memory.h"
+#include "coordinator/planner/cost/memory.h"
 #include "coordinator/planner/testing/planner_problems.h"
 #include "jobspec/values/attention_spec.h"
 

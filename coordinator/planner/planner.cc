@@ -14,7 +14,7 @@
 #include "coordinator/planner/candidates.h"
 #include "coordinator/planner/deal/sample_steps.h"
 #include "coordinator/planner/head_choices.h"
-#include "coordinator/planner/memory.h"
+#include "coordinator/planner/cost/memory.h"
 #include "coordinator/planner/simulate/pricer.h"
 #include "jobspec/jobspec.h"
 #include "jobspec/values/attention_spec.h"

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <string>
 
-#include "coordinator/planner/memory.h"
+#include "coordinator/planner/cost/memory.h"
 #include "coordinator/planner/simulate/pricer.h"
 #include "coordinator/planner/testing/planner_problems.h"
 #include "model_shape/model_config.h"

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "coordinator/planner/cost/memory.h"
 #include "jobspec/values/attention_spec.h"
 #include "model_shape/model_config.h"
 
@@ -14,7 +15,8 @@ using Vector = NonNegativeRegression::Vector;
 
 // Sustained rates of one Hopper GPU in bf16, and of one CPU thread in fp32. Only where the fit
 // starts: a few reports replace them. The GPU's are of steps of 262,144 tokens and more on four
-// H200 (bench/results/compare_peer.json); short sequences recompute less and are faster.
+// H200 (bench/results/compare_peer.json), of linear layers, norms and the loss included, of 65,536
+// and 131,072 tokens on one (bench/results/fp8_1gpu.csv), too.
 struct Rates {
   double attention_forward_flops;
   double attention_backward_flops;
@@ -27,14 +29,14 @@ Rates RatesOf(const ClusterShape& cluster) {
   if (cluster.engine == v1::ResourcesSpec::CUDA) {
     return {.attention_forward_flops = 540e12,
             .attention_backward_flops = 470e12,
-            .linear_flops = 670e12,
+            .linear_flops = 608e12,
             .memory_bytes = 3.5e12,
             .seconds_per_call = 12e-6};
   }
   const double threads = std::max(1.0, cluster.threads_per_trainer);
   return {.attention_forward_flops = 30e9 * threads,
           .attention_backward_flops = 30e9 * threads,
-          .linear_flops = 50e9 * threads,
+          .linear_flops = 37.5e9 * threads,
           .memory_bytes = 4e9 * threads,
           .seconds_per_call = 30e-6};
 }
@@ -49,11 +51,13 @@ double ExchangePerByte(const v1::JobSpec& spec, const ClusterShape& cluster) {
 }
 
 // A weight's and token's operations, at the rate of the model's type: forward 2, backward 4,
-// recomputed forward 2. On a Hopper GPU products in FP8 take 1 / 1.43 of the time, casts counted
-// (docs/precision.md); a CPU decodes e4m3 before it multiplies.
-double LinearOperations(const v1::JobSpec& spec) {
-  if (spec.training().precision() != v1::TrainingSpec::FP8) return 8;
-  return spec.resources().engine() == v1::ResourcesSpec::CUDA ? 8 / 1.43 : 8 * 2;
+// forward 2 again of what is recomputed. On a Hopper GPU products in FP8 take 1 / 1.43 of the time,
+// casts counted (docs/precision.md); a CPU decodes e4m3 before it multiplies.
+double LinearOperations(const v1::JobSpec& spec, const model::ModelConfig& model,
+                        const ClusterShape& cluster) {
+  const double operations = 6 + 2 * RecomputedShare(spec, model, cluster);
+  if (spec.training().precision() != v1::TrainingSpec::FP8) return operations;
+  return spec.resources().engine() == v1::ResourcesSpec::CUDA ? operations / 1.43 : operations * 2;
 }
 
 std::array<NonNegativeRegression, kPhases> Priors(const v1::JobSpec& spec,
@@ -76,7 +80,8 @@ std::array<NonNegativeRegression, kPhases> Priors(const v1::JobSpec& spec,
           Vector{2.5 * forward_flops / rates.attention_backward_flops, 2 * row_seconds, 0, call}),
       NonNegativeRegression(Vector{0, row_seconds, 0, call}),
       NonNegativeRegression(
-          Vector{0, LinearOperations(spec) * weights / layers / rates.linear_flops, 0, call}),
+          Vector{0, LinearOperations(spec, model, cluster) * weights / layers / rates.linear_flops,
+                 0, call}),
       NonNegativeRegression(
           Vector{0, 0, ExchangePerByte(spec, cluster) + 1 / rates.memory_bytes, call}),
   };

@@ -10,7 +10,7 @@
 #include "base/status_macros.h"
 #include "coordinator/planner/candidates.h"
 #include "coordinator/planner/deal/sample_steps.h"
-#include "coordinator/planner/memory.h"
+#include "coordinator/planner/cost/memory.h"
 #include "coordinator/planner/simulate/pricer.h"
 #include "jobspec/values/attention_spec.h"
 

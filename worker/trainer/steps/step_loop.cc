@@ -17,8 +17,9 @@
 #include "ring/division.h"
 #include "ring/document_layout.h"
 #include "worker/attention/stats/stopwatch.h"
+#include "worker/trainer/steps/deal/dealt_step.h"
+#include "worker/trainer/steps/deal/group_moves.h"
 #include "worker/trainer/steps/eval_sums.h"
-#include "worker/trainer/steps/group_moves.h"
 
 namespace ringleader::trainer {
 namespace {
@@ -43,46 +44,11 @@ kernels::ShardLayout StepLoop::LayoutOf(uint64_t tokens) const {
           .tokens = static_cast<int64_t>(tokens)};
 }
 
-balance::Dealing StepLoop::Deal(std::span<const data::Sample> samples,
-                                const balance::SampleWeights& weights,
-                                const std::vector<uint32_t>& group_permille) const {
-  std::vector<uint64_t> tokens;
-  for (const data::Sample& sample : samples) tokens.push_back(sample.tokens);
-  balance::DealingRules rules = {.groups = job_.data,
-                                 .capacity = static_cast<int64_t>(job_.sequence_length),
-                                 .group_permille = group_permille};
-  if (!job_.batching.samples) return balance::DealInOrder(tokens, weights, rules);
-  const ring::Division division = {.layout = shape_.layout,
-                                   .ranks = job_.ring_ranks(),
-                                   .tile = job_.attention.tile,
-                                   .stripe = shape_.stripe,
-                                   .heads = job_.attention.head_ranks};
-  rules.multiple = std::lcm<int64_t>(job_.attention.tile, division.Multiple());
-  if (job_.deals_in_order) return balance::DealInOrder(tokens, weights, rules);
-  // What is chosen online is chosen for a whole micro-batch, unless documents lie by themselves: a
-  // sample that shares it with others would attend to something else wherever it is dealt with
-  // others.
-  rules.one_sample = !shape_.by_documents &&
-                     !patterns::DefinitionOf(job_.attention.pattern).is_known_before_data();
-  return balance::Deal(tokens, weights, rules);
-}
-
-namespace {
-
-std::vector<data::Sample> Chosen(std::span<const data::Sample> samples,
-                                 const balance::MicroBatch& batch) {
-  std::vector<data::Sample> chosen;
-  for (const uint32_t number : batch.samples) chosen.push_back(samples[number]);
-  return chosen;
-}
-
-}  // namespace
-
 absl::StatusOr<data::LocalSequence> StepLoop::Read(const data::Loader& loader,
                                                    std::span<const data::Sample> samples,
                                                    const balance::MicroBatch& batch,
                                                    const balance::SampleWeights& weights) const {
-  const std::vector<data::Sample> together = Chosen(samples, batch);
+  const std::vector<data::Sample> together = SamplesOf(batch, samples);
   if (!shape_.by_documents) {
     return loader.Read(together, LayoutOf(static_cast<uint64_t>(batch.padded)), job_.head_place());
   }
@@ -125,7 +91,7 @@ absl::StatusOr<uint64_t> StepLoop::CountPadding(const balance::Dealing& dealing,
   for (const std::vector<balance::MicroBatch>& group : dealing.groups) {
     for (const balance::MicroBatch& batch : group) {
       ASSIGN_OR_RETURN(const ring::DocumentLayout layout,
-                       Lay(*parts_.train, Chosen(samples, batch), batch.padded, weights));
+                       Lay(*parts_.train, SamplesOf(batch, samples), batch.padded, weights));
       padding += layout.local_tokens() * layout.ranks() - layout.tokens();
     }
   }
@@ -194,7 +160,7 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
       samples.push_back(parts_.train->Shuffled((step - 1) * job_.global_batch + i));
       record.tokens += samples.back().tokens;
     }
-    dealing = Deal(samples, plan_.WeightsAt(step), plan_.GroupPermilleAt(step));
+    dealing = DealStep(job_, shape_, samples, plan_.WeightsAt(step), plan_.GroupPermilleAt(step));
     if (job_.batching.samples) {
       record.samples = job_.global_batch;
       record.micro_batches = dealing.MicroBatches();
@@ -337,7 +303,8 @@ absl::StatusOr<EvalOutcome> StepLoop::EvaluateOnce(uint64_t step) {
   const uint64_t count = std::min<uint64_t>(job_.eval_sequences, parts_.eval->sequences());
   std::vector<data::Sample> samples;
   for (uint64_t i = 0; i < count; ++i) samples.push_back(parts_.eval->InOrder(i));
-  const balance::Dealing dealing = Deal(samples, /*weights=*/{}, /*group_permille=*/{});
+  const balance::Dealing dealing =
+      DealStep(job_, shape_, samples, /*weights=*/{}, /*group_permille=*/{});
   const std::vector<balance::MicroBatch>& mine = dealing.groups[group_];
   EvalSums sums(parts_.eval->tasks());
   for (const balance::MicroBatch& batch : mine) {

@@ -50,10 +50,6 @@ class StepLoop {
   void set_skipped_in_a_row(uint64_t steps) { skipped_in_a_row_ = steps; }
 
  private:
-  // Deals these sequences or samples to the groups that train or score them, in micro-batches.
-  balance::Dealing Deal(std::span<const data::Sample> samples,
-                        const balance::SampleWeights& weights,
-                        const std::vector<uint32_t>& group_permille) const;
   // Reads this rank's part of a micro-batch.
   absl::StatusOr<data::LocalSequence> Read(const data::Loader& loader,
                                            std::span<const data::Sample> samples,

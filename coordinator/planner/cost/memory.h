@@ -31,6 +31,12 @@ patterns::IndexMemory ChoiceMemory(const v1::JobSpec& spec, const model::ModelCo
 MemoryEstimate EstimateMemory(const v1::JobSpec& spec, const model::ModelConfig& model,
                               const ClusterShape& cluster, v1::ParallelismSpec::Ring ring);
 
+// Weights whose products backward computes again (resources.recompute; with auto by the policy that
+// trainers with the cluster's memory choose, or with an H200's where that is not known), as a share
+// of those that a token meets.
+double RecomputedShare(const v1::JobSpec& spec, const model::ModelConfig& model,
+                       const ClusterShape& cluster);
+
 // The part of `movable` that has to wait in host memory: all with offload: host, else what the
 // device has no room for.
 double HostBytes(const MemoryEstimate& estimate, const v1::JobSpec& spec,

@@ -1,6 +1,7 @@
-#include "coordinator/planner/memory.h"
+#include "coordinator/planner/cost/memory.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "absl/strings/str_format.h"
 #include "jobspec/values/attention_spec.h"
@@ -70,12 +71,12 @@ patterns::IndexMemory ChoiceMemory(const v1::JobSpec& spec, const model::ModelCo
       model.layers);
 }
 
-MemoryEstimate EstimateMemory(const v1::JobSpec& spec, const model::ModelConfig& model,
-                              const ClusterShape& cluster, v1::ParallelismSpec::Ring ring) {
-  const bool cuda = cluster.engine == v1::ResourcesSpec::CUDA;
-  const int trainers = static_cast<int>(spec.resources().trainers());
+namespace {
+
+model::TrainingShape ShapeOfRank(const v1::JobSpec& spec, const model::ModelConfig& model,
+                                 bool cuda) {
   const patterns::IndexMemory choice = ChoiceMemory(spec, model, cuda ? 2 : 4);
-  model::TrainingShape shape = {.ranks = trainers,
+  model::TrainingShape shape = {.ranks = static_cast<int>(spec.resources().trainers()),
                                 .tokens = static_cast<int64_t>(LocalTokens(spec)),
                                 .element_bytes = cuda ? 2 : 4,
                                 .device_is_host = !cuda,
@@ -83,6 +84,56 @@ MemoryEstimate EstimateMemory(const v1::JobSpec& spec, const model::ModelConfig&
                                 .choice_working_bytes = choice.working,
                                 .head_ranks = SharesOf(spec, model).ranks};
   jobspec::SetPrecision(spec, &shape).IgnoreError();  // MakePlan() refuses what it does not take
+  return shape;
+}
+
+}  // namespace
+
+double RecomputedShare(const v1::JobSpec& spec, const model::ModelConfig& model,
+                       const ClusterShape& cluster) {
+  // What an H100's or H200's trainers plan with where memory is not given, and what they leave
+  // (the driver, NCCL's buffers, fragments).
+  constexpr double kUsual = 139 * kGiB, kLeft = 0.14;
+  if (!model.known()) return 0;
+  const bool cuda = cluster.engine == v1::ResourcesSpec::CUDA;
+  const auto given = static_cast<double>(cluster.memory_bytes_per_trainer);
+  const auto host = static_cast<double>(cluster.host_memory_bytes_per_trainer);
+  const auto wishes = jobspec::MemoryWishesOf(spec.resources());
+  if (!wishes.ok()) return 0;  // MakePlan() refuses them
+  model::TrainingShape shape = ShapeOfRank(spec, model, cuda);
+  shape.head_ranks = 1;  // which number the planner picks by these costs
+  model::RecomputePlan chosen = {.recompute = wishes->recompute.value_or(model::Recompute::kNone)};
+  if (cuda) {
+    const auto plan = model::PlanTraining(
+        model, shape, *wishes,
+        {.device = static_cast<int64_t>((1 - kLeft) * (given > 0 ? given : kUsual)),
+         .host = host > 0 ? static_cast<int64_t>(host) : std::numeric_limits<int64_t>::max() / 2});
+    // What does not fit is for CheckMemory() to say.
+    chosen = plan.ok() ? plan->recompute
+                       : model::RecomputePlan{.recompute = LeastKept(spec), .host_layers = 1};
+  }
+  const int64_t rows = model.hidden_size * model.head_dim;
+  const int64_t gates = model.mlp_weights() / 3 * 2;
+  int64_t again = 0;  // weights of a layer
+  switch (chosen.recompute) {
+    case model::Recompute::kNone:
+      break;
+    case model::Recompute::kFull:
+      again = rows * (2 * model.heads + 2 * model.kv_heads) + gates;
+      break;
+    case model::Recompute::kAttentionOnly:
+      again = rows * model.heads + gates;
+      break;
+  }
+  return static_cast<double>(again * (model.layers - chosen.kept_layers)) /
+         static_cast<double>(model.weights_per_token());
+}
+
+MemoryEstimate EstimateMemory(const v1::JobSpec& spec, const model::ModelConfig& model,
+                              const ClusterShape& cluster, v1::ParallelismSpec::Ring ring) {
+  const bool cuda = cluster.engine == v1::ResourcesSpec::CUDA;
+  const int trainers = static_cast<int>(spec.resources().trainers());
+  const model::TrainingShape shape = ShapeOfRank(spec, model, cuda);
   // The last layer's is used at once: it stays.
   const bool moves = cuda && spec.resources().offload() != v1::ResourcesSpec::OFFLOAD_NONE;
   const model::RecomputePlan plan = {.recompute = LeastKept(spec),

@@ -1,4 +1,4 @@
-#include "worker/trainer/steps/group_moves.h"
+#include "worker/trainer/steps/deal/group_moves.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
