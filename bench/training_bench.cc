@@ -30,12 +30,12 @@
 #include <vector>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "bench/length_distributions.h"
 #include "bench/training_figures.h"
 #include "coordinator/lifecycle/job/step_merger.h"
+#include "jobspec/jobspec.h"
 #include "patterns/pattern.h"
 #include "proto/phase_fields.h"
 #include "worker/data/pack_folder.h"
@@ -122,12 +122,19 @@ class TokenFolder {
   std::string path_;
 };
 
-// The pattern `name`, so that it keeps `density` of what a sequence of `tokens` lets it see.
+// The pattern `name` at `density` of what `tokens` let it see; 0: as it is by default.
 void SetPattern(const std::string& name, double density, int64_t tokens,
                 v1::AttentionSpec* attention) {
   v1::AttentionSpec::Pattern pattern = v1::AttentionSpec::PATTERN_UNSPECIFIED;
   v1::AttentionSpec::Pattern_Parse(absl::AsciiStrToUpper(name), &pattern);
   attention->set_pattern(pattern);
+  if (density == 0) {
+    v1::JobSpec job;
+    job.mutable_attention()->set_pattern(pattern);
+    jobspec::ApplyDefaults(&job);
+    *attention = job.attention();
+    return attention->set_probe_every(0);
+  }
   // Queries from the place on where the share begins see as many keys each.
   const double seen = patterns::ShareOfLength(density) * static_cast<double>(tokens);
   switch (pattern) {
@@ -254,7 +261,7 @@ bool SaveTraces(FakeAgent& agent, const std::string& from, const std::filesystem
     std::error_code none;  // yet
     for (const auto& file : std::filesystem::directory_iterator(from, none)) {
       // Others are still being written.
-      if (absl::StartsWith(file.path().filename().string(), "step-")) files.push_back(file);
+      if (file.path().filename().string().starts_with("step-")) files.push_back(file);
     }
     return files;
   };
@@ -333,10 +340,8 @@ v1::StepReport Measure(const Flags& flags, const model::ModelConfig& config,
 void PrintSettings(const TokenFolder& folder) {
   std::ifstream log(folder.path() + "/rank-0.log");
   for (std::string line; std::getline(log, line);) {
-    if (absl::StartsWith(line, "| linear layers") || absl::StartsWith(line, "| recompute") ||
-        absl::StartsWith(line, "| kept for backward") ||
-        absl::StartsWith(line, "| memory of a rank")) {
-      std::printf("%s\n", line.c_str());
+    for (const char* row : {"linear layers", "recompute", "kept for", "memory of a rank"}) {
+      if (line.starts_with(absl::StrCat("| ", row))) std::printf("%s\n", line.c_str());
     }
   }
 }
@@ -404,8 +409,8 @@ void AddOptions(CLI::App& app, Flags* flags) {
       ->delimiter(',')
       ->check(CLI::IsMember(modes));
   app.add_option("--density", flags->density,
-                 "share of the causal tiles that a named pattern visits")
-      ->check(CLI::Range(1e-6, 1.0));
+                 "share of the causal tiles that a named pattern visits; 0: its defaults hold")
+      ->check(CLI::Range(0.0, 1.0));
   app.add_option("--ring", flags->ring, "flat, hierarchical, all_gather; auto is flat")
       ->delimiter(',')
       ->check(CLI::IsMember({"auto", "flat", "hierarchical", "all_gather"}));

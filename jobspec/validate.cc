@@ -115,6 +115,26 @@ absl::Status CheckValue(const Field& field, const Message& message,
   }
 }
 
+// What a job gets that names no pattern: key_groups, unless it asks for what that does not take.
+v1::AttentionSpec::Pattern DefaultPattern(const v1::JobSpec& spec) {
+  const bool repeats_on_gpus =
+      spec.training().deterministic() && spec.resources().engine() == v1::ResourcesSpec::CUDA;
+  return spec.attention().tile() == 128 || repeats_on_gpus ? v1::AttentionSpec::VERTICAL_SLASH
+                                                           : v1::AttentionSpec::KEY_GROUPS;
+}
+
+// Several patterns have a share, each of something else.
+absl::Status CheckWhoseDensity(const v1::JobSpec& given, const v1::JobSpec& spec) {
+  if (IsSet(given, "attention.pattern") || !IsSet(given, "attention.density")) {
+    return absl::OkStatus();
+  }
+  return Invalid(
+      "attention.density: patterns mean different shares by it; name the one that is meant, "
+      "attention.pattern: ",
+      EnumeratorText(v1::AttentionSpec::Pattern_descriptor(), spec.attention().pattern()),
+      " for the default");
+}
+
 absl::Status CheckOffload(const v1::JobSpec& given, const v1::JobSpec& spec) {
   if (Fits(*FindField("resources.offload"), spec) || !IsSet(given, "resources.offload")) {
     return absl::OkStatus();
@@ -356,6 +376,9 @@ absl::Status CheckEnumerators(const v1::JobSpec& spec) {
 }
 
 void ApplyDefaults(v1::JobSpec* spec) {
+  if (!IsSet(*spec, "attention.pattern")) {
+    spec->mutable_attention()->set_pattern(DefaultPattern(*spec));
+  }
   // In the table's order every field follows those that decide whether it fits, but for
   // training.schedule, which min_learning_rate precedes, and attention.mask.
   if (!IsSet(*spec, "training.schedule")) {
@@ -389,6 +412,7 @@ void FindMistakes(const v1::JobSpec& given, Mistakes* mistakes) {
                                        "digit"));
   }
   mistakes->Add("resources.offload", CheckOffload(given, spec));
+  mistakes->Add("attention.density", CheckWhoseDensity(given, spec));
   for (const Field& field : Fields()) {
     // Derived from something that is wrong: that has an error of its own.
     if (field.need == Need::kDerived && !IsSet(given, field.path)) continue;

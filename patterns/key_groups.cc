@@ -24,7 +24,7 @@ constexpr int64_t kMostScoreBytes = int64_t{256} << 20;
 
 // clang-format off
 constexpr PatternField kFields[] = {
-    {"attention.density", "0.1", {0, 1, true},
+    {"attention.density", "0.2", {0, 1, true},
      "Share of the keys before them that a tile of 64 queries keeps, the tile itself counted.",
      Read<&AttentionOptions::density>},
 };

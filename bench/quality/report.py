@@ -3,19 +3,25 @@
 
     bench/quality/report.py DIR/quality.json --output bench/results
 
-A row that is there already under its name is replaced, others stay. Without matplotlib there is no picture.
+A row that is there already under its name is replaced; one that the suite made before and makes no more goes once all
+of its jobs are done; others stay. Without matplotlib there is no picture.
 """
 
 import argparse
 import json
+import math
 import pathlib
 import shutil
+import statistics
+
+from suite import DEFAULT
 
 NEEDLES = ("needles", "needles-by-4")
 
 
 class Results:
-    """Shares of what the dense model answers, which went on as long, by pattern, way of asking and task."""
+    """Shares of what the dense model answers, which went on as long, by pattern, way of asking and task. What was trained
+    again with other seeds is the mean of all, each beside the dense model of its seed."""
 
     WAYS = {  # which evaluation of a pattern's job is meant
         "at once": lambda job: job["first_evaluation"],
@@ -29,21 +35,51 @@ class Results:
         assert self.dense["pattern"] == "dense", "the first job goes on dense"
         names = [job["pattern"] for job in found["patterns"]]
         self.patterns = sorted(found["patterns"][1:], key=lambda job: (names.index(job["pattern"]), job["density"]))
-        self.sparse = [job for job in self.patterns if job["attention"]["pattern"] != "dense"]
+        self.sparse = [job for job in self.patterns if job["attention"].get("pattern") != "dense"]
         self.tasks = [task for task, answers in self.dense["last_evaluation"]["answers"].items()
                       if answers["asked"] and task != "text"]
+
+    def runs(self, job, way):
+        """(job, dense job) of each seed; one alone before anything is trained, where all are alike."""
+        repeats = [] if way == "at once" else self.found["repeats"]
+        dense = {repeat["seed"]: repeat for repeat in repeats if repeat["pattern"] == "dense"}
+        return [(job, self.dense)] + [(repeat, dense[repeat["seed"]]) for repeat in repeats if repeat["seed"] in dense and
+                                      (repeat["pattern"], repeat["asked_density"]) == (job["pattern"], job["asked_density"])]
+
+    def counts(self, job, way, task):
+        """(right, dense attention's right, asked) of each seed."""
+        of = self.WAYS[way]
+        return [(of(run)["answers"][task]["right"], of(dense)["answers"][task]["right"], of(run)["answers"][task]["asked"])
+                for run, dense in self.runs(job, way)]
 
     def dense_answers(self, way, task):
         return self.WAYS[way](self.dense)["answers"][task]
 
     def share(self, job, way, task):
         """Of what dense attention answers; None where it answers nothing."""
-        dense = self.dense_answers(way, task)["right"]
-        return self.WAYS[way](job)["answers"][task]["right"] / dense if dense else None
+        counts = self.counts(job, way, task)
+        return statistics.fmean(right / dense for right, dense, _ in counts) if all(dense for _, dense, _ in counts) else None
+
+    def standard_error(self, job, way, task):
+        """Of share: from its scatter over seeds, or, of one alone, as if the two models' answers were drawn apart, which is
+        more than it is. None where there is no share."""
+        counts = self.counts(job, way, task)
+        if not all(dense for _, dense, _ in counts):
+            return None
+        shares = [right / dense for right, dense, _ in counts]
+        if len(shares) > 1:
+            return statistics.stdev(shares) / math.sqrt(len(shares))
+        (right, dense, asked), = counts
+        return shares[0] * math.sqrt(1 / right + 1 / dense - 2 / asked) if right else 0.0
+
+    def worst_task(self, job, way, tasks=None):
+        """The task of which least is kept, of those that have a share; None where none has."""
+        shares = {task: self.share(job, way, task) for task in tasks or self.tasks}
+        return min((task for task, share in shares.items() if share is not None), key=shares.get, default=None)
 
     def worst(self, job, way, tasks=None):
-        shares = [self.share(job, way, task) for task in tasks or self.tasks]
-        return min((share for share in shares if share is not None), default=None)
+        task = self.worst_task(job, way, tasks)
+        return None if task is None else self.share(job, way, task)
 
     def text_ratio(self, job, way):
         dense = self.dense_answers(way, "text") if "text" in self.dense["last_evaluation"]["answers"] else {"asked": 0}
@@ -65,6 +101,7 @@ def table(results):
         *([f"{found['jobs_left']} jobs are not done yet.", ""] if found["jobs_left"] else []),
         f"Below, percent of what dense attention answers: at once / after {steps} more steps with the pattern / then asked "
         "dense. Text is the loss over dense attention's after as many steps.", "",
+        *repeated(results),
         "| pattern | visited | " + " | ".join(results.tasks) + " | text |", "|" + "---|" * (len(results.tasks) + 3)]
     for job in results.patterns:
         cells = [" / ".join(percent(results.share(job, way, task)) for way in Results.WAYS) for task in results.tasks]
@@ -72,6 +109,20 @@ def table(results):
         lines.append(f"| {job['pattern']} | {job['density']:.1%} | " + " | ".join(cells) +
                      f" | {'-' if ratio is None else f'{ratio:.4f}'} |")
     return "\n".join(lines) + "\n"
+
+
+def repeated(results):
+    """What was trained with several seeds, and how far the task moves of which least is kept."""
+    lines = []
+    for job in results.sparse:
+        seeds, task = len(results.runs(job, "after")), results.worst_task(job, "after")
+        if seeds > 1 and task is not None:
+            error = results.standard_error(job, "after", task)
+            lines.append(f"{job['pattern']} of {job['asked_density']:.0%} after these steps is the mean of {seeds} seeds, each "
+                         f"beside dense attention's with the same: {100 * results.share(job, 'after', task):.1f} ± "
+                         f"{100 * error:.1f} % of {task}, the least, of which "
+                         f"{results.dense_answers('after', task)['asked']} answers are asked each time.")
+    return [" ".join(lines), ""] if lines else []
 
 
 def picture(results, path):
@@ -121,11 +172,11 @@ def figure_rows(results):
     """The asked figures of recall, text and the probe's recall (its mean over layers and heads)."""
     found, steps = results.found, results.found["more_steps"]
 
-    def row(name, job, value, asked, met):
+    def row(name, job, value, asked, met, **more):
         return {"row": name, "value": value, "asked": asked, "met": bool(met),
                 "peer": "dense attention, the same model after as many steps", "pattern": job and job["pattern"],
-                "visited": job and round(job["density"], 4), "hardware": found["hardware"], "commit": found["commit"],
-                "date": found["date"], "command": found["command"]}
+                "visited": job and round(job["density"], 4), **more, "hardware": found["hardware"],
+                "commit": found["commit"], "date": found["date"], "command": found["command"]}
 
     def best(limit, way, tasks):
         """The pattern that visits at most `limit` and keeps most of the task that it keeps least of."""
@@ -140,12 +191,17 @@ def figure_rows(results):
         if tasks == []:
             continue
         job = best(limit, way, tasks)
-        value = None if job is None else round(results.worst(job, way, tasks), 4)
+        value, more = None, {}
+        if job is not None:
+            task = results.worst_task(job, way, tasks)
+            value, error = round(results.share(job, way, task), 4), results.standard_error(job, way, task)
+            more = {"task": task, "answers": results.dense_answers(way, task)["asked"],
+                    "seeds": len(results.runs(job, way)), "standard_error": error and round(error, 4)}
         which = "needles asked at the end" if tasks else "every recall task"
         when = "at once" if way == "at once" else f"after {steps} steps"
         rows.append(row(f"{which}, best pattern at <= {limit:.0%} visited, of what dense answers, {when}", job, value,
-                        f">= {least}", value is not None and value >= least))
-    ratios = [(results.text_ratio(job, "after"), job) for job in results.patterns if job["asked_density"] is None]
+                        f">= {least}", value is not None and value >= least, **more))
+    ratios = [(results.text_ratio(job, "after"), job) for job in results.patterns if job["pattern"] == DEFAULT]
     for value, job in ratios:
         if value is not None:
             rows.append(row(f"text, {job['pattern']}, sparse-trained over dense, {job['tokens']} tokens, after {steps} steps",
@@ -155,11 +211,11 @@ def figure_rows(results):
         if not heads:
             continue
         value = round(sum(heads) / len(heads), 4)
-        if job["asked_density"] is None:
-            rows.append(row(f"out-of-sample recall (probe), {job['pattern']}", job, value, ">= 0.95", value >= 0.95))
+        of = job["pattern"] + ("" if job["asked_density"] is None else f" of {job['asked_density']:.0%}")
+        if job["pattern"] == DEFAULT:
+            rows.append(row(f"out-of-sample recall (probe), {of}", job, value, ">= 0.95", value >= 0.95))
         else:
-            rows.append(row(f"out-of-sample recall (probe), {job['pattern']} of {job['asked_density']:.0%}", job, value,
-                            "reported", True))
+            rows.append(row(f"out-of-sample recall (probe), {of}", job, value, "reported", True))
     return rows
 
 
@@ -178,10 +234,12 @@ def main():
     path = output / "figures" / "patterns.json"
     rows = figure_rows(results)
     kept = json.loads(path.read_text()) if path.exists() else []
-    kept = [old for old in kept if old["row"] not in {row["row"] for row in rows}]
+    is_old = lambda row: not results.found["jobs_left"] and row["command"].startswith("bench/quality/run.sh")
+    kept = [old for old in kept if old["row"] not in {row["row"] for row in rows} and not is_old(old)]
     path.write_text(json.dumps(kept + rows, indent=1) + "\n")
     for row in rows:
-        print(f"{'met    ' if row['met'] else 'NOT MET'} {row['row']}: {row['value']} (asked {row['asked']})")
+        print(f"{'met    ' if row['met'] else 'NOT MET'} {row['row']}: {row['value']} (asked {row['asked']})" +
+              (f", standard error {row['standard_error']}" if row.get("standard_error") is not None else ""))
     picture(results, output / "quality.svg")
 
 

@@ -47,6 +47,9 @@ class Plan:
     densities: list
     weights: dict
     eval_documents: int  # of each kind
+    eval_weights: dict  # of kinds with few answers a document: so many times as many
+    repeats: list  # (pattern, density) of those that are trained again with other seeds
+    repeat_seeds: list
 
 
 RECALL = ("recall", "recall-power")
@@ -61,13 +64,17 @@ PLANS = {
                             Stage(1024, 400, 1, 1e-3, rounds=2), Stage(4096, 300, 2, 1e-3, rounds=2),
                             Stage(16384, 200, 4, 6e-4, rounds=3)],
                 more=Stage(16384, 60, 4, 3e-4), densities=[0.05, 0.1, 0.02, 0.2], weights=generate.WEIGHTS,
-                eval_documents=4),
+                eval_documents=4, eval_weights={"frequent-words": 8},
+                repeats=[("dense", 1.0), ("key-groups", 0.1), ("key-groups", 0.05)], repeat_seeds=[101, 102]),
     # Seconds on a CPU: every step of the way, and nothing learned.
     "smoke": Plan(hidden=64, layers=1, heads=2, symbols=64, tokens=512,
-                  curriculum=[Stage(64, 2, 1, 1e-3, symbols=32, kinds=("recall",)), Stage(512, 2, 1, 1e-3)], more=Stage(512, 2, 1, 1e-3),
-                  densities=[0.5], weights={"recall": 1, "needles": 1}, eval_documents=1),
+                  curriculum=[Stage(64, 2, 1, 1e-3, symbols=32, kinds=("recall",)), Stage(512, 2, 1, 1e-3)], more=Stage(512, 4, 1, 1e-3),
+                  densities=[0.5], weights={"recall": 1, "needles": 1}, eval_documents=1, eval_weights={"needles": 2},
+                  repeats=[("dense", 1.0), ("key-groups", 0.5)], repeat_seeds=[101]),
 }
 TILE = 64
+DEFAULT = "the default"
+SEED = 100  # of what goes on from the dense model; repeats have others
 
 
 def diagonals_of(density, tokens):
@@ -151,11 +158,14 @@ class Suite:
     def weights_of(self, stage):
         return {kind: self.weights[kind] for kind in stage.kinds or self.weights}
 
+    def eval_weights_of(self, stage):
+        return {kind: self.plan.eval_weights.get(kind, 1) for kind in self.weights_of(stage)}
+
     def data(self, stage, documents, held_out):
         """A folder of token shards: text comes from the corpus's last tenth if `held_out`, else from the rest."""
         symbols, weights, seed = stage.symbols or self.plan.symbols, self.weights_of(stage), "train"
         if held_out:
-            weights, seed = dict.fromkeys(weights, 1), "held out"
+            weights, seed = self.eval_weights_of(stage), "held out"
         folder = self.dir / "data" / "-".join([seed.replace(" ", "-"), str(stage.length), str(symbols), *stage.kinds])
         if (folder / "train").exists():
             return folder / "train"
@@ -174,7 +184,7 @@ class Suite:
 
     def held_out(self, stage):
         """Its folder, and in how many sequences it lies."""
-        documents = self.plan.eval_documents * len(self.weights_of(stage))
+        documents = self.plan.eval_documents * sum(self.eval_weights_of(stage).values())
         documents *= self.plan.tokens // stage.length
         # One document more: the last token of a sequence is predicted from the one behind it.
         return self.data(stage, documents + 1, True), documents * stage.length // self.plan.tokens
@@ -195,7 +205,8 @@ class Suite:
         return str(path)
 
     def job(self, name, stage, init, attention, seed, precision=None):
-        """Trains, and returns the job's report; its model is then in jobs/NAME/model. `precision`: None is the default."""
+        """Trains, and returns the job's report; its model is then in jobs/NAME/model. `precision`: None is the default;
+        `attention`: {} is, too."""
         report = self.dir / "jobs" / f"{name}.json"
         if report.exists():
             return json.loads(report.read_text())
@@ -204,7 +215,7 @@ class Suite:
         self.check_time(max(30.0, 1.3 * self.longest))
         folder = self.dir / "jobs" / name
         shutil.rmtree(folder, ignore_errors=True)
-        extra = {} if attention["pattern"] == "dense" else {"eval_attention": "both"}
+        extra = {} if attention.get("pattern") == "dense" else {"eval_attention": "both"}
         if precision:
             extra["precision"] = precision
         spec = {
@@ -212,7 +223,7 @@ class Suite:
             "model": {"config": self.config(), "init": "random"} if init == "random" else {"init": init},
             "data": {"train": str(train), "eval": str(eval_folder), "sequence_length": self.plan.tokens,
                      "document_mask": True},
-            "attention": {**attention, "tile": TILE},
+            "attention": {**attention, "tile": TILE} if attention else {},
             "training": {"steps": stage.steps, "global_batch": stage.batch, "learning_rate": stage.rate,
                          "min_learning_rate": stage.rate / 10, "warmup_steps": stage.steps // 10, "weight_decay": 0.01,
                          "seed": seed, "eval_sequences": eval_sequences, **extra},
@@ -259,20 +270,24 @@ class Suite:
         return reports, init
 
     def go_on(self, curriculum, init):
-        """Each pattern at each density; None is the default's; and dense attention with products in FP8. What is found so
-        far is written after every job."""
+        """Dense attention, also with products in FP8; the default, which is what a job gets that says nothing of
+        attention; vertical-slash by its defaults; and each pattern at each density. Some once more with other seeds: how
+        far an answer moves from run to run. What is found so far is written after every job."""
         plan = self.plan
-        jobs = [("dense", 1.0, {"pattern": "dense"}), ("dense in FP8", 1.0, {"pattern": "dense"}),
-                ("vertical-slash by default", None, {"pattern": "vertical_slash"})]
+        jobs = [("dense", 1.0, {"pattern": "dense"}), ("dense in FP8", 1.0, {"pattern": "dense"}), (DEFAULT, None, {}),
+                ("vertical-slash, top-p", None, {"pattern": "vertical_slash"})]
         for density in plan.densities:
             jobs += [(name, density, attention) for name, attention in attentions(density, plan.tokens).items()]
+        jobs = [(*job, SEED) for job in jobs] + [(*job, seed) for seed in plan.repeat_seeds for repeat in plan.repeats
+                                                 for job in jobs if job[:2] == repeat]
         found = []
-        for pattern, density, attention in jobs:
+        for pattern, density, attention, seed in jobs:
             name = pattern.lower().replace(",", "").replace(" ", "-") + ("" if density is None else f"-{density * 100:g}")
-            report = self.job(name, plan.more, init, attention, seed=100,
+            name += "" if seed == SEED else f"-seed-{seed}"
+            report = self.job(name, plan.more, init, attention, seed=seed,
                               precision="fp8" if pattern == "dense in FP8" else None)
             shutil.rmtree(self.dir / "jobs" / name, ignore_errors=True)  # its model has served
-            found.append({"pattern": pattern, "asked_density": density, **report})
+            found.append({"pattern": pattern, "asked_density": density, "seed": seed, **report})
             self.say(f"{name}: {report['wall_seconds']:.0f} s, {report['density']:.1%} visited, "
                      f"answers {answered(report['first_evaluation']):.1%} at once, "
                      f"{answered(report['last_evaluation']):.1%} after {plan.more.steps} steps")
@@ -280,7 +295,8 @@ class Suite:
                 "plan": self.flags.plan, "engine": self.flags.engine, "hardware": self.flags.hardware,
                 "commit": self.flags.commit, "date": datetime.date.today().isoformat(), "command": self.flags.command,
                 "more_steps": plan.more.steps, "jobs_left": len(jobs) - len(found), "curriculum": curriculum,
-                "patterns": found}, indent=1))
+                "patterns": [job for job in found if job["seed"] == SEED],
+                "repeats": [job for job in found if job["seed"] != SEED]}, indent=1))
 
     def run(self):
         self.go_on(*self.train_dense())

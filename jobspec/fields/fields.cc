@@ -265,7 +265,13 @@ std::string DescribePatterns() {
 std::vector<Field> AllFields() {
   std::vector<Field> fields(std::begin(kFieldsBeforePatterns), std::end(kFieldsBeforePatterns));
   static const std::string& help = *new std::string(DescribePatterns());
-  fields.push_back({"attention.pattern", Need::kDefault, "vertical_slash", {}, kAlways, help});
+  fields.push_back({"attention.pattern",
+                    Need::kDerived,
+                    "key_groups; vertical_slash with attention.tile: 128, and with "
+                    "training.deterministic on GPUs",
+                    {},
+                    kAlways,
+                    help});
   for (const patterns::PatternDefinition* definition : patterns::Definitions()) {
     for (const patterns::PatternField& row : definition->fields) {
       const When when = {"attention.pattern", definition->name};

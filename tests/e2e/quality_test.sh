@@ -27,12 +27,12 @@ patterns = {job["pattern"]: job for job in quality["patterns"]}
 dense = {"dense", "dense in FP8"}
 assert set(patterns) == dense | {"window", "vertical-slash", "vertical-slash, spread", "xattention", "adaspa", "moba", "key-groups",
                          "block-topk",
-                         "vertical-slash by default"}, patterns.keys()
+                         "vertical-slash, top-p", "the default"}, patterns.keys()
 for name, job in patterns.items():
     first = job["first_evaluation"]
     asked = {task: answers["asked"] for task, answers in first["answers"].items() if answers["asked"]}
     assert set(asked) == {"recall-near", "recall-far", "needles"}, asked
-    assert asked["needles"] == 8, asked  # 512 tokens
+    assert asked["needles"] == 16, asked  # two documents of 512 tokens
     assert ("dense" in first) == (name not in dense), name
     # All start from one model, and see the same when they see everything; what FP8 rounds is seen.
     differs = abs(first.get("dense", first)["loss"] - patterns["dense"]["first_evaluation"]["loss"])
@@ -40,12 +40,57 @@ for name, job in patterns.items():
     # Untrained attention is flat: by default, which keeps a share of its mass, all may be visited.
     assert 0 < job["density"] <= 1, name
     # Queries that choose apart may choose every block together.
-    visits_all = {"vertical-slash by default", "moba"}
+    visits_all = {"vertical-slash, top-p", "moba"}
     assert name in visits_all or (job["density"] == 1) == (name in dense), (name, job["density"])
+assert patterns["the default"]["attention"] == {} and 0.1 < patterns["the default"]["density"] < 0.5, patterns["the default"]
+# What is trained again starts alike, sees other data, and ends elsewhere.
+repeats = quality["repeats"]
+assert [(job["pattern"], job["seed"]) for job in repeats] == [("dense", 101), ("key-groups", 101)], repeats
+for job in repeats:
+    first = patterns[job["pattern"]]
+    assert job["first_evaluation"]["loss"] == first["first_evaluation"]["loss"], job["pattern"]
+    assert job["last_evaluation"]["loss"] != first["last_evaluation"]["loss"], job["pattern"]
 rows = json.load(open(f"{results}/figures/patterns.json"))
 keys = {"row", "value", "asked", "met", "peer", "hardware", "commit", "date", "command"}
 assert rows and all(keys <= set(row) for row in rows), rows
 assert "| window |" in open(f"{results}/quality.md").read()
+END
+# Answers of several seeds: the mean, with its standard error. Rows that were made once, and no more, are gone.
+python3 - "$work" <<'END' || fail "figures of several seeds"
+import json, sys
+work = sys.argv[1]
+quality = json.load(open(f"{work}/results/quality.json"))
+def set_right(job, needles):
+    for evaluation in ("first_evaluation", "last_evaluation"):
+        for task, answers in job[evaluation]["answers"].items():
+            answers["right"] = answers["asked"] if task != "needles" else needles
+of = lambda jobs, pattern: next(job for job in jobs if job["pattern"] == pattern)
+for job in quality["patterns"] + quality["repeats"]:
+    set_right(job, 0)
+set_right(of(quality["patterns"], "dense"), 10)
+set_right(of(quality["repeats"], "dense"), 16)
+first, again = of(quality["patterns"], "key-groups"), of(quality["repeats"], "key-groups")
+set_right(first, 9)  # 0.9 of 10
+set_right(again, 16)  # all
+for job in (first, again):
+    job["density"] = 0.05
+json.dump(quality, open(f"{work}/seeds.json", "w"))
+row = {"met": False, "asked": "", "command": "bench/quality/run.sh --dir x"}
+json.dump([{**row, "row": "gone"}, {**row, "row": "stays", "command": "bench/other.sh"}], open(f"{work}/figures.json", "w"))
+END
+mkdir -p "$work/seeds/figures"
+mv "$work/figures.json" "$work/seeds/figures/patterns.json"
+python3 "$root/bench/quality/report.py" "$work/seeds.json" --output "$work/seeds" >"$work/seeds.log" 2>&1 || fail "the report of seeds"
+grep -q '95.0 ± 5.0 % of needles, the least, of which 16' "$work/seeds/quality.md" || fail "the table does not say how far seeds differ"
+python3 - "$work/seeds/figures/patterns.json" <<'END' || fail "rows of several seeds"
+import json, sys
+rows = {row["row"]: row for row in json.load(open(sys.argv[1]))}
+assert "stays" in rows and "gone" not in rows, rows.keys()
+at_once = next(row for name, row in rows.items() if name.startswith("every recall task") and name.endswith("5% visited, of what dense answers, at once"))
+after = next(row for name, row in rows.items() if name.startswith("every recall task") and name.endswith("5% visited, of what dense answers, after 4 steps"))
+assert (at_once["value"], at_once["seeds"], at_once["answers"]) == (0.9, 1, 16), at_once
+assert abs(at_once["standard_error"] - 0.9 * (1 / 9 + 1 / 10 - 2 / 16) ** 0.5) < 1e-4, at_once
+assert (after["value"], after["seeds"], after["standard_error"], after["task"]) == (0.95, 2, 0.05, "needles"), after
 END
 "$root/bench/fp8.sh" recall --quality "$work/results/quality.json" --output "$work/fp8.json" >"$work/fp8.log" 2>&1 || fail "FP8's rows"
 [[ $(grep -c '"row": "answers of the recall tasks' "$work/fp8.json") == 2 ]] || fail "FP8 has not two rows"

@@ -52,6 +52,15 @@ for mode, density in rows.items():
     assert 0.2 < density < (1 if mode == "moba" else 0.45), (mode, density)
 END
 
+# With --density 0 a pattern is as jobs get it that name nothing else.
+"${bench[@]}" --tokens 4096 --gpus 1 --mode vertical_slash,key_groups --density 0 --csv "$work/defaults.csv" >"$work/defaults.log" 2>&1 ||
+  fail "defaults: exit code $?"
+python3 - "$work/defaults.csv" <<'END' || fail "see above"
+import csv, sys
+rows = {r["mode"]: float(r["density"]) for r in csv.DictReader(open(sys.argv[1]))}
+assert 0.19 < rows["key_groups"] < 0.21 < rows["vertical_slash"], rows  # untrained attention is flat
+END
+
 if "${bench[@]}" --tokens 2049 --gpus 2 --mode dense >"$work/odd.log" 2>&1; then fail "2,049 tokens on two ranks ran"; fi
 grep -q 2049 "$work/odd.log" || fail "the error does not name the length"
 echo "PASSED"
