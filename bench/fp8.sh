@@ -6,7 +6,9 @@
 #       steps of Qwen2.5-3B's shape at 64K and 128K tokens a GPU; with --longest also at 512K a GPU, and with --peer, as
 #       bench/compare_peer.sh takes it, beside a dense peer
 #   bench/fp8.sh loss --text DIR [--steps 1000] [--tokens 8192] [--seeds "1 2 3"] [--engine cuda|cpu] [--config FILE]
-#       held-out losses of both precisions on real text, for each seed (default: bench/models/bytes-100m.json, one GPU)
+#       held-out losses of both precisions on real text, for each seed (default: bench/models/bytes-100m.json, one GPU),
+#       32,768 tokens a step in sequences of --tokens; and bf16 once more with the first seed, which tells what two runs
+#       of one precision differ by
 #   bench/fp8.sh recall --quality FILE
 #       answers of the recall tasks in both precisions, from the quality.json of bench/quality/run.sh
 #   bench/fp8.sh error
@@ -21,13 +23,13 @@ what=${1:-} gpus=2 steps='' peer='' longest='' quality='' text='' tokens=8192 se
 config=$root/bench/models/bytes-100m.json output=$root/bench/results/figures/fp8.json
 case $what in
   speed | loss | recall | error) shift ;;
-  -h | --help) sed -n '2,16s/^# \{0,1\}//p' "$0"; exit ;;
+  -h | --help) sed -n '2,18s/^# \{0,1\}//p' "$0"; exit ;;
   *) echo "fp8: '$what' is nothing to measure; give speed, loss, recall or error (see --help)" >&2; exit 2 ;;
 esac
 while (($#)); do
   case $1 in
     --longest) longest=1; shift; continue ;;
-    -h | --help) sed -n '2,16s/^# \{0,1\}//p' "$0"; exit ;;
+    -h | --help) sed -n '2,18s/^# \{0,1\}//p' "$0"; exit ;;
   esac
   (($# > 1)) || { echo "fp8: $1 needs a value, or is no option (see --help)" >&2; exit 2; }
   case $1 in
@@ -47,6 +49,8 @@ while (($#)); do
   esac
   shift 2
 done
+[[ $what != loss ]] || ((tokens > 0 && 32768 % tokens == 0)) ||
+  { echo "fp8: --tokens must divide the 32,768 tokens of a step" >&2; exit 2; }
 [[ $what != loss || $text ]] || { echo "fp8: --text must name a folder of text" >&2; exit 2; }
 [[ $what != recall || $quality ]] || { echo "fp8: --quality must name a quality.json" >&2; exit 2; }
 [[ $run ]] || { run=$(mktemp -d); keep=; }
@@ -90,16 +94,17 @@ loss() {
   start_worker fp8 --trainers 1
   await_nodes 1
   for seed in $seeds; do
-    for precision in bfloat16 fp8; do
+    for precision in bfloat16 fp8 again; do
       local name=$precision-$seed
+      [[ $precision != again || $seed == "${seeds%% *}" ]] || continue
       [[ ! -e $run/$name.csv ]] || continue
       cat >"$run/$name.yaml" <<END
 name: $name
 model: {config: ./config.json, init: random}
 data: {train: ./tokens/train, eval: ./tokens/eval, sequence_length: $tokens}
 attention: {pattern: dense}
-training: {steps: $steps, learning_rate: 6e-4, warmup_steps: $((steps / 20)), seed: $seed, precision: $precision,
-           global_batch: 4, eval_every_steps: $((steps / 20)), eval_sequences: 32}
+training: {steps: $steps, learning_rate: 6e-4, warmup_steps: $((steps / 20)), seed: $seed, precision: ${precision/again/bfloat16},
+           global_batch: $((32768 / tokens)), eval_every_steps: $((steps / 20)), eval_sequences: $((262144 / tokens))}
 checkpoint: {directory: ./$name, every_steps: 0, keep_last: 1}
 resources: {trainers: 1, engine: $engine}
 END

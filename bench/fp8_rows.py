@@ -74,15 +74,16 @@ def slope(points):
 
 
 def loss_rows():
-    worst, slopes, last = 0.0, [], {}
+    def heldout_losses(run):
+        lines = csv.DictReader((folder / f"{run}.csv").open())
+        return {int(line["step"]): float(line["heldout_loss"]) for line in lines if line["heldout_loss"]}
+
+    shares, slopes, last = [], [], {}
     for seed in flags.seeds.split():
-        heldout = {}
-        for precision in ("bfloat16", "fp8"):
-            lines = list(csv.DictReader((folder / f"{precision}-{seed}.csv").open()))
-            heldout[precision] = {int(line["step"]): float(line["heldout_loss"]) for line in lines if line["heldout_loss"]}
+        heldout = {precision: heldout_losses(f"{precision}-{seed}") for precision in ("bfloat16", "fp8")}
         steps = max(heldout["fp8"])
         last[seed] = heldout["bfloat16"][steps]
-        worst = max(worst, abs(heldout["fp8"][steps] / heldout["bfloat16"][steps] - 1))
+        shares.append(heldout["fp8"][steps] / heldout["bfloat16"][steps] - 1)
         # From a quarter of the steps on: what comes before is the model's, not the precision's.
         differences = [(step, heldout["fp8"][step] / heldout["bfloat16"][step] - 1)
                        for step in sorted(heldout["fp8"]) if step >= steps / 4]
@@ -91,7 +92,13 @@ def loss_rows():
     drift = statistics.fmean(found * steps for found, _, steps in slopes)
     noise = sum((error * steps) ** 2 for _, error, steps in slopes) ** 0.5 / len(slopes)
     trained = f"{slopes[0][2]:,} steps, seeds {flags.seeds}"
-    return [at_most(f"held-out loss after {trained}: furthest from bf16's, as a share", worst, 0.0025, last),
+    first = flags.seeds.split()[0]
+    again = heldout_losses(f"again-{first}")[steps] / last[first] - 1
+    return [at_most(f"held-out loss after {trained}: furthest from bf16's, as a share", max(map(abs, shares)), 0.0025, last),
+            row(f"held-out loss after {trained}: mean of the differences from bf16's, as a share", statistics.fmean(shares),
+                "reported", True, last),
+            row(f"held-out loss after {steps:,} steps, seed {first}: bf16 once more from bf16, as a share", again, "reported", True,
+                last[first]),
             row(f"held-out loss over {trained}: growth of the difference from bf16's, as a share", drift,
                 f"<= two standard errors ({2 * noise:.5f})", drift <= 2 * noise, None)]
 
