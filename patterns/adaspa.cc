@@ -164,6 +164,11 @@ ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const 
       [&](int64_t others) { return Kept(options, others); }, random);
 }
 
+// Three products.
+double PairOperations(const AttentionOptions& /*options*/, int64_t head_dim) {
+  return 3 * 2 * static_cast<double>(head_dim);
+}
+
 void SetDensity(AttentionOptions* options, int64_t /*tokens*/, double density) {
   options->density = options->adapt_heads ? std::min(density, kMostAdaptedDensity) : density;
 }
@@ -186,6 +191,7 @@ extern constinit const PatternDefinition kAdaSpaDefinition = {
     .listed_tiles = ListedTiles,
     .index_memory = MemoryOf,
     .set_density = SetDensity,
+    .pair_operations = PairOperations,
     .page =
         R"(AdaSpa (arXiv 2502.21079), whose search is exact, here in training and in a ring: of all choices of tiles none
 holds more attention at its share. Per layer, head and step, a first pass over all keys finds the log-sum-exp of each

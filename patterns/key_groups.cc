@@ -216,6 +216,11 @@ ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const 
       [&](int64_t own) { return Kept(options, own, blocks); }, random);
 }
 
+// Two products in 64 dimensions, in e4m3.
+double PairOperations(const AttentionOptions& /*options*/, int64_t /*head_dim*/) {
+  return 2 * (2 * 64) / 2.0;
+}
+
 void SetDensity(AttentionOptions* options, int64_t /*tokens*/, double density) {
   options->density = density;
 }
@@ -238,6 +243,7 @@ extern constinit const PatternDefinition kKeyGroupsDefinition = {
     .listed_tiles = ListedTiles,
     .index_memory = MemoryOf,
     .set_density = SetDensity,
+    .pair_operations = PairOperations,
     .repeats_on_gpus = false,
     .reads_kv_heads_queries = true,
     .page =

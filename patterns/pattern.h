@@ -114,6 +114,10 @@ struct PatternDefinition {
   // Brings options to a share of the causal pairs, or tiles, of a sequence, so that its time can be
   // measured. Null: it is measured as a job has it.
   void (*set_density)(AttentionOptions* options, int64_t tokens, double density) = nullptr;
+  // Returns what choosing takes for each query, key that it may see and head of `head_dim`:
+  // operations of tensor cores in bf16, or as many as take the time. Null: next to none, for it
+  // goes by fewer pairs than a tile has.
+  double (*pair_operations)(const AttentionOptions& options, int64_t head_dim) = nullptr;
   // Whether GPUs can add up its sums in the same order every time.
   bool repeats_on_gpus = true;
   // Whether a head's choice reads the queries of all heads with the same KV head.

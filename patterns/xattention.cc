@@ -94,6 +94,11 @@ ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const 
       [&](int64_t others) { return Kept(options, others); }, random);
 }
 
+// One pair of `stride` is multiplied.
+double PairOperations(const AttentionOptions& options, int64_t head_dim) {
+  return 2 * static_cast<double>(head_dim) / options.stride;
+}
+
 }  // namespace
 
 extern constinit const PatternDefinition kXAttentionDefinition = {
@@ -110,6 +115,7 @@ extern constinit const PatternDefinition kXAttentionDefinition = {
     .build = Build,
     .sample = Sample,
     .listed_tiles = ListedTiles,
+    .pair_operations = PairOperations,
     .page =
         R"(XAttention (arXiv 2503.16428), here in training and in a ring. Queries and keys are cut into groups of
 `attention.stride` tokens. A group of queries sees a group of keys by the mean logit along their antidiagonal, the

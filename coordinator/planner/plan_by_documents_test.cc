@@ -96,6 +96,22 @@ TEST_F(PlanByDocumentsTest, SamplesAreNotTakenForOneDocument) {
                     Not(Contains(HasSubstr("ringctl plan --documents")))));
 }
 
+TEST_F(PlanByDocumentsTest, OneTrainerComputesEachDocumentByItself) {
+  cluster_ = Gpus(1, 1);
+  spec_ = LongJob(1, 65536);
+  spec_.mutable_attention()->Clear();
+  spec_.mutable_attention()->set_pattern(v1::AttentionSpec::DENSE);
+  jobspec::ApplyDefaults(&spec_);
+  const v1::StepPlan one = Plan(ParallelismSpec::STRIPED, {}),
+                     eight = Plan(ParallelismSpec::STRIPED, {8192});
+  EXPECT_EQ(one.prediction().density(), 1);
+  // 64 x 64 tiles up to the diagonal, of eight documents, of those of the whole.
+  EXPECT_NEAR(eight.prediction().density(), 8 * 128 * 129 / (1024 * 1025.0), 1e-9);
+  EXPECT_LT(eight.prediction().attention_seconds(), 0.2 * one.prediction().attention_seconds());
+  EXPECT_EQ(eight.prediction().linear_seconds(), one.prediction().linear_seconds());
+  EXPECT_EQ(eight.prediction().communication_seconds(), 0);
+}
+
 TEST_F(PlanByDocumentsTest, WhatIsChosenIsChosenForEachDocumentByItself) {
   const std::vector<int64_t> documents = {40000, 8000, 3000, 12000, 1000};
   spec_.mutable_data()->set_sequence_length(65536);

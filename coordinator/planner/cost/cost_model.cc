@@ -7,6 +7,7 @@
 #include "coordinator/planner/cost/memory.h"
 #include "jobspec/values/attention_spec.h"
 #include "model_shape/model_config.h"
+#include "patterns/pattern.h"
 
 namespace ringleader::planner {
 namespace {
@@ -60,6 +61,13 @@ double LinearOperations(const v1::JobSpec& spec, const model::ModelConfig& model
   return spec.resources().engine() == v1::ResourcesSpec::CUDA ? operations / 1.43 : operations * 2;
 }
 
+double PairOperations(const v1::JobSpec& spec, double head_dim) {
+  const auto attention = jobspec::AttentionOptionsOf(spec.attention());
+  if (!attention.ok()) return 0;  // MakePlan() refuses them
+  const auto operations = patterns::DefinitionOf(attention->pattern).pair_operations;
+  return operations == nullptr ? 0 : operations(*attention, static_cast<int64_t>(head_dim));
+}
+
 std::array<NonNegativeRegression, kPhases> Priors(const v1::JobSpec& spec,
                                                   const model::ModelConfig& model,
                                                   const ClusterShape& cluster) {
@@ -78,7 +86,9 @@ std::array<NonNegativeRegression, kPhases> Priors(const v1::JobSpec& spec,
           Vector{forward_flops / rates.attention_forward_flops, row_seconds, 0, call}),
       NonNegativeRegression(
           Vector{2.5 * forward_flops / rates.attention_backward_flops, 2 * row_seconds, 0, call}),
-      NonNegativeRegression(Vector{0, row_seconds, 0, call}),
+      NonNegativeRegression(
+          Vector{tile * tile * PairOperations(spec, d) / rates.attention_forward_flops, row_seconds,
+                 0, call}),
       NonNegativeRegression(
           Vector{0, LinearOperations(spec, model, cluster) * weights / layers / rates.linear_flops,
                  0, call}),
@@ -146,6 +156,30 @@ int CostModel::observations() const {
   return phases_[static_cast<int>(Phase::kAttentionForward)].observations();
 }
 
+namespace {
+
+// What choosing works on where it goes by all pairs of tiles: those that dense attention would
+// visit.
+Work IndexWork(const v1::JobSpec& spec, const model::ModelConfig& model,
+               const v1::StepReport& report, const Work& per_token) {
+  Work work = per_token;
+  const double ranks = std::max(1u, spec.parallelism().context()) *
+                       static_cast<double>(std::max(1u, spec.parallelism().data()));
+  if (spec.data().batching() == v1::DataSpec::SAMPLES) {
+    for (const v1::LengthReport& length : report.lengths()) {
+      work.tiles += static_cast<double>(length.causal_tiles()) / ranks;
+    }
+    return work;
+  }
+  const double tile = spec.attention().tile() > 0 ? spec.attention().tile() : 64;
+  const double blocks = std::ceil(static_cast<double>(spec.data().sequence_length()) / tile);
+  work.tiles = static_cast<double>(model.layers * model.heads) * blocks * (blocks + 1) / 2 *
+               spec.training().global_batch() / ranks;
+  return work;
+}
+
+}  // namespace
+
 void CostModel::ObserveStep(const v1::JobSpec& spec, const model::ModelConfig& model,
                             const v1::StepReport& report) {
   if (report.skipped() || report.most_tiles() == 0 || !model.known()) return;
@@ -170,7 +204,7 @@ void CostModel::ObserveStep(const v1::JobSpec& spec, const model::ModelConfig& m
                           .calls = static_cast<double>(model.layers) * sequences};
   Observe(Phase::kAttentionForward, attention, phases.attention_forward());
   Observe(Phase::kAttentionBackward, attention, phases.attention_backward());
-  Observe(Phase::kIndex, per_token, phases.index());
+  Observe(Phase::kIndex, IndexWork(spec, model, report, per_token), phases.index());
   Observe(Phase::kLinear, per_token, phases.linear());
   Observe(Phase::kOptimizer, {.bytes = 8.0 * model.parameters(), .calls = 1},
           phases.optimizer() + phases.exposed_exchange());

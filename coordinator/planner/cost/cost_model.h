@@ -20,7 +20,8 @@ inline constexpr int kPhases = 5;
 
 // What one rank does in a phase.
 struct Work {
-  double tiles = 0;  // attention tiles visited, over heads
+  // Over heads: attention tiles visited; index: that dense attention would visit.
+  double tiles = 0;
   double rows = 0;   // attention: query rows × heads × calls; linear and index: tokens × layers
   double bytes = 0;  // optimizer: gradient and parameter bytes exchanged
   double calls = 0;  // ring steps; 1 for the optimizer

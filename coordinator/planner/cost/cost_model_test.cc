@@ -5,6 +5,7 @@
 #include <random>
 
 #include "coordinator/planner/testing/planner_problems.h"
+#include "jobspec/jobspec.h"
 #include "model_shape/model_config.h"
 
 namespace ringleader::planner {
@@ -141,6 +142,56 @@ TEST(CostModelTest, StartsNearWhatStepsTook) {
     // 0.01 to 0.03 s: nothing beside the others.
     EXPECT_LT(model.Seconds(Phase::kOptimizer, {.bytes = 8 * 3.09e9, .calls = 1}), 0.1);
   }
+}
+
+// A product that is computed again takes as long as it took in forward: 6 operations a weight
+// become 8 for q, k, v, the output projection, gate and up of all layers, or all but q, k and v.
+TEST(CostModelTest, WhatBackwardComputesAgainCounts) {
+  const model::ModelConfig shape = ThreeBillion();
+  const auto linear = [&](uint64_t tokens, v1::ResourcesSpec::Recompute recompute,
+                          double memory_gib) {
+    v1::JobSpec spec = LongJob(1, tokens);
+    spec.mutable_resources()->set_recompute(recompute);
+    ClusterShape cluster = TypicalCluster(v1::ResourcesSpec::CUDA, 1, 1);
+    cluster.memory_bytes_per_trainer = static_cast<uint64_t>(memory_gib * 1024 * 1024 * 1024);
+    return CostModel(spec, shape, cluster).Seconds(Phase::kLinear, {.rows = 1e6, .calls = 1});
+  };
+  const double none = linear(8192, v1::ResourcesSpec::NONE, 139);
+  const double weights = 36 * (2048 * 128 * 36 + 3 * 2048 * 11008.0) + 2048 * 151936.0;
+  const double full = 36 * (2048 * 128 * 36 + 2 * 2048 * 11008.0) / weights,
+               attention_only = 36 * (2048 * 128 * 16 + 2 * 2048 * 11008.0) / weights;
+  EXPECT_NEAR(linear(8192, v1::ResourcesSpec::FULL, 139) / none, 1 + full / 3, 1e-3);
+  EXPECT_NEAR(linear(8192, v1::ResourcesSpec::ATTENTION_ONLY, 139) / none, 1 + attention_only / 3,
+              1e-3);
+  // What auto chooses goes by memory, an H200's where that is not known.
+  const auto automatic = v1::ResourcesSpec::RECOMPUTE_UNSPECIFIED;
+  EXPECT_EQ(linear(8192, automatic, 139), none);
+  const double some = linear(131072, automatic, 139);
+  EXPECT_GT(some, none);
+  EXPECT_LE(some, linear(131072, v1::ResourcesSpec::FULL, 139));
+  EXPECT_EQ(linear(131072, automatic, 0), some);
+  EXPECT_GT(linear(65536, automatic, 80), linear(65536, automatic, 139));
+}
+
+// Key groups are chosen by all pairs of queries and keys: 30 ms a layer at 131,072 tokens
+// (kernels/EXPERIMENTS.md). Columns and diagonals go by a few queries.
+TEST(CostModelTest, ChoosingByAllPairsGrowsWithTheSquareOfTheLength) {
+  const auto index = [](v1::AttentionSpec::Pattern pattern, double tokens) {
+    v1::JobSpec spec = LongJob(1, static_cast<uint64_t>(tokens));
+    spec.mutable_attention()->Clear();
+    spec.mutable_attention()->set_pattern(pattern);
+    jobspec::ApplyDefaults(&spec);
+    const double blocks = tokens / spec.attention().tile();
+    return CostModel(spec, ThreeBillion(), TypicalCluster(v1::ResourcesSpec::CUDA, 1, 1))
+        .Seconds(Phase::kIndex,
+                 {.tiles = 16 * blocks * (blocks + 1) / 2, .rows = tokens, .calls = 1});
+  };
+  EXPECT_NEAR(index(v1::AttentionSpec::KEY_GROUPS, 131072), 0.030, 0.005);
+  EXPECT_NEAR(index(v1::AttentionSpec::XATTENTION, 131072), 0.0044, 0.001);
+  EXPECT_GT(index(v1::AttentionSpec::KEY_GROUPS, 131072),
+            3.8 * index(v1::AttentionSpec::KEY_GROUPS, 65536));
+  EXPECT_LT(index(v1::AttentionSpec::VERTICAL_SLASH, 131072),
+            2.1 * index(v1::AttentionSpec::VERTICAL_SLASH, 65536));
 }
 
 // What reports taught is left out, what was measured before is not.

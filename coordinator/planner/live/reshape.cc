@@ -9,8 +9,8 @@
 #include "base/mean.h"
 #include "base/status_macros.h"
 #include "coordinator/planner/candidates.h"
-#include "coordinator/planner/deal/sample_steps.h"
 #include "coordinator/planner/cost/memory.h"
+#include "coordinator/planner/deal/sample_steps.h"
 #include "coordinator/planner/simulate/pricer.h"
 #include "jobspec/values/attention_spec.h"
 

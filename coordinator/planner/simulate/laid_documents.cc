@@ -74,6 +74,25 @@ LaidDocuments LayInStripes(std::vector<int64_t> tokens, int ranks) {
   return documents;
 }
 
+LaidDocuments LayOnOneRank(std::vector<int64_t> tokens) {
+  LaidDocuments documents = LayInStripes(std::move(tokens), /*ranks=*/1);
+  documents.holders.assign(documents.tokens.size(), 0);
+  documents.spread = documents.travelling_tokens = 0;
+  documents.spread_tokens = {0};
+  return documents;
+}
+
+double LaidDocuments::ChosenTiles(double heads, const patterns::AttentionOptions& attention,
+                                  int ranks) const {
+  double tiles = 0;
+  for (const int64_t of_document : tokens) {
+    if (IsShort(attention, of_document)) continue;
+    const auto blocks = static_cast<double>(RoundUp(of_document, attention.tile) / attention.tile);
+    tiles += heads * blocks * (blocks + 1) / 2;
+  }
+  return tiles / ranks;
+}
+
 absl::StatusOr<LaidDocuments> LayByDocuments(std::vector<int64_t> tokens,
                                              const patterns::AttentionOptions& attention, int ranks,
                                              const balance::SampleWeights& weights) {

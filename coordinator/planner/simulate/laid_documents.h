@@ -35,7 +35,14 @@ struct LaidDocuments {
   using Sample = std::vector<ring::HeadPattern>(int64_t blocks);
   ring::TileLoads Loads(const patterns::AttentionOptions& attention, int ranks, double heads,
                         absl::FunctionRef<Sample> sample) const;
+
+  // Tiles that dense attention would visit of a layer's documents that are chosen for, of a rank in
+  // the mean.
+  double ChosenTiles(double heads, const patterns::AttentionOptions& attention, int ranks) const;
 };
+
+// All of them whole, where one rank holds the sequence.
+LaidDocuments LayOnOneRank(std::vector<int64_t> tokens);
 
 // All of them spread, as stripes of a sequence are.
 LaidDocuments LayInStripes(std::vector<int64_t> tokens, int ranks);

@@ -92,15 +92,17 @@ struct Pricer::Setting {
 
 absl::StatusOr<LaidDocuments> Pricer::DocumentsOf(const v1::StepPlan& plan,
                                                   const Setting& setting) const {
+  const bool is_alone = setting.ring.ranks() == 1;
   const bool in_stripes = plan.layout() == v1::ParallelismSpec::STRIPED ||
                           plan.layout() == v1::ParallelismSpec::DOCUMENTS;
-  if (hints_.document_tokens.empty() || !in_stripes) return LaidDocuments();
+  if (hints_.document_tokens.empty() || !(in_stripes || is_alone)) return LaidDocuments();
   const auto whole = static_cast<int64_t>(spec_.data().sequence_length());
   std::vector<int64_t> tokens;
   for (int64_t left = whole; left > 0; left -= tokens.back()) {
     tokens.push_back(
         std::min(left, hints_.document_tokens[tokens.size() % hints_.document_tokens.size()]));
   }
+  if (is_alone && !jobspec::IsByDocuments(plan.layout())) return LayOnOneRank(std::move(tokens));
   if (!jobspec::IsByDocuments(plan.layout()))
     return LayInStripes(std::move(tokens), setting.ring.ranks());
   std::vector<balance::SampleWeight> rows;
@@ -250,12 +252,16 @@ absl::StatusOr<Pricer::LayerSums> Pricer::PlayLayers(const Setting& setting,
                                 ? local_tokens * setting.heads.ranks
                                 : static_cast<double>(documents.travelling_tokens);
   Work ring_step = {.rows = local_tokens * heads, .calls = 1}, whole = {},
-       choice = {.rows = local_tokens, .calls = 1};
+       choice = {.tiles = setting.CausalTiles(tokens) / setting.ring.ranks(),
+                 .rows = local_tokens,
+                 .calls = 1};
   if (documents.are_apart) {
     ring_step = {.rows = travelling * heads, .calls = static_cast<double>(documents.spread)};
     whole = {.rows = (local_tokens - travelling) * heads,
              .calls = static_cast<double>(documents.whole_calls)};
-    choice = {.rows = static_cast<double>(documents.chosen_tokens),
+    choice = {.tiles = documents.ChosenTiles(static_cast<double>(setting.heads.local_heads()),
+                                             setting.attention, setting.ring.ranks()),
+              .rows = static_cast<double>(documents.chosen_tokens),
               .calls = static_cast<double>(documents.chosen_calls)};
   }
   const double kv =
@@ -361,6 +367,7 @@ absl::StatusOr<v1::Prediction> Pricer::PriceAlone(const v1::StepPlan& plan,
     // measured.
     patterns::PatternHints hints = hints_;
     hints.density = 0;
+    hints.document_tokens.clear();  // it is one
     Pricer one(spec_, model_, cluster_, hints);
     absl::StatusOr<v1::Prediction> alone = one.PriceAlone(of_one, cost_model, tokens, find_exposed);
     rank_steps_ += one.rank_steps_;
