@@ -259,19 +259,16 @@ std::string DescribePatterns() {
                     std::string(definitions[i]->sees), " (`", std::string(definitions[i]->name),
                     "`)");
   }
-  return text + ".";
+  return text +
+         ". Left out, it is `vertical_slash` with `attention.tile: 128` and with "
+         "`training.deterministic` on GPUs, which `key_groups` does not take; fields of a pattern "
+         "go with its name alone.";
 }
 
 std::vector<Field> AllFields() {
   std::vector<Field> fields(std::begin(kFieldsBeforePatterns), std::end(kFieldsBeforePatterns));
   static const std::string& help = *new std::string(DescribePatterns());
-  fields.push_back({"attention.pattern",
-                    Need::kDerived,
-                    "key_groups; vertical_slash with attention.tile: 128, and with "
-                    "training.deterministic on GPUs",
-                    {},
-                    kAlways,
-                    help});
+  fields.push_back({"attention.pattern", Need::kDerived, "key_groups", {}, kAlways, help});
   for (const patterns::PatternDefinition* definition : patterns::Definitions()) {
     for (const patterns::PatternField& row : definition->fields) {
       const When when = {"attention.pattern", definition->name};
