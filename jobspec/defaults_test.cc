@@ -66,36 +66,37 @@ v1::JobSpec Unnamed(const std::vector<std::string>& overrides) {
   return spec;
 }
 
-TEST(DefaultsTest, ThePatternIsKeyGroupsWhereTheyTakeWhatIsAsked) {
+TEST(DefaultsTest, ThePatternIsKeyGroupsOnGpusThatTakeWhatIsAsked) {
   const auto pattern_of = [](v1::JobSpec spec) {
     ApplyDefaults(&spec);
     EXPECT_TRUE(Validate(spec).ok()) << Validate(spec);
     return spec.attention().pattern();
   };
-  EXPECT_EQ(pattern_of(Unnamed({})), v1::AttentionSpec::KEY_GROUPS);
-  EXPECT_EQ(pattern_of(Unnamed({"resources.engine=cuda"})), v1::AttentionSpec::KEY_GROUPS);
-  EXPECT_EQ(pattern_of(Unnamed({"training.deterministic=true"})), v1::AttentionSpec::KEY_GROUPS);
-  EXPECT_EQ(pattern_of(Unnamed({"training.deterministic=true", "resources.engine=cuda"})),
-            v1::AttentionSpec::VERTICAL_SLASH);
+  const std::string cuda = "resources.engine=cuda", repeats = "training.deterministic=true";
+  EXPECT_EQ(pattern_of(Unnamed({cuda})), v1::AttentionSpec::KEY_GROUPS);
+  EXPECT_EQ(pattern_of(Unnamed({})), v1::AttentionSpec::VERTICAL_SLASH);
+  EXPECT_EQ(pattern_of(Unnamed({repeats})), v1::AttentionSpec::VERTICAL_SLASH);
+  EXPECT_EQ(pattern_of(Unnamed({repeats, cuda})), v1::AttentionSpec::VERTICAL_SLASH);
   for (const auto& [tile, pattern] : {std::pair{64, v1::AttentionSpec::KEY_GROUPS},
                                       std::pair{128, v1::AttentionSpec::VERTICAL_SLASH}}) {
-    v1::JobSpec spec = Unnamed({});
+    v1::JobSpec spec = Unnamed({cuda});
     spec.mutable_attention()->set_tile(tile);
-    EXPECT_EQ(pattern_of(spec), pattern);
+    EXPECT_EQ(pattern_of(spec), pattern) << tile;
   }
-  v1::JobSpec spec = Unnamed({});
+  v1::JobSpec spec = Unnamed({cuda});
+  EXPECT_TRUE(Validate(spec).ok()) << Validate(spec);
   ApplyDefaults(&spec);
   EXPECT_EQ(spec.attention().density(), 0.2);
   EXPECT_FALSE(spec.attention().has_max_verticals());
-  EXPECT_TRUE(Validate(Unnamed({})).ok()) << Validate(Unnamed({}));
+  EXPECT_THAT(ToYaml(spec), HasSubstr("pattern: key_groups"));
 }
 
 TEST(DefaultsTest, WhatIsAPatternsDoesNotGoWithoutItsName) {
-  v1::JobSpec mass = Unnamed({});
+  v1::JobSpec mass = Unnamed({"resources.engine=cuda"});
   mass.mutable_attention()->set_vertical_mass(0.8);
   EXPECT_THAT(Validate(mass).message(),
               HasSubstr("attention.vertical_mass: only fits attention.pattern: vertical_slash"));
-  v1::JobSpec share = Unnamed({});
+  v1::JobSpec share = Unnamed({"resources.engine=cuda"});
   share.mutable_attention()->set_density(0.05);
   EXPECT_THAT(Validate(share).message(),
               HasSubstr("attention.density: patterns mean different shares by it; name the one "
