@@ -39,7 +39,8 @@ TEST_F(CliTest, SubmitCreatesTheJob) {
 
 TEST_F(CliTest, SubmitComplainsBeforeItAsksAnyone) {
   coordinator_.Stop();
-  const Result range = Run({"submit", Path("job.yaml"), "--set", "attention.vertical_mass=2"});
+  const Result range = Run({"submit", Path("job.yaml"), "--set", "attention.pattern=vertical_slash",
+                            "--set", "attention.vertical_mass=2"});
   EXPECT_EQ(range.code, kUsage);
   EXPECT_THAT(range.err, HasSubstr("attention.vertical_mass: 2 is out of range"));
   const Result all = Run({"submit", Path("job.yaml"), "--set", "trainin.steps=1", "--set",

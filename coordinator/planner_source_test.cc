@@ -54,10 +54,11 @@ v1::ModelShape Shape() {
   return shape;
 }
 
-// `trainers` ranks in one ring on one node.
+// vertical_slash on `trainers` ranks in one ring on one node.
 lifecycle::PlanRequest Request(uint32_t trainers, uint64_t tokens) {
   lifecycle::PlanRequest request;
   request.spec.set_name("job");
+  request.spec.mutable_attention()->set_pattern(v1::AttentionSpec::VERTICAL_SLASH);
   request.spec.mutable_data()->set_sequence_length(tokens);
   request.spec.mutable_resources()->set_trainers(trainers);
   jobspec::ApplyDefaults(&request.spec);

@@ -40,7 +40,7 @@ TEST(DefaultsTest, FillWhatFitsAndNothingElse) {
   EXPECT_EQ(moba.attention().block_size(), 1024);
   v1::JobSpec groups = Job({"attention.pattern=key_groups"});
   ApplyDefaults(&groups);
-  EXPECT_EQ(groups.attention().density(), 0.1);
+  EXPECT_EQ(groups.attention().density(), 0.2);
   EXPECT_EQ(groups.attention().tile(), 64);
   EXPECT_EQ(AttentionOptionsOf(groups.attention())->pattern, patterns::Pattern::kKeyGroups);
   v1::JobSpec adaspa = Job({"attention.pattern=adaspa"});
@@ -58,6 +58,51 @@ TEST(DefaultsTest, FillWhatFitsAndNothingElse) {
   ApplyDefaults(&spec);
   EXPECT_TRUE(Same(once, spec));
   EXPECT_TRUE(Validate(spec).ok()) << Validate(spec);
+}
+
+v1::JobSpec Unnamed(const std::vector<std::string>& overrides) {
+  v1::JobSpec spec = Job(overrides);
+  spec.clear_attention();
+  return spec;
+}
+
+TEST(DefaultsTest, ThePatternIsKeyGroupsOnGpusThatTakeWhatIsAsked) {
+  const auto pattern_of = [](v1::JobSpec spec) {
+    ApplyDefaults(&spec);
+    EXPECT_TRUE(Validate(spec).ok()) << Validate(spec);
+    return spec.attention().pattern();
+  };
+  const std::string cuda = "resources.engine=cuda", repeats = "training.deterministic=true";
+  EXPECT_EQ(pattern_of(Unnamed({cuda})), v1::AttentionSpec::KEY_GROUPS);
+  EXPECT_EQ(pattern_of(Unnamed({})), v1::AttentionSpec::VERTICAL_SLASH);
+  EXPECT_EQ(pattern_of(Unnamed({repeats})), v1::AttentionSpec::VERTICAL_SLASH);
+  EXPECT_EQ(pattern_of(Unnamed({repeats, cuda})), v1::AttentionSpec::VERTICAL_SLASH);
+  for (const auto& [tile, pattern] : {std::pair{64, v1::AttentionSpec::KEY_GROUPS},
+                                      std::pair{128, v1::AttentionSpec::VERTICAL_SLASH}}) {
+    v1::JobSpec spec = Unnamed({cuda});
+    spec.mutable_attention()->set_tile(tile);
+    EXPECT_EQ(pattern_of(spec), pattern) << tile;
+  }
+  v1::JobSpec spec = Unnamed({cuda});
+  EXPECT_TRUE(Validate(spec).ok()) << Validate(spec);
+  ApplyDefaults(&spec);
+  EXPECT_EQ(spec.attention().density(), 0.2);
+  EXPECT_FALSE(spec.attention().has_max_verticals());
+  EXPECT_THAT(ToYaml(spec), HasSubstr("pattern: key_groups"));
+}
+
+TEST(DefaultsTest, WhatIsAPatternsDoesNotGoWithoutItsName) {
+  v1::JobSpec mass = Unnamed({"resources.engine=cuda"});
+  mass.mutable_attention()->set_vertical_mass(0.8);
+  EXPECT_THAT(Validate(mass).message(),
+              HasSubstr("attention.vertical_mass: only fits attention.pattern: vertical_slash"));
+  v1::JobSpec share = Unnamed({"resources.engine=cuda"});
+  share.mutable_attention()->set_density(0.05);
+  EXPECT_THAT(Validate(share).message(),
+              HasSubstr("attention.density: patterns mean different shares by it; name the one "
+                        "that is meant, attention.pattern: key_groups for the default"));
+  share.mutable_attention()->set_pattern(v1::AttentionSpec::KEY_GROUPS);
+  EXPECT_TRUE(Validate(share).ok()) << Validate(share);
 }
 
 TEST(DefaultsTest, TheDocumentMaskCanBeSwitchedOff) {

@@ -59,7 +59,7 @@ TEST(MistakesTest, ValidationFindsAllThatDoesNotFollowFromAnother) {
 name: a
 model: {config: /c.json}
 data: {train: /t, sequence_length: 1000}
-attention: {tile: 96, vertical_mass: 2}
+attention: {pattern: vertical_slash, tile: 96, vertical_mass: 2}
 parallelism: {context: 2, data: 3}
 training: {steps: 2, warmup_steps: 5, min_learning_rate: 1, learning_rate: 1e-3}
 checkpoint: {directory: /c, keep_last: 0}

@@ -188,7 +188,8 @@ absl::Status CheckHeads(const AttentionOptions& options, int64_t heads, int64_t 
   if (pattern.reads_kv_heads_queries && options.head_ranks > kv_heads) {
     return Invalid(absl::StrFormat(
         "parallelism.heads: %d trainers share %d KV heads; attention.pattern: %s chooses by the "
-        "queries of all heads of a KV head, which one trainer must have; give %d at most",
+        "queries of all heads of a KV head, which one trainer must have; give %d at most, or "
+        "another pattern, such as vertical_slash",
         options.head_ranks, kv_heads, std::string(pattern.name), kv_heads));
   }
   return absl::OkStatus();

@@ -33,7 +33,7 @@ constexpr PatternField kFields[] = {
 absl::Status Check(const AttentionOptions& options) {
   if (options.tile != kGroupTile) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "attention.tile is %d; attention.pattern: key_groups takes 64: leave it out",
+        "attention.tile is %d; attention.pattern: key_groups takes 64: leave one of them out",
         options.tile));
   }
   if (options.density > 0.0 && options.density <= 1.0) return absl::OkStatus();

@@ -26,6 +26,7 @@ inline v1::JobSpec LongJob(uint32_t context, uint64_t tokens) {
   v1::JobSpec spec;
   spec.set_name("long");
   spec.mutable_data()->set_sequence_length(tokens);
+  spec.mutable_attention()->set_pattern(v1::AttentionSpec::VERTICAL_SLASH);
   spec.mutable_parallelism()->set_context(context);
   spec.mutable_resources()->set_trainers(context);
   spec.mutable_resources()->set_engine(v1::ResourcesSpec::CUDA);
