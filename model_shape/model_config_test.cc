@@ -143,6 +143,12 @@ TEST(ModelConfigTest, ErrorsNameTheFileAndTheKey) {
       {"rope_scaling", {{"rope_type", "linear"}}, "\"factor\" is missing"},
       {"rope_scaling", {{"rope_type", "linear"}, {"factor", 0.5}}, "at least 1"},
       {"rope_scaling", {{"rope_type", "llama3"}, {"factor", 2}}, "\"low_freq_factor\" is missing"},
+      {"rope_parameters",
+       {{"rope_type", "yarn"},
+        {"rope_theta", 1},
+        {"factor", 4},
+        {"original_max_position_embeddings", 16}},
+       "above 1 for yarn"},
   };
   for (const BadConfig& bad : cases) {
     Json json = Qwen2();

@@ -7,6 +7,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -18,6 +19,8 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "tests/support/coordinator_process.h"
 
 namespace ringleader::testing {
@@ -171,6 +174,25 @@ TEST_F(WorkerProcessTest, NeverAdvertisesLoopbackInPlaceOfAnAddressThatItCannotF
   EXPECT_TRUE(Eventually([&] {
     return worker.Log().find("nodes/n1 at 127.0.0.1:") != std::string::npos;
   })) << worker.Log();
+}
+
+// It shares the machine with trainers that want all cores.
+TEST_F(WorkerProcessTest, TakesNoTimeOfTheCoresWhileNothingRuns) {
+  ASSERT_TRUE(coordinator_.Start()) << coordinator_.log();
+  Process worker = Start({{"--coordinator", coordinator_.address()}});
+  ASSERT_TRUE(Eventually([&] {
+    return worker.Log().find("in session with the coordinator") != std::string::npos;
+  })) << worker.Log();
+  const auto used = [&] {
+    clockid_t clock = {};
+    timespec time = {};
+    EXPECT_EQ(clock_getcpuclockid(worker.pid(), &clock), 0);
+    EXPECT_EQ(clock_gettime(clock, &time), 0);
+    return absl::DurationFromTimespec(time);
+  };
+  const absl::Duration before = used();
+  absl::SleepFor(absl::Seconds(1));
+  EXPECT_LT(used() - before, absl::Milliseconds(250));
 }
 
 // What docs/operations.md and the units of deploy/ count on.

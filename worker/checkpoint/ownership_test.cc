@@ -9,9 +9,11 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "base/files.h"
 #include "base/testing/temp_dir.h"
+#include "worker/checkpoint/checksummed_json.h"
 
 namespace ringleader::checkpoint {
 namespace {
@@ -116,6 +118,21 @@ TEST_F(OwnershipTest, ReadsTheGoldenFileAndWritesTheSameBytes) {
   EXPECT_EQ(owner->uid, "tiny-17a3");
   EXPECT_EQ(owner->token, 57u);
   EXPECT_EQ(OwnerText(*owner), golden);
+}
+
+// A folder of a newer program is neither taken nor written over.
+TEST_F(OwnershipTest, ANewerVersionIsLeftAloneByName) {
+  nlohmann::json owner = nlohmann::json::parse(OwnerText({.job = "j", .uid = "j-1", .token = 5}));
+  owner["version"] = 2;
+  owner[kChecksumKey] = ChecksumOf(owner);
+  std::ofstream(path_) << owner;
+  const absl::Status claimed = Claim("j", "j-1", 6);
+  EXPECT_EQ(claimed.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(claimed.message()),
+              AllOf(HasSubstr(path_), HasSubstr("format version 2")));
+  EXPECT_EQ(Change("j-1", 5).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_FALSE(changed_);
+  EXPECT_EQ(nlohmann::json::parse(*ReadFile(path_)), owner);
 }
 
 TEST_F(OwnershipTest, AFlippedBitAnywhereIsNoticed) {

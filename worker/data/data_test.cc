@@ -62,9 +62,12 @@ TEST_F(DataTest, AFolderThatCannotBeReadToItsEndIsAnErrorNotASmallerDataSet) {
 
 TEST_F(DataTest, ManyShardsReadAsOneStream) {
   std::string expected;
+  std::vector<uint64_t> starts;
   for (int i = 10; i < 60; ++i) {
-    AddText(absl::StrCat(i), absl::StrCat("document", i));
-    absl::StrAppend(&expected, "document", i, "|");
+    const std::string text = absl::StrCat(std::string(i * i % 13, 'x'), "document", i);
+    AddText(absl::StrCat(i), text);
+    starts.push_back(expected.size());
+    absl::StrAppend(&expected, text, "|");
   }
   PackOptions options = Options();
   options.shard_tokens = 100;
@@ -73,6 +76,7 @@ TEST_F(DataTest, ManyShardsReadAsOneStream) {
   ASSERT_TRUE(folder.ok()) << folder.status();
   EXPECT_GT(folder->manifest().shards.size(), 4u);
   EXPECT_EQ(TextOf(*folder), expected);
+  EXPECT_EQ(folder->DocumentStarts(0, folder->tokens()), starts);
 }
 
 TEST_F(DataTest, AShardIsAFileOfItsFolder) {

@@ -111,6 +111,9 @@ TEST(GpuMonitorTest, WhatADriverDoesNotTellIsAbsent) {
     EXPECT_THAT(page, Not(HasSubstr(absent)));
   }
   EXPECT_THAT(monitor.Faults(), IsEmpty());
+  // What it does tell is looked at again and again.
+  driver.Say("gpus 1\nlost 0 1");
+  EXPECT_TRUE(Eventually([&] { return !monitor.Faults().empty(); }));
 }
 
 TEST(GpuMonitorTest, UncorrectableErrorsAreFaultsUntilTheGpuIsReset) {

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <functional>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -47,8 +48,8 @@ class FakeCoordinator : public v1::WorkerControl::Service {
     v1::CoordinatorMessage command;
     command.mutable_command()->set_command_id(1);
     stream->Write(command);
-    if (ends_soon_) {
-      stream->Read(&message);  // its first heartbeat
+    if (sessions_ <= ends_soon_) {
+      stream->Read(&message);  // its first heartbeat, or event
       return grpc::Status::OK;
     }
     while (stream->Read(&message)) {
@@ -74,7 +75,8 @@ class FakeCoordinator : public v1::WorkerControl::Service {
   int heartbeats() const { return heartbeats_; }
   void Take() { take_ = true; }
   void RefuseFrom(int session) { refuse_from_ = session; }
-  void EndSoon() { ends_soon_ = true; }
+  // The first sessions, so many.
+  void EndSoon(int sessions) { ends_soon_ = sessions; }
   void set_lease_milliseconds(uint32_t lease) { lease_milliseconds_ = lease; }
 
  private:
@@ -83,7 +85,7 @@ class FakeCoordinator : public v1::WorkerControl::Service {
   const grpc::Status refusal_;
   std::atomic<uint32_t> lease_milliseconds_ = 10'000;
   std::atomic<int> refuse_from_ = 1;
-  std::atomic<bool> ends_soon_ = false;
+  std::atomic<int> ends_soon_ = 0;
   std::atomic<int> sessions_ = 0;
   std::atomic<int> events_ = 0;
   std::atomic<int> heartbeats_ = 0;
@@ -212,7 +214,7 @@ TEST_F(CoordinatorLinkTest, ARefusalCountsWhateverWasWrongBefore) {
 TEST_F(CoordinatorLinkTest, ASessionThatTheCoordinatorEndsIsMadeAgainAtOnce) {
   FakeCoordinator coordinator(kProtocolVersion);
   coordinator.set_lease_milliseconds(600'000);
-  coordinator.EndSoon();
+  coordinator.EndSoon(std::numeric_limits<int>::max());
   CoordinatorLink link(coordinator.Channel(), &buffer_,
                        {.hello = [] { return v1::WorkerHello(); },
                         .on_welcome = [] {},
@@ -261,6 +263,26 @@ TEST_F(CoordinatorLinkTest, SendsNoFurtherAheadThanTheCoordinatorSays) {
   coordinator.Take();
   EXPECT_TRUE(await([&] { return coordinator.events() == kEvents; }));
   EXPECT_EQ(coordinator.sessions(), 1);
+}
+
+// Whatever was on its way when the one before it ended.
+TEST_F(CoordinatorLinkTest, ANewSessionHasAllOfItsWindow) {
+  constexpr int kEvents = 50;
+  for (int i = 0; i < kEvents; ++i) {
+    v1::WorkerMessage message;
+    message.mutable_drain()->set_reason(std::string(1000, 'x'));
+    buffer_.Push(std::move(message));
+  }
+  FakeCoordinator coordinator(kProtocolVersion, 5000);
+  coordinator.EndSoon(1);
+  coordinator.Take();
+  CoordinatorLink link(coordinator.Channel(), &buffer_,
+                       {.hello = [] { return v1::WorkerHello(); },
+                        .on_welcome = [] {},
+                        .on_command = [](v1::Command) {}});
+  link.Start();
+  EXPECT_TRUE(Eventually([&] { return coordinator.events() == kEvents; }));
+  EXPECT_EQ(coordinator.sessions(), 2);
 }
 
 }  // namespace

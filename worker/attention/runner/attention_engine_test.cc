@@ -76,6 +76,17 @@ TEST_F(AttentionEngineTest, StatisticsSayWhetherMassOrBudgetEndedTheChoice) {
   EXPECT_EQ(stats().verticals_at_budget, 1.0);
 }
 
+// The sinks are kept whatever the budget says, and where a sequence has fewer tokens all of them.
+TEST_F(AttentionEngineTest, SinksTakePlaceBeyondTheBudget) {
+  patterns::AttentionOptions options = VerticalSlash();
+  options.sink_tokens = 7;
+  options.budget = {.vertical_mass = 1e-6, .slash_mass = 1e-6, .max_verticals = 2};
+  const auto verticals = [&] { return Run(options)[0].stats.layers.at(1).verticals; };
+  EXPECT_EQ(verticals(), 7.0);
+  options.sink_tokens = kTokens + 1;
+  EXPECT_EQ(verticals(), kTokens);
+}
+
 // Head 0 attends to few keys, the others to all alike.
 TEST_F(AttentionEngineTest, HeadsThatRecallLittleGetMoreOfTheBudget) {
   patterns::AttentionOptions options = VerticalSlash();

@@ -65,6 +65,16 @@ TEST_F(MeasureTest, AnUnknownMachineIsMeasuredByRankZeroOnce) {
   EXPECT_FALSE(measured.links[0].between_nodes);
   EXPECT_GT(measured.links[0].bytes_per_second, 0);
   EXPECT_GE(measured.links[0].latency_seconds, 0);
+  // A look that takes long is no hang.
+  const auto told = [&first](int rank, const char* phase) {
+    const auto& places = first[rank].places;
+    return std::find(places.begin(), places.end(), std::pair<uint64_t, std::string>(0, phase)) !=
+           places.end();
+  };
+  EXPECT_TRUE(told(0, "measuring links"));
+  EXPECT_TRUE(told(0, "measuring attention"));
+  EXPECT_TRUE(told(1, "measuring links"));
+  EXPECT_FALSE(told(1, "measuring attention"));
   // The same losses, bit for bit.
   EXPECT_EQ(Losses(first[0]), Losses(plain[0]));
 

@@ -11,9 +11,11 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_format.h"
 #include "base/testing/temp_dir.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "patterns/pattern.h"
 #include "worker/data/loader.h"
 #include "worker/trainer/steps/step_profiler.h"
 #include "worker/trainer/testing/attempt_in_process.h"
@@ -113,6 +115,38 @@ TEST_F(RunTest, AStepsRecordCountsWhatAllRanksDid) {
       // Before anything is learnt, all of 257 values are as likely.
       EXPECT_NEAR(host.steps[0].loss, std::log(257.0), 0.1);
       EXPECT_EQ(Losses(host), Losses(hosts_[0]));
+    }
+  }
+}
+
+// What `ringctl report` divides a step's time into.
+TEST_F(RunTest, ThePhasesOfAStepAreWhatItsTimeWentInto) {
+  for (const int context : {1, 2}) {
+    for (const auto pattern : {patterns::Pattern::kDense, patterns::Pattern::kVerticalSlash}) {
+      TrainingJob job = Job(context);
+      job.attention.pattern = pattern;
+      job.steps = 3;
+      job.checkpoint_directory =
+          Path(absl::StrFormat("%d-%s", context, patterns::DefinitionOf(pattern).name));
+      RunAnew(job);
+      for (const RecordingHost& host : hosts_) {
+        for (const StepRecord& step : host.steps) {
+          const PhaseSeconds& phases = step.phases;
+          EXPECT_GT(phases.data, 0);
+          EXPECT_GT(phases.attention_forward, 0);
+          EXPECT_GT(phases.attention_backward, 0);
+          EXPECT_GT(phases.linear, 0);
+          EXPECT_GT(phases.optimizer, 0);
+          EXPECT_TRUE(phases.index > 0 || pattern == patterns::Pattern::kDense);
+          EXPECT_EQ(phases.exposed_communication > 0, context > 1);
+          EXPECT_EQ(phases.exposed_exchange > 0, context > 1);
+          EXPECT_EQ(phases.exposed_offload, 0);
+          // What held it up before: saved after the second, evaluated before the first.
+          EXPECT_EQ(phases.checkpoint > 0, step.step == 3);
+          EXPECT_EQ(phases.evaluation > 0, step.step == 1);
+          EXPECT_GT(step.peak_memory_bytes, 1u << 20);
+        }
+      }
     }
   }
 }
@@ -312,6 +346,69 @@ TEST_F(RunTest, ATraceHoldsAsManyStepsAsWereAskedFor) {
   EXPECT_THAT(is_there, ElementsAre(false, false, false, true, true, true));
 }
 
+int Count(const std::string& text, const std::string& part) {
+  int count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+// `ringctl logs` shows it: once, whatever the number of ranks.
+TEST_F(RunTest, TheFirstRankAloneSaysWhatIsTrainedAndHowItGoes) {
+  TrainingJob job = Job(2);
+  job.steps = 3;
+  job.eval_every_steps = 2;
+  job.keep_last = 5;
+  ::testing::internal::CaptureStdout();
+  RunAnew(job);
+  std::string said = ::testing::internal::GetCapturedStdout();
+  for (const auto& [key, value] : std::vector<std::pair<std::string, std::string>>{
+           {"job", "tiny, attempt 1"},
+           {"sequence", absl::StrFormat("%d tokens", kTinySequence)},
+           {"a step", "2 sequences"},
+           {"packed documents", "not kept apart (data.document_mask: false)"},
+           {"a query may see", "causal"},
+           {"predicted", "the next token"},
+           {"ranks", "2 = 2 context x 1 data"},
+           {"ring", "2 inner x 1 outer, stripe 64"},
+           {"steps", "3, learning rate 0.003, warm-up 2"},
+           {"recompute", ""}}) {
+    const std::string row = value.empty() ? absl::StrFormat("| %-20s | ", key)
+                                          : absl::StrFormat("| %-20s | %-56s |\n", key, value);
+    EXPECT_EQ(Count(said, row), 1) << row << said;
+  }
+  EXPECT_EQ(Count(said, "| heads "), 0);
+  for (const StepRecord& step : hosts_[0].steps) {
+    EXPECT_EQ(Count(said, absl::StrFormat("step %5d/3  loss %.4f  norm %.3f  lr %.2e  ", step.step,
+                                          step.loss, step.gradient_norm, step.learning_rate)),
+              1)
+        << said;
+  }
+  EXPECT_EQ(Count(said, "SKIPPED"), 0);
+  for (const EvalRecord& eval : hosts_[0].evals) {
+    EXPECT_EQ(Count(said, absl::StrFormat("step %5d/3  held-out loss %.4f\n", eval.step,
+                                          eval.outcome.loss)),
+              1)
+        << said;
+  }
+
+  // An attempt that goes on where one ended says so.
+  job.steps = 4;
+  ::testing::internal::CaptureStdout();
+  RunAnew(job);
+  said = ::testing::internal::GetCapturedStdout();
+  const std::string last = job.checkpoint_directory + "/step-0000000003";
+  EXPECT_EQ(Count(said, "resuming from " + last + "\n"), 1) << said;
+  EXPECT_EQ(Count(said, "passed over"), 0);
+  std::filesystem::remove(last + "/shard-00001-of-00002.bin");
+  std::filesystem::remove_all(job.checkpoint_directory + "/step-0000000004");
+  job.steps = 5;
+  ::testing::internal::CaptureStdout();
+  RunAnew(job);
+  said = ::testing::internal::GetCapturedStdout();
+  EXPECT_EQ(Count(said, "passed over: "), 1) << said;
+  EXPECT_EQ(Count(said, "resuming from " + job.checkpoint_directory + "/step-0000000002\n"), 1);
+}
+
 TEST_F(RunTest, TheExportKeepsTheTokenizerThatWasThereAtTheStart) {
   TrainingJob job = Job(2);
   job.steps = 1;
@@ -358,6 +455,22 @@ TEST(StepProfilerTest, SaysNothingOfTracesThatNobodyAskedFor) {
   }
   const std::string said = ::testing::internal::GetCapturedStdout();
   EXPECT_EQ(said, "trace: " + dir.File("step-0000000002-rank-00003.json") + "\n");
+}
+
+// Whoever asks again has the steps so far, and then the others.
+TEST(StepProfilerTest, ATraceEndsWhereTheNextBeginsOrTrainingEnds) {
+  const TempDir dir;
+  ::testing::internal::CaptureStdout();
+  {
+    StepProfiler profiler(dir.path().string(), 0, false);
+    profiler.Start(1, 5);
+    profiler.StepDone(2);
+    profiler.Start(2, 5);
+    profiler.StepDone(3);
+  }
+  const std::string said = ::testing::internal::GetCapturedStdout();
+  EXPECT_EQ(said, "trace: " + dir.File("step-0000000002-rank-00000.json") +
+                      "\ntrace: " + dir.File("step-0000000003-rank-00000.json") + "\n");
 }
 
 }  // namespace

@@ -244,6 +244,27 @@ TEST_F(SamplesJobTest, ReportsSayWhatEachLengthVisited) {
   }
 }
 
+// By the power of two that a document fits; what fills a micro-batch up is none.
+TEST_F(SamplesJobTest, ReportsCountTheDocumentsOfEachLength) {
+  ASSERT_EQ(Run(Job(2, 2)), absl::OkStatus());
+  for (size_t step = 0; step < 3; ++step) {
+    const StepRecord& first = hosts_[0].steps.at(step);
+    uint64_t documents = 0, most_tokens = 0;
+    for (const size_t group : {0, 1}) {
+      const auto& lengths = hosts_[2 * group].steps.at(step).documents;
+      EXPECT_EQ(hosts_[2 * group + 1].steps.at(step).documents, lengths);
+      for (const auto& [tokens, count] : lengths) {
+        documents += count;
+        most_tokens += tokens * count;
+      }
+    }
+    EXPECT_EQ(documents, first.samples);
+    EXPECT_GE(most_tokens, first.tokens);
+    EXPECT_LT(most_tokens, 2 * first.tokens);
+    EXPECT_GT(first.padding_tokens, 0u);
+  }
+}
+
 // Two groups of two ranks: the one that was dealt more keeps less, the other more, and both see the
 // same whether backward recomputes or not.
 TEST_F(SamplesJobTest, GroupsComeToTheirAnchor) {

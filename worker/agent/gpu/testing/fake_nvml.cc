@@ -102,6 +102,18 @@ Return nvmlDeviceGetClockInfo(Device device, Clock clock, unsigned* megahertz) {
   return Give(__func__, device, megahertz, clock == kSmClock ? 1755 : 3201);
 }
 
+// Older drivers have these and no nvmlEventSetWait_v2.
+Return nvmlEventSetCreate(EventSet* events) {
+  *events = reinterpret_cast<EventSet>(uintptr_t{1});
+  return Answer(__func__);
+}
+Return nvmlEventSetFree(EventSet) {
+  return Answer(__func__);
+}
+Return nvmlDeviceRegisterEvents(Device, unsigned long long, EventSet) {
+  return Answer(__func__);
+}
+
 #ifndef FAKE_NVML_WITHOUT_OPTIONAL
 Return nvmlDeviceGetCurrentClocksThrottleReasons(Device device, unsigned long long* bits) {
   return Give(__func__, device, bits, kPowerCap);
@@ -114,16 +126,6 @@ Return nvmlDeviceGetRemappedRows(Device device, unsigned* corrected, unsigned* u
                                  unsigned* pending, unsigned* failed) {
   *corrected = *uncorrected = *pending = 0;
   return Give(__func__, device, failed, Fact(Of("remap_failed", device)));
-}
-Return nvmlEventSetCreate(EventSet* events) {
-  *events = reinterpret_cast<EventSet>(uintptr_t{1});
-  return Answer(__func__);
-}
-Return nvmlEventSetFree(EventSet) {
-  return Answer(__func__);
-}
-Return nvmlDeviceRegisterEvents(Device, unsigned long long, EventSet) {
-  return Answer(__func__);
 }
 Return nvmlEventSetWait_v2(EventSet, EventData* event, unsigned milliseconds) {
   const Return result = Answer(__func__);

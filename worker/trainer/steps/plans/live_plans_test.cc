@@ -211,6 +211,12 @@ TEST_F(LivePlansTest, WhatAPatternWouldChooseAnewIsRefusedByAllRanks) {
     EXPECT_THAT(Versions(host), Each(1));
     EXPECT_THAT(host.places, Not(Contains(Pair(kChanged, "changing the layout"))));
   }
+  // Nor does an attempt begin with it, or another one after that.
+  static_cast<PlanShape&>(job.plan) = by_documents;
+  std::vector<RecordingHost> hosts(job.world_size);
+  for (const auto& outcome : testing::RunRanks(job, hosts)) {
+    EXPECT_EQ(outcome.status().code(), absl::StatusCode::kInvalidArgument) << outcome.status();
+  }
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_split.h"
 #include "base/testing/temp_dir.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -13,6 +14,8 @@ namespace {
 
 using ::testing::ElementsAre;
 using testing::RecordingHost;
+using ::testing::SizeIs;
+using ::testing::StartsWith;
 
 class PlansTest : public ::testing::Test {
  protected:
@@ -88,6 +91,28 @@ TEST_F(PlansTest, ARefusedOneLeavesTheLastInForce) {
   for (size_t i = 0; i < wrong.size(); ++i) {
     EXPECT_THAT(Run({wrong[i]}), ElementsAre(1, 1, 1, 1, 1, 1)) << i;
   }
+}
+
+// In the job's log, where whoever changed the job looks: once, whatever the number of ranks.
+TEST_F(PlansTest, WhyOneIsRefusedIsSaidOnce) {
+  job_ = testing::TinyTrainingJob(directory_.path().string(), 2);
+  job_.steps = 3;
+  Plan wrong = Next(2);
+  wrong.ring.inner = 4;
+  hosts_ = std::vector<RecordingHost>(job_.world_size);
+  for (RecordingHost& host : hosts_) host.plans["wrong"] = wrong;
+  hosts_[0].on_step = [](RecordingHost& host, const StepRecord& record) {
+    host.plan_bytes = record.step == 1 ? "nonsense" : record.step == 2 ? "wrong" : "";
+  };
+  ::testing::internal::CaptureStdout();
+  for (const auto& outcome : testing::RunRanks(job_, hosts_)) {
+    EXPECT_TRUE(outcome.ok()) << outcome.status();
+  }
+  const std::string said = ::testing::internal::GetCapturedStdout();
+  const std::vector<std::string> parts = absl::StrSplit(said, "refused a plan: ");
+  ASSERT_THAT(parts, SizeIs(3)) << said;
+  EXPECT_THAT(parts[1], StartsWith("no plan: nonsense\n"));
+  EXPECT_THAT(parts[2], StartsWith("plan 2: "));
 }
 
 class ChosenTilesTest : public PlansTest {
