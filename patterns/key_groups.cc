@@ -244,6 +244,8 @@ extern constinit const PatternDefinition kKeyGroupsDefinition = {
     .index_memory = MemoryOf,
     .set_density = SetDensity,
     .pair_operations = PairOperations,
+    .backward_factor = 2.2,  // gradients of groups are added in memory: 41 ms a layer of 131,072
+                             // tokens and 16 heads of 128 on an H200 at 5 %
     .repeats_on_gpus = false,
     .reads_kv_heads_queries = true,
     .page =

@@ -118,6 +118,9 @@ struct PatternDefinition {
   // operations of tensor cores in bf16, or as many as take the time. Null: next to none, for it
   // goes by fewer pairs than a tile has.
   double (*pair_operations)(const AttentionOptions& options, int64_t head_dim) = nullptr;
+  // What a visited tile takes in backward, over one that is visited whole by itself: what plans
+  // reckon with until it is measured.
+  double backward_factor = 1;
   // Whether GPUs can add up its sums in the same order every time.
   bool repeats_on_gpus = true;
   // Whether a head's choice reads the queries of all heads with the same KV head.

@@ -61,11 +61,19 @@ double LinearOperations(const v1::JobSpec& spec, const model::ModelConfig& model
   return spec.resources().engine() == v1::ResourcesSpec::CUDA ? operations / 1.43 : operations * 2;
 }
 
-double PairOperations(const v1::JobSpec& spec, double head_dim) {
+struct PatternCosts {
+  double pair_operations = 0, backward_factor = 1;
+};
+
+PatternCosts CostsOf(const v1::JobSpec& spec, double head_dim) {
   const auto attention = jobspec::AttentionOptionsOf(spec.attention());
-  if (!attention.ok()) return 0;  // MakePlan() refuses them
-  const auto operations = patterns::DefinitionOf(attention->pattern).pair_operations;
-  return operations == nullptr ? 0 : operations(*attention, static_cast<int64_t>(head_dim));
+  if (!attention.ok()) return {};  // MakePlan() refuses them
+  const patterns::PatternDefinition& pattern = patterns::DefinitionOf(attention->pattern);
+  PatternCosts costs = {.backward_factor = pattern.backward_factor};
+  if (pattern.pair_operations != nullptr) {
+    costs.pair_operations = pattern.pair_operations(*attention, static_cast<int64_t>(head_dim));
+  }
+  return costs;
 }
 
 std::array<NonNegativeRegression, kPhases> Priors(const v1::JobSpec& spec,
@@ -81,13 +89,15 @@ std::array<NonNegativeRegression, kPhases> Priors(const v1::JobSpec& spec,
   const double forward_flops = 4 * tile * tile * d;
   const double row_seconds = 8 * d / rates.memory_bytes;
   const double call = rates.seconds_per_call;
+  const PatternCosts costs = CostsOf(spec, d);
+  const double backward_seconds =
+      2.5 * costs.backward_factor * forward_flops / rates.attention_backward_flops;
   return {
       NonNegativeRegression(
           Vector{forward_flops / rates.attention_forward_flops, row_seconds, 0, call}),
+      NonNegativeRegression(Vector{backward_seconds, 2 * row_seconds, 0, call}),
       NonNegativeRegression(
-          Vector{2.5 * forward_flops / rates.attention_backward_flops, 2 * row_seconds, 0, call}),
-      NonNegativeRegression(
-          Vector{tile * tile * PairOperations(spec, d) / rates.attention_forward_flops, row_seconds,
+          Vector{tile * tile * costs.pair_operations / rates.attention_forward_flops, row_seconds,
                  0, call}),
       NonNegativeRegression(
           Vector{0, LinearOperations(spec, model, cluster) * weights / layers / rates.linear_flops,
