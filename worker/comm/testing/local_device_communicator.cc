@@ -142,8 +142,8 @@ class LocalDeviceCommunicator : public DeviceCommunicator {
   absl::StatusOr<std::shared_ptr<void>> Allocate(size_t bytes, std::span<const Channel>) override {
     void* data = nullptr;
     RETURN_IF_ERROR(CudaStatus(cudaMalloc(&data, bytes), "memory"));
-    // NaN in every floating format, so that what is read and nobody wrote shows. No stream of a rank
-    // waits for the one that this is enqueued on.
+    // NaN in every floating format, so that what is read and nobody wrote shows. No stream of a
+    // rank waits for the one that this is enqueued on.
     RETURN_IF_ERROR(CudaStatus(cudaMemset(data, 0xff, bytes), "memory"));
     RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(nullptr), "memory"));
     *allocated_ += bytes;
