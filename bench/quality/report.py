@@ -130,7 +130,8 @@ def repeated(results):
         seeds, task = len(results.runs(job, "after")), results.worst_task(job, "after")
         if seeds > 1 and task is not None:
             error = results.standard_error(job, "after", task)
-            lines.append(f"{job['pattern']} of {job['asked_density']:.0%} after these steps is the mean of {seeds} seeds, each "
+            of = job["pattern"] + ("" if job["asked_density"] is None else f" of {job['asked_density']:.0%}")
+            lines.append(f"{of} after these steps is the mean of {seeds} seeds, each "
                          f"beside dense attention's with the same: {100 * results.share(job, 'after', task):.1f} ± "
                          f"{100 * error:.1f} % of {task}, the least, of which "
                          f"{results.dense_answers('after', task)['asked']} answers are asked each time.")
