@@ -28,7 +28,11 @@ inline constexpr int kBlockQueries = kBlockRuns * kRun;
 inline constexpr int kConsumers = 4;  // warpgroups
 inline constexpr int kConsumerThreads = kConsumers * ptx::kWarpgroupThreads;
 inline constexpr int kBlockThreads = kConsumerThreads + 32;  // and a warp that loads
-inline constexpr int kStages = 3;
+// Warpgroups take two or four turns at the tiles where there are few runs. With a multiple of that
+// a stage is always the same ones': whoever waits for a parity has seen all phases before it, of
+// which every second one has the same.
+inline constexpr int kStages = 4;
+static_assert(kStages % kConsumers == 0);
 inline constexpr int kNoQuery = INT_MAX;  // sees every key, and its sums are dropped
 
 struct EstimateParams {

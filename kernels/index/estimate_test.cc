@@ -74,6 +74,10 @@ TEST_F(IndexTest, EstimateMatchesDouble) {
       {4096, 6, 2, 128, Last(4096, 64), 64, std::vector<int64_t>(64, 4000)},
       {4096, 3, 1, 64, Spread(4096, 256, 64), 128,
        StartsOf(Spread(4096, 256, 64), {0, 1000, 2047, 4033})},
+      // One and two runs of queries, which warpgroups multiply in turns, with many tiles a block.
+      {131072, 2, 2, 64, Last(131072, 64)},
+      {131072, 4, 2, 64, Last(131072, 64)},
+      {131072, 4, 2, 64, Spread(131072, 64, 1)},
   };
   for (const Case& c : cases) {
     if (SmallShapes() && c.tokens > 1000) continue;
