@@ -14,13 +14,16 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "ringleader/v1/worker_control.grpc.pb.h"
 #include "tests/support/coordinator_process.h"
 
 namespace ringleader::testing {
@@ -193,6 +196,52 @@ TEST_F(WorkerProcessTest, TakesNoTimeOfTheCoresWhileNothingRuns) {
   const absl::Duration before = used();
   absl::SleepFor(absl::Seconds(1));
   EXPECT_LT(used() - before, absl::Milliseconds(250));
+}
+
+// Takes no sessions, and reports of deaths only from the second on.
+class BusyCoordinator : public v1::WorkerControl::Service {
+ public:
+  BusyCoordinator() {
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+  }
+  ~BusyCoordinator() override { server_->Shutdown(std::chrono::system_clock::now()); }
+
+  grpc::Status Session(
+      grpc::ServerContext*,
+      grpc::ServerReaderWriter<v1::CoordinatorMessage, v1::WorkerMessage>*) override {
+    return {grpc::UNAVAILABLE, "busy"};
+  }
+  grpc::Status ReportDeath(grpc::ServerContext*, const v1::ReportDeathRequest* request,
+                           v1::ReportDeathResponse*) override {
+    absl::MutexLock lock(&mutex_);
+    reports_.push_back(request->node());
+    return reports_.size() == 1 ? grpc::Status(grpc::UNAVAILABLE, "busy") : grpc::Status::OK;
+  }
+  std::string address() const { return absl::StrCat("127.0.0.1:", port_); }
+  std::vector<std::string> reports() {
+    absl::MutexLock lock(&mutex_);
+    return reports_;
+  }
+
+ private:
+  int port_ = 0;
+  absl::Mutex mutex_;
+  std::vector<std::string> reports_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<grpc::Server> server_;
+};
+
+TEST_F(WorkerProcessTest, ItsDeathIsReportedUntilSomebodyHearsOfIt) {
+  BusyCoordinator busy;
+  Process worker = Start({{"--coordinator", busy.address()}});
+  ASSERT_TRUE(Eventually([&] {
+    return worker.Log().find("no session with the coordinator") != std::string::npos;
+  })) << worker.Log();
+  worker.Signal(SIGKILL);
+  EXPECT_TRUE(Eventually([&] { return busy.reports().size() == 2; }));
+  EXPECT_THAT(busy.reports(), ::testing::Each("nodes/n1"));
 }
 
 // What docs/operations.md and the units of deploy/ count on.

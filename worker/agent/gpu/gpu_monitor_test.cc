@@ -83,12 +83,16 @@ TEST(NvmlTest, GivesBackWhatItTookOfTheDriver) {
   const absl::Cleanup close = [library] { dlclose(library); };
   const auto in_use = reinterpret_cast<int (*)()>(dlsym(library, "FakeNvmlInUse"));
   ASSERT_NE(in_use, nullptr);
-  ASSERT_EQ(in_use(), 0);
+  const auto none = [&] { return in_use() == 0; };
+  ASSERT_TRUE(Eventually(none));
   EXPECT_EQ(Nvml::Open(FAKE_NVML).status(), absl::OkStatus());
   EXPECT_EQ(in_use(), 0);
   driver.Say("gpus 2\nfail nvmlDeviceGetUUID 3");
   EXPECT_FALSE(Nvml::Open(FAKE_NVML).ok());
   EXPECT_EQ(in_use(), 0);
+  driver.Say("gpus 2");
+  EXPECT_EQ(GpuMonitor(With(FAKE_NVML)).List(kPatience).size(), 2u);
+  EXPECT_TRUE(Eventually(none));
   // A set of events of no GPU is of no use to anybody.
   driver.Say("gpus 2\nfail nvmlDeviceRegisterEvents 3");
   const auto deaf = Nvml::Open(FAKE_NVML);

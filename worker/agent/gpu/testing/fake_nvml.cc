@@ -12,6 +12,7 @@
 // FakeNvmlInUse() says what its callers have not given back.
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -55,7 +56,7 @@ Return Give(const char* function, Device device, Out* out, Value value) {
 }
 
 bool xid_told = false;
-int initialized = 0, event_sets = 0;
+std::atomic<int> initialized = 0, event_sets = 0;
 
 }  // namespace
 
