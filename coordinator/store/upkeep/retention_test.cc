@@ -121,6 +121,19 @@ TEST_F(RetentionTest, AJobThatRunsAgainByNowKeepsEverything) {
   EXPECT_EQ(Record("a"), "1 1 1 1");
 }
 
+TEST_F(RetentionTest, AJobThatIsGoneByNowHoldsNothingUp) {
+  const absl::Duration day = absl::Hours(24);
+  AddJob("a", v1::Job::CANCELLED, day * 400);
+  AddJob("b", v1::Job::SUCCEEDED, day * 400);
+  BusyStore busy(store_.get(),
+                 [&] { Write([](WriteTransaction& t) { return t.DeleteJob("a"); }); });
+  const absl::StatusOr<int> touched =
+      DeleteOld(busy, clock_.Now(), {.events = day * 30, .jobs = day * 365});
+  ASSERT_TRUE(touched.ok()) << touched.status();
+  EXPECT_EQ(*touched, 1);
+  EXPECT_EQ(Record("b"), "-");
+}
+
 // A cluster may have so many ranks, ring steps and layers: the record of a step stays small, and
 // that of many steps does not hold every layer of each.
 TEST_F(RetentionTest, ARecordGrowsWithWhatUsersRead) {
