@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -89,6 +90,17 @@ TEST(InventoryTest, CountsWhatIsThere) {
   ASSERT_EQ(sched_getaffinity(0, sizeof(cores), &cores), 0);
   EXPECT_EQ(inventory.cpu_cores(), CPU_COUNT(&cores));
   EXPECT_GT(inventory.memory_bytes(), 0);
+}
+
+// Whoever starts the worker may leave it some of the machine's.
+TEST(InventoryTest, CountsTheCoresThatItMayUse) {
+  std::thread([] {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+    EXPECT_EQ(TakeInventory({}).cpu_cores(), 1);
+  }).join();
 }
 
 TEST(InventoryTest, FacesACoordinatorOnThisMachineThroughLoopback) {
