@@ -171,6 +171,19 @@ TEST(TrainingMemoryTest, RefusesWithTheArithmetic) {
   EXPECT_FALSE(PlanTraining(Config(), Shape(1 << 20), {}, {.device = 132 * kGiB}).ok());
 }
 
+// It has nobody to share its parameters with.
+TEST(TrainingMemoryTest, OneRankNeedsItsWholeModel) {
+  TrainingShape shape = Shape(4096);
+  shape.ranks = 1;
+  const TrainingMemory needed =
+      EstimateMemory(Config(), shape, {.recompute = Recompute::kFull}, kWhole);
+  const MemoryWishes wishes = {.offload = Offload::kNone};
+  EXPECT_TRUE(PlanTraining(Config(), shape, wishes, {.device = needed.total()}).ok());
+  const auto plan = PlanTraining(Config(), shape, wishes, {.device = needed.total() - 1});
+  EXPECT_THAT(std::string(plan.status().message()),
+              HasSubstr("a trainer needs " + DescribeMemory(needed)));
+}
+
 // One rank of four on a node, with what 132 GiB hold no policy of.
 TrainingShape LongShape() {
   TrainingShape shape = Shape(524288);

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "absl/strings/match.h"
 #include "model_shape/parameter_layout.h"
 #include "model_shape/rope_frequencies.h"
 
@@ -202,6 +203,30 @@ TEST(ParameterLayoutTest, ShardsCoverTheBufferAndGroupsTouch) {
   for (const int ranks : {1, 2, 3, 7, 64}) {
     EXPECT_GE(layout.PaddedElements(ranks), layout.elements);
     EXPECT_EQ(layout.ShardElements(ranks) % ParameterLayout::kAlignment, 0);
+  }
+}
+
+// Biases are groups of their own, whatever the elements of the matrices before them.
+TEST(ParameterLayoutTest, EveryGroupStartsAligned) {
+  ModelConfig config;
+  config.vocab_size = 7;
+  config.hidden_size = 6;
+  config.intermediate_size = 5;
+  config.layers = 2;
+  config.heads = 3;
+  config.kv_heads = 1;
+  config.head_dim = 2;
+  config.qkv_bias = config.attention_output_bias = config.mlp_bias = true;
+  const ParameterLayout layout = MakeParameterLayout(config);
+  ASSERT_EQ(layout.slots.size(), 1u + 2 * 16 + 2);
+  int64_t end = 0;
+  for (const ParameterSlot& slot : layout.slots) {
+    const bool goes_on = absl::StrContains(slot.name, "k_proj") ||
+                         absl::StrContains(slot.name, "v_proj") ||
+                         absl::StrContains(slot.name, "up_proj");
+    constexpr int64_t kAlign = ParameterLayout::kAlignment;
+    EXPECT_EQ(slot.offset, goes_on ? end : (end + kAlign - 1) / kAlign * kAlign) << slot.name;
+    end = slot.offset + slot.elements;
   }
 }
 

@@ -14,13 +14,17 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "ringleader/v1/worker_control.grpc.pb.h"
 #include "tests/support/coordinator_process.h"
 
 namespace ringleader::testing {
@@ -102,6 +106,19 @@ TEST_F(WorkerProcessTest, AGpuWithUncorrectableErrorsTakesNoTrainers) {
   ASSERT_TRUE(Eventually([&] { return has_trainers(0); })) << worker.Log();
   EXPECT_EQ(node.state(), v1::Node::DRAINED);
   EXPECT_THAT(node.state_reason(), HasSubstr("GPU-fake-0 takes no trainers: XID 95"));
+}
+
+TEST_F(WorkerProcessTest, OffersTheGpusThatCudaWouldSee) {
+  std::ofstream(coordinator_.File("facts")) << "gpus 3\n";
+  setenv("RINGLEADER_FAKE_NVML", coordinator_.File("facts").c_str(), 1);
+  setenv("LD_LIBRARY_PATH", FAKE_DRIVER_FOLDER, 1);
+  setenv("CUDA_VISIBLE_DEVICES", "2,0", 1);
+  Process worker = Start({{"--coordinator", coordinator_.address()}});
+  unsetenv("CUDA_VISIBLE_DEVICES");
+  unsetenv("LD_LIBRARY_PATH");
+  unsetenv("RINGLEADER_FAKE_NVML");
+  EXPECT_TRUE(Eventually([&] { return worker.Log().find(" 2 GPUs;") != std::string::npos; }))
+      << worker.Log();
 }
 
 TEST_F(WorkerProcessTest, OpensAsManyFilesAsTheSystemLetsIt) {
@@ -193,6 +210,57 @@ TEST_F(WorkerProcessTest, TakesNoTimeOfTheCoresWhileNothingRuns) {
   const absl::Duration before = used();
   absl::SleepFor(absl::Seconds(1));
   EXPECT_LT(used() - before, absl::Milliseconds(250));
+}
+
+// Takes no sessions, and reports of deaths only from the fourth on.
+class BusyCoordinator : public v1::WorkerControl::Service {
+ public:
+  BusyCoordinator() {
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+  }
+  ~BusyCoordinator() override { server_->Shutdown(std::chrono::system_clock::now()); }
+
+  grpc::Status Session(
+      grpc::ServerContext*,
+      grpc::ServerReaderWriter<v1::CoordinatorMessage, v1::WorkerMessage>*) override {
+    return {grpc::UNAVAILABLE, "busy"};
+  }
+  grpc::Status ReportDeath(grpc::ServerContext*, const v1::ReportDeathRequest* request,
+                           v1::ReportDeathResponse*) override {
+    absl::MutexLock lock(&mutex_);
+    reports_.emplace_back(request->node(), absl::Now());
+    return reports_.size() < 4 ? grpc::Status(grpc::UNAVAILABLE, "busy") : grpc::Status::OK;
+  }
+  std::string address() const { return absl::StrCat("127.0.0.1:", port_); }
+  // Of which node, and when.
+  std::vector<std::pair<std::string, absl::Time>> reports() {
+    absl::MutexLock lock(&mutex_);
+    return reports_;
+  }
+
+ private:
+  int port_ = 0;
+  absl::Mutex mutex_;
+  std::vector<std::pair<std::string, absl::Time>> reports_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<grpc::Server> server_;
+};
+
+TEST_F(WorkerProcessTest, ItsDeathIsReportedUntilSomebodyHearsOfIt) {
+  BusyCoordinator busy;
+  Process worker = Start({{"--coordinator", busy.address()}});
+  ASSERT_TRUE(Eventually([&] {
+    return worker.Log().find("no session with the coordinator") != std::string::npos;
+  })) << worker.Log();
+  worker.Signal(SIGKILL);
+  ASSERT_TRUE(Eventually([&] { return busy.reports().size() == 4; }));
+  const auto reports = busy.reports();
+  EXPECT_THAT(reports, ::testing::Each(::testing::Field(&std::pair<std::string, absl::Time>::first,
+                                                        "nodes/n1")));
+  // Later each time: many witnesses may have the same coordinator to wait for.
+  EXPECT_GT(reports[3].second - reports[0].second, absl::Milliseconds(100));
 }
 
 // What docs/operations.md and the units of deploy/ count on.

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <prometheus/registry.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <fstream>
@@ -172,7 +173,8 @@ class WorkerTest : public ::testing::Test {
                           .cores = 4,
                           .gpus = {"GPU-a", "GPU-b"},
                           .listen_host = "10.0.0.7",
-                          .tls = {}};
+                          .tls = {},
+                          .run_as = run_as_};
     options.drain_timeout = absl::Seconds(20);
     options.gpu_faults = [this] {
       absl::MutexLock lock(&mutex_);
@@ -241,6 +243,7 @@ class WorkerTest : public ::testing::Test {
   prometheus::Registry registry_;
   WorkerMetrics metrics_{registry_};
   std::string socket_;
+  RunAs run_as_;
   absl::Mutex mutex_;
   std::map<std::string, std::string> faults_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Worker> worker_;
@@ -280,6 +283,20 @@ TEST_F(WorkerTest, SaysAllThatItIsAndWhatItRuns) {
   EXPECT_TRUE(Becomes([&] { return coordinator_.Received(IsExit).size() == 2; }));
   EXPECT_TRUE(Becomes([&] { return Metric("trainers") == 0; }));
   EXPECT_EQ(Leave(), absl::OkStatus());
+}
+
+TEST_F(WorkerTest, TrainersOfOtherUsersReachItsSocket) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root";
+  const auto modes = [this] {
+    struct stat folder {
+    }, socket{};
+    stat(dir_.File("data").c_str(), &folder);
+    stat(socket_.c_str(), &socket);
+    return absl::StrFormat("%o %o", folder.st_mode & 0001, socket.st_mode & 0006);
+  };
+  run_as_ = RunAs::Parse({"nobody"}).value();
+  Start();
+  EXPECT_EQ(modes(), "1 6");
 }
 
 TEST_F(WorkerTest, CarriesWordBetweenATrainerAndTheCoordinator) {

@@ -295,6 +295,17 @@ TEST_F(CheckpointTest, AnotherModelOrVersionIsAnErrorNotASilentFreshStart) {
   EXPECT_EQ(find_status_.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(find_status_.message()),
               AllOf(HasSubstr("another model"), HasSubstr("norm.weight")));
+  for (const bool fewer : {true, false}) {
+    other = Layout();
+    if (fewer) {
+      other.slots.pop_back();
+    } else {
+      other.slots.push_back({.name = "more.bias", .shape = {5}, .offset = 24, .elements = 5});
+    }
+    EXPECT_FALSE(Find(other).has_value());
+    EXPECT_THAT(std::string(find_status_.message()),
+                HasSubstr(absl::StrFormat("it has 2 parameters, the model %d", fewer ? 1 : 3)));
+  }
 
   // A newer version's manifest carries its checksum at the same place.
   nlohmann::json manifest =

@@ -77,6 +77,9 @@ TEST_F(DataTest, ManyShardsReadAsOneStream) {
   EXPECT_GT(folder->manifest().shards.size(), 4u);
   EXPECT_EQ(TextOf(*folder), expected);
   EXPECT_EQ(folder->DocumentStarts(0, folder->tokens()), starts);
+  // A range lies in some of the shards, and knows nothing of those before and behind it.
+  const auto begin = starts.begin() + 15, end = starts.begin() + 20;
+  EXPECT_EQ(folder->DocumentStarts(*begin - 1, *end), std::vector<uint64_t>(begin, end));
 }
 
 TEST_F(DataTest, AShardIsAFileOfItsFolder) {

@@ -249,7 +249,7 @@ TEST(MergeStepsTest, FieldByField) {
          phases { data: 1 index: 1 attention_forward: 2 linear: 1 optimizer: 2 }
          peak_memory_bytes: 10 plan_version: 2 time { seconds: 100 } samples: 6 micro_batches: 4
          padding_tokens: 30 dealt_imbalance: 1.25 overlong_documents: 1 overlong_tokens: 70
-         group_micro_batches: 2 group_tokens: 300 rank_tokens: 100
+         group: 1 group_micro_batches: 2 group_tokens: 300 rank_tokens: 100
          lengths { tokens: 64 micro_batches: 1 visited_tiles: 5 causal_tiles: 10 }
          documents { tokens: 64 count: 2 } head_bytes: 5 ring_bytes: 7 whole_ring_bytes: 9
          layers { layer: 1 density: 0.25 verticals: 4 slashes: 2 recall: 0.5
@@ -258,14 +258,14 @@ TEST(MergeStepsTest, FieldByField) {
       R"(step: 3 rank: 1 loss: 2.5 gradient_norm: 1.5 learning_rate: 0.125 tokens: 600 step_seconds: 4
          phases { data: 2 attention_forward: 1 attention_backward: 1 linear: 1 }
          peak_memory_bytes: 30 skipped: true plan_version: 2 time { seconds: 102 }
-         group_micro_batches: 5 group_tokens: 400 documents { tokens: 64 count: 3 }
+         group: 1 group_micro_batches: 5 group_tokens: 400 documents { tokens: 64 count: 3 }
          head_bytes: 8 ring_bytes: 1 whole_ring_bytes: 2
          layers { layer: 1 density: 0.5 verticals: 2 slashes: 1 recall: -1
                   tiles_per_ring_step: [2, 2] column_tiles: 4 verticals_at_budget: 0.25
                   slashes_at_budget: 0.5 balanced: 2 })",
       R"(step: 3 rank: 2 loss: 2.5 gradient_norm: 1.5 learning_rate: 0.125 tokens: 600 step_seconds: 2
          phases { attention_forward: 1 linear: 11 } peak_memory_bytes: 20 plan_version: 2
-         time { seconds: 101 } group: 1 group_micro_batches: 3 group_tokens: 350 rank_tokens: 1000
+         time { seconds: 101 } group_micro_batches: 3 group_tokens: 350 rank_tokens: 1000
          lengths { tokens: 128 micro_batches: 1 visited_tiles: 1 causal_tiles: 1 }
          lengths { tokens: 64 micro_batches: 2 visited_tiles: 6 causal_tiles: 20 }
          documents { tokens: 128 count: 1 } head_bytes: 3 ring_bytes: 4 whole_ring_bytes: 8
@@ -275,7 +275,7 @@ TEST(MergeStepsTest, FieldByField) {
   for (int rank = 0; rank < 3; ++rank) {
     ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(texts[rank], &reports[rank]));
   }
-  // A tile takes an eighth of a second on ranks 0 and 2, a fourth on rank 1. In group 0's two ring
+  // A tile takes an eighth of a second on ranks 0 and 2, a fourth on rank 1. In group 1's two ring
   // steps the slower rank takes 0.75 and 0.5 s where the mean is 0.625 and 0.375.
   EXPECT_THAT(MergeSteps(reports), EqualsText(R"(
     step: 3 rank: -1 loss: 2.5 gradient_norm: 1.5 learning_rate: 0.125 tokens: 600 step_seconds: 4

@@ -112,13 +112,30 @@ TEST_F(RetentionTest, ReportsGoFirstThenTheJob) {
 TEST_F(RetentionTest, AJobThatRunsAgainByNowKeepsEverything) {
   const absl::Duration day = absl::Hours(24);
   AddJob("a", v1::Job::CANCELLED, day * 400);
+  AddJob("b", v1::Job::CANCELLED, day * 400);
   // The list of jobs that were cancelled is the first.
   BusyStore busy(store_.get(), [&] {
     Write([](WriteTransaction& t) { return t.DeleteJob("a"); });
     AddJob("a", v1::Job::RUNNING, absl::ZeroDuration());
+    Write([](WriteTransaction& t) { return t.DeleteJob("b"); });
+    AddJob("b", v1::Job::FAILED, day);  // it ran again, and ended
   });
   EXPECT_EQ(*DeleteOld(busy, clock_.Now(), {.events = day * 30, .jobs = day * 365}), 0);
   EXPECT_EQ(Record("a"), "1 1 1 1");
+  EXPECT_EQ(Record("b"), "1 1 1 1");
+}
+
+TEST_F(RetentionTest, AJobThatIsGoneByNowHoldsNothingUp) {
+  const absl::Duration day = absl::Hours(24);
+  AddJob("a", v1::Job::CANCELLED, day * 400);
+  AddJob("b", v1::Job::SUCCEEDED, day * 400);
+  BusyStore busy(store_.get(),
+                 [&] { Write([](WriteTransaction& t) { return t.DeleteJob("a"); }); });
+  const absl::StatusOr<int> touched =
+      DeleteOld(busy, clock_.Now(), {.events = day * 30, .jobs = day * 365});
+  ASSERT_TRUE(touched.ok()) << touched.status();
+  EXPECT_EQ(*touched, 1);
+  EXPECT_EQ(Record("b"), "-");
 }
 
 // A cluster may have so many ranks, ring steps and layers: the record of a step stays small, and

@@ -1,6 +1,7 @@
 // GPUs through NVML, with a library of the tests in the driver's place.
 #include "worker/agent/gpu/gpu_monitor.h"
 
+#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <prometheus/registry.h>
@@ -11,6 +12,7 @@
 #include <sstream>
 #include <string>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -72,6 +74,30 @@ TEST(NvmlTest, NamesTheFunctionThatIsMissingOrFails) {
     EXPECT_TRUE(absl::IsUnavailable(failed)) << failed;
     EXPECT_EQ(failed.message(), absl::StrCat(function, ": Not Supported"));
   }
+}
+
+TEST(NvmlTest, GivesBackWhatItTookOfTheDriver) {
+  FakeDriver driver("gpus 2");
+  void* const library = dlopen(FAKE_NVML, RTLD_NOW | RTLD_LOCAL);
+  ASSERT_NE(library, nullptr) << dlerror();
+  const absl::Cleanup close = [library] { dlclose(library); };
+  const auto in_use = reinterpret_cast<int (*)()>(dlsym(library, "FakeNvmlInUse"));
+  ASSERT_NE(in_use, nullptr);
+  const auto none = [&] { return in_use() == 0; };
+  ASSERT_TRUE(Eventually(none));
+  EXPECT_EQ(Nvml::Open(FAKE_NVML).status(), absl::OkStatus());
+  EXPECT_EQ(in_use(), 0);
+  driver.Say("gpus 2\nfail nvmlDeviceGetUUID 3");
+  EXPECT_FALSE(Nvml::Open(FAKE_NVML).ok());
+  EXPECT_EQ(in_use(), 0);
+  driver.Say("gpus 2");
+  EXPECT_EQ(GpuMonitor(With(FAKE_NVML)).List(kPatience).size(), 2u);
+  EXPECT_TRUE(Eventually(none));
+  // A set of events of no GPU is of no use to anybody.
+  driver.Say("gpus 2\nfail nvmlDeviceRegisterEvents 3");
+  const auto deaf = Nvml::Open(FAKE_NVML);
+  ASSERT_TRUE(deaf.ok()) << deaf.status();
+  EXPECT_EQ(in_use(), 10);
 }
 
 TEST(GpuMonitorTest, ListsAndSamplesGpus) {

@@ -223,6 +223,26 @@ TEST_F(CoordinatorLinkTest, ASessionThatTheCoordinatorEndsIsMadeAgainAtOnce) {
   EXPECT_TRUE(Eventually([&] { return coordinator.sessions() >= 4; }));
 }
 
+// However long ago the last word of the one before it was: longer than the lease here.
+TEST_F(CoordinatorLinkTest, TheSilenceOfASessionCountsFromItsStart) {
+  FakeCoordinator coordinator(kProtocolVersion);
+  coordinator.set_lease_milliseconds(30);
+  coordinator.EndSoon(1);
+  buffer_.Push(v1::WorkerMessage());
+  CoordinatorLink* its_link = nullptr;
+  CoordinatorLink link(coordinator.Channel(), &buffer_,
+                       {.hello =
+                            [&] {
+                              its_link->CheckLease();
+                              return v1::WorkerHello();
+                            },
+                        .on_welcome = [] {},
+                        .on_command = [](v1::Command) {}});
+  its_link = &link;
+  link.Start();
+  EXPECT_TRUE(Eventually([&] { return link.sessions() >= 2; }));
+}
+
 TEST_F(CoordinatorLinkTest, AWorkerThatIsRefusedForTheMomentTriesAgain) {
   const FakeCoordinator coordinator(kProtocolVersion, 0,
                                     {grpc::ALREADY_EXISTS, "another is there"});

@@ -111,5 +111,16 @@ TEST_F(GpuFaultsTest, WhatRunsThereGoesOnAndTheSlotIsBackAfterAReset) {
   EXPECT_EQ(GpuOf(8, 0, "second"), "GPU-b");
 }
 
+class MoreSlotsThanGpusTest : public testing::SupervisedTest {
+ protected:
+  MoreSlotsThanGpusTest() : SupervisedTest({"GPU-a"}) {}
+};
+
+TEST_F(MoreSlotsThanGpusTest, ASlotWithoutAGpuIsNeverOutOfOrder) {
+  supervisor_.SetFaults({{"GPU-a", "XID 79"}});
+  EXPECT_TRUE(Do(StartOf(7, 1)).accepted());
+  EXPECT_GT(PidOf(7, 0), 0);
+}
+
 }  // namespace
 }  // namespace ringleader::agent

@@ -1,11 +1,16 @@
 // Protocol versions, leases and slots of the trainers that a worker starts.
 #include "worker/agent/trainers/supervisor.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
+#include <poll.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <filesystem>
+#include <memory>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/synchronization/notification.h"
 #include "base/boot_clock.h"
 #include "base/process/time_limit.h"
@@ -113,6 +118,32 @@ TEST_F(SupervisorTest, LooksAtAJobsFilesWithinATimeLimit) {
   EXPECT_THAT(ack.message(), HasSubstr("looking for the job's files: too many such calls"));
 }
 
+// Or the worker's witness would report the end of trainers that go on.
+TEST_F(SupervisorTest, ATrainerHoldsTheWorkersLifeOpen) {
+  int life[2];
+  ASSERT_EQ(pipe2(life, O_CLOEXEC), 0);
+  {
+    auto logs = std::make_unique<LogPump>();
+    Supervisor supervisor({.trainer_binary = binary_,
+                           .gpus = {},
+                           .listen_host = "127.0.0.1",
+                           .tls = {},
+                           .life_fd = life[1]},
+                          &data_dir_, &events_, logs.get(), &metrics_,
+                          [](std::function<void()>) {});
+    const absl::Cleanup pump_ends_first = [&] { logs.reset(); };
+    supervisor.OnCommand(StartOf(7, 1), now_);
+    EXPECT_TRUE(Next().command_ack().accepted());
+    EXPECT_GT(PidOf(7, 0), 0);
+    close(life[1]);
+    pollfd end = {.fd = life[0], .events = POLLIN, .revents = 0};
+    EXPECT_EQ(poll(&end, 1, 0), 0);
+  }
+  pollfd end = {.fd = life[0], .events = POLLIN, .revents = 0};
+  EXPECT_EQ(poll(&end, 1, 20'000), 1);
+  close(life[0]);
+}
+
 TEST_F(SupervisorTest, SaysWhenATrainerEnded) {
   EXPECT_TRUE(Do(StartOf(7, 1)).accepted());
   const absl::Time before = absl::Now();
@@ -127,8 +158,11 @@ TEST_F(SupervisorTest, FoldersThatHoldNothingGoWithTheirAttempt) {
   PidOf(7, 0);
   PidOf(7, 1);
   std::filesystem::remove(FolderOf(7, 1) + "/pid");
-  supervisor_.KillAll("over");
+  kill(PidOf(7, 0), SIGKILL);
   NextExit();
+  // One of a trainer that runs stays, whatever it holds.
+  EXPECT_TRUE(std::filesystem::exists(FolderOf(7, 1)));
+  supervisor_.KillAll("over");
   NextExit();
   supervisor_.Tick(now_);
   EXPECT_TRUE(std::filesystem::exists(FolderOf(7, 0) + "/pid"));

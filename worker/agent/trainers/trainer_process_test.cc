@@ -2,10 +2,17 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sched.h>
 
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <memory>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -79,8 +86,21 @@ TEST(InventoryTest, CountsWhatIsThere) {
   const v1::NodeInventory inventory = TakeInventory({.trainers = 3, .address = "10.0.0.1"});
   EXPECT_EQ(inventory.trainers(), 3);
   EXPECT_EQ(inventory.address(), "10.0.0.1");
-  EXPECT_GE(inventory.cpu_cores(), 1);
+  cpu_set_t cores;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(cores), &cores), 0);
+  EXPECT_EQ(inventory.cpu_cores(), CPU_COUNT(&cores));
   EXPECT_GT(inventory.memory_bytes(), 0);
+}
+
+// Whoever starts the worker may leave it some of the machine's.
+TEST(InventoryTest, CountsTheCoresThatItMayUse) {
+  std::thread([] {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+    EXPECT_EQ(TakeInventory({}).cpu_cores(), 1);
+  }).join();
 }
 
 TEST(InventoryTest, FacesACoordinatorOnThisMachineThroughLoopback) {
@@ -89,6 +109,27 @@ TEST(InventoryTest, FacesACoordinatorOnThisMachineThroughLoopback) {
                                      Address{.host = "", .port = 0, .path = "/run/coordinator"}}) {
     EXPECT_EQ(AddressFacing(coordinator, absl::ZeroDuration()).value(), "127.0.0.1");
   }
+}
+
+TEST(InventoryTest, FacesAnotherMachineThroughTheAddressOfTheWayThere) {
+  ifaddrs* all = nullptr;
+  ASSERT_EQ(getifaddrs(&all), 0);
+  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(all, freeifaddrs);
+  int looked_at = 0;
+  for (const ifaddrs* entry = all; entry != nullptr; entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr || entry->ifa_addr->sa_family != AF_INET) continue;
+    if ((entry->ifa_flags & IFF_LOOPBACK) != 0 || (entry->ifa_flags & IFF_UP) == 0) continue;
+    char host[NI_MAXHOST] = {};
+    ASSERT_EQ(getnameinfo(entry->ifa_addr, sizeof(sockaddr_in), host, sizeof(host), nullptr, 0,
+                          NI_NUMERICHOST),
+              0);
+    // The way to an address of this machine's own is that address.
+    const auto address = AddressFacing({.host = host, .port = 7070, .path = ""}, absl::Seconds(1));
+    ASSERT_TRUE(address.ok()) << address.status();
+    EXPECT_EQ(*address, host);
+    ++looked_at;
+  }
+  if (looked_at == 0) GTEST_SKIP() << "this machine has no network";
 }
 
 TEST(InventoryTest, AnAddressThatCannotBeFoundIsAnError) {

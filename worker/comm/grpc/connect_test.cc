@@ -123,5 +123,21 @@ TEST(ConnectTest, RanksGoOnWithoutOneThatLeft) {
   });
 }
 
+TEST(ConnectTest, WhatIsAwaitedOfOthersIsAwaitedOn) {
+  auto communicators = testing::GrpcCommunicators(3);
+  int of_one = -1, of_two = -1;
+  const auto receive = [&](int* in, int from) {
+    return communicators[0]->SendReceive(Channel::kControl, nullptr, 0, -1, in, 4, from);
+  };
+  const auto one = receive(&of_one, 1), two = receive(&of_two, 2);
+  communicators[2].reset();
+  EXPECT_TRUE(absl::IsUnavailable(two->Wait()));
+  const int sent = 5;
+  EXPECT_TRUE(
+      communicators[1]->SendReceive(Channel::kControl, &sent, 4, 0, nullptr, 0, -1)->Wait().ok());
+  EXPECT_EQ(one->Wait(), absl::OkStatus());
+  EXPECT_EQ(of_one, sent);
+}
+
 }  // namespace
 }  // namespace ringleader::comm

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
@@ -120,18 +121,22 @@ TEST(GrpcCommunicatorTest, ARankMayLeaveBeforeItsPeersReadItsLastMessage) {
 }
 
 TEST(GrpcCommunicatorTest, ConnectNamesTheRanksThatDoNotCome) {
-  auto listener = GrpcListener::Listen({.rank = 0,
-                                        .size = 2,
-                                        .fencing_token = kToken,
-                                        .connect_timeout = absl::Milliseconds(200)})
-                      .value();
-  const auto communicator = listener->Connect({listener->address(), "127.0.0.1:1"});
-  ASSERT_FALSE(communicator.ok());
-  const std::string message(communicator.status().message());
-  EXPECT_THAT(message, HasSubstr("rank(s) 1 did not connect to rank 0 within 200ms"));
-  EXPECT_THAT(message, HasSubstr(absl::StrCat("(they at 127.0.0.1:1, this one at ",
-                                              listener->address(), ")")));
-  EXPECT_THAT(message, HasSubstr("--address"));
+  for (const int rank : {0, 1}) {
+    auto listener = GrpcListener::Listen({.rank = rank,
+                                          .size = 2,
+                                          .fencing_token = kToken,
+                                          .connect_timeout = absl::Milliseconds(200)})
+                        .value();
+    std::vector<std::string> addresses(2, "127.0.0.1:1");
+    addresses[rank] = listener->address();
+    const auto communicator = listener->Connect(addresses);
+    ASSERT_FALSE(communicator.ok());
+    const std::string message(communicator.status().message());
+    EXPECT_THAT(message, HasSubstr(absl::StrFormat("rank(s) %d did not connect to rank %d within "
+                                                   "200ms (they at 127.0.0.1:1, this one at %s)",
+                                                   1 - rank, rank, listener->address())));
+    EXPECT_THAT(message, HasSubstr("--address"));
+  }
 }
 
 TEST(GrpcCommunicatorTest, ConnectShowsNoMoreMissingRanksThanOneCanRead) {

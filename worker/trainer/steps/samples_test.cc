@@ -318,9 +318,25 @@ TEST_F(SamplesJobTest, GroupsComeToTheirAnchor) {
   }
 }
 
+// A loss over none would be no number, and every weight after it.
+TEST_F(SamplesJobTest, AStepWithoutATokenToPredictEndsTheJobByName) {
+  TrainingJob job = Job(2, 1);
+  job.attention.mask = patterns::Mask::kFull;
+  job.batching.hidden_share = 1e-9;
+  EXPECT_EQ(Run(job), absl::FailedPreconditionError("step 1 has no token to predict; look at " +
+                                                    job.train_data));
+}
+
 TEST_F(SamplesJobTest, DocumentsThatAreTooLongAreCountedOrRefused) {
   TrainingJob job = Job(1, 1);
+  ::testing::internal::CaptureStdout();
   ASSERT_EQ(Run(job), absl::OkStatus());
+  const std::string said = ::testing::internal::GetCapturedStdout();
+  for (const std::string& line :
+       {job.train_data + ": 27 samples of 25 documents; 1 documents (1300 tokens) of more than 512",
+        job.eval_data + ": 7 samples of 7 documents; 0 documents (0 tokens) of more than 512"}) {
+    EXPECT_THAT(said, HasSubstr(line + " tokens split\n"));
+  }
   for (const StepRecord& step : hosts_[0].steps) {
     EXPECT_EQ(step.overlong.overlong, 1u);
     EXPECT_EQ(step.overlong.overlong_tokens, 1300u);

@@ -8,8 +8,11 @@
 //   lost 1 1                        GPU 1 answers nothing
 //   fail nvmlDeviceGetPowerUsage 3  the function returns this
 //   hang nvmlDeviceGetPowerUsage 1  the function returns once this line has gone
+//
+// FakeNvmlInUse() says what its callers have not given back.
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -53,16 +56,23 @@ Return Give(const char* function, Device device, Out* out, Value value) {
 }
 
 bool xid_told = false;
+std::atomic<int> initialized = 0, event_sets = 0;
 
 }  // namespace
 
 extern "C" {
 
+int FakeNvmlInUse() {
+  return 10 * initialized + event_sets;
+}
+
 Return nvmlInit_v2() {
   xid_told = false;
+  ++initialized;
   return Answer(__func__);
 }
 Return nvmlShutdown() {
+  --initialized;
   return Answer(__func__);
 }
 const char* nvmlErrorString(Return result) {
@@ -105,9 +115,11 @@ Return nvmlDeviceGetClockInfo(Device device, Clock clock, unsigned* megahertz) {
 // Older drivers have these and no nvmlEventSetWait_v2.
 Return nvmlEventSetCreate(EventSet* events) {
   *events = reinterpret_cast<EventSet>(uintptr_t{1});
+  ++event_sets;
   return Answer(__func__);
 }
 Return nvmlEventSetFree(EventSet) {
+  --event_sets;
   return Answer(__func__);
 }
 Return nvmlDeviceRegisterEvents(Device, unsigned long long, EventSet) {
