@@ -65,10 +65,10 @@ __device__ void FinishRows(const ScoreParams& p, int64_t first_slot, int rows, i
 }
 
 // A block of threads takes a tile of queries of a head: masses of blocks, then which are kept.
-__global__ void __launch_bounds__(kKeepThreads)
+__global__ void __launch_bounds__(kKeepThreads, 4)
     KeepKernel(const ScoreParams p, const KeepParams keep) {
   extern __shared__ int32_t mass[];  // of what the tile sees
-  __shared__ SelectShared shared;
+  __shared__ SmallSelectShared shared;
   __shared__ RowSoftmax softmax;
   const int a = keep.first_tile + blockIdx.x, head = blockIdx.y;
   const SeenBlocks blocks = SeenBlocksOf(p.seen, p.layout, a, keep.tile, keep.tile);
