@@ -171,8 +171,8 @@ measure_cases() {
     while IFS='|' read -ru 3 what documents attention training recompute; do
       printf -v name 'plan-%02d' "$number"
       number=$((number + 1))
-      data='train: ./LongAlign-like/train' layout=auto
-      [[ ! $documents ]] || { data='train: ./eighths/train, document_mask: true' layout=striped; }
+      data='train: ./LongAlign-like/train, document_mask: false' layout=auto
+      [[ ! $documents ]] || { data='train: ./eighths/train' layout=striped; }
       plan_job "$name" "$tokens" "$what" "$data" "$layout" "$attention" "$training" "$recompute"
       [[ ! $documents ]] || echo "$((sequence / 8))" >"$run/$name.documents"
       case $training$recompute in  # a call of jobs_bench has one model

@@ -81,9 +81,14 @@ class Results:
         task = self.worst_task(job, way, tasks)
         return None if task is None else self.share(job, way, task)
 
+    def text_ratios(self, job, way):
+        """Of each seed; none where there was no text."""
+        texts = [[self.WAYS[way](of)["answers"].get("text", {"asked": 0}) for of in run] for run in self.runs(job, way)]
+        return [mine["loss"] / dense["loss"] for mine, dense in texts if dense["asked"]]
+
     def text_ratio(self, job, way):
-        dense = self.dense_answers(way, "text") if "text" in self.dense["last_evaluation"]["answers"] else {"asked": 0}
-        return self.WAYS[way](job)["answers"]["text"]["loss"] / dense["loss"] if dense["asked"] else None
+        ratios = self.text_ratios(job, way)
+        return statistics.fmean(ratios) if ratios else None
 
 
 def table(results):
@@ -108,6 +113,13 @@ def table(results):
         ratio = results.text_ratio(job, "after")
         lines.append(f"| {job['pattern']} | {job['density']:.1%} | " + " | ".join(cells) +
                      f" | {'-' if ratio is None else f'{ratio:.4f}'} |")
+    if found["texts"]:
+        lines += ["", "Text alone, held-out loss after as many steps of the default and of dense attention:", "",
+                  "| tokens | documents of | | visited | the default | dense | |", "|" + "---|" * 7]
+    for dense, job in zip(found["texts"][::2], found["texts"][1::2]):
+        losses = [of["last_evaluation"]["loss"] for of in (job, dense)]
+        lines.append(f"| {job['tokens']:,} | {job['document_tokens']:,} | {'kept apart' if job['apart'] else 'not kept apart'} | "
+                     f"{job['density']:.1%} | {losses[0]:.4f} | {losses[1]:.4f} | {losses[0] / losses[1]:.4f} |")
     return "\n".join(lines) + "\n"
 
 
@@ -118,7 +130,8 @@ def repeated(results):
         seeds, task = len(results.runs(job, "after")), results.worst_task(job, "after")
         if seeds > 1 and task is not None:
             error = results.standard_error(job, "after", task)
-            lines.append(f"{job['pattern']} of {job['asked_density']:.0%} after these steps is the mean of {seeds} seeds, each "
+            of = job["pattern"] + ("" if job["asked_density"] is None else f" of {job['asked_density']:.0%}")
+            lines.append(f"{of} after these steps is the mean of {seeds} seeds, each "
                          f"beside dense attention's with the same: {100 * results.share(job, 'after', task):.1f} ± "
                          f"{100 * error:.1f} % of {task}, the least, of which "
                          f"{results.dense_answers('after', task)['asked']} answers are asked each time.")
@@ -201,11 +214,18 @@ def figure_rows(results):
         when = "at once" if way == "at once" else f"after {steps} steps"
         rows.append(row(f"{which}, best pattern at <= {limit:.0%} visited, of what dense answers, {when}", job, value,
                         f">= {least}", value is not None and value >= least, **more))
-    ratios = [(results.text_ratio(job, "after"), job) for job in results.patterns if job["pattern"] == DEFAULT]
-    for value, job in ratios:
-        if value is not None:
-            rows.append(row(f"text, {job['pattern']}, sparse-trained over dense, {job['tokens']} tokens, after {steps} steps",
-                            job, round(value, 4), "<= 1.0025", value <= 1.0025))
+    for job in results.patterns:
+        if job["pattern"] == DEFAULT and (ratios := results.text_ratios(job, "after")):
+            value = statistics.fmean(ratios)
+            error = {"standard_error": round(statistics.stdev(ratios) / math.sqrt(len(ratios)), 4)} if len(ratios) > 1 else {}
+            rows.append(row(f"text, {DEFAULT}, sparse-trained over dense, {job['tokens']} tokens, after {steps} steps", job,
+                            round(value, 4), "<= 1.0025", value <= 1.0025, seeds=len(ratios), **error))
+    for dense, job in zip(found["texts"][::2], found["texts"][1::2]):
+        value = job["last_evaluation"]["loss"] / dense["last_evaluation"]["loss"]
+        kept = "kept apart" if job["apart"] else "not kept apart"
+        rows.append(row(f"text alone, {DEFAULT}, sparse-trained over dense, {job['tokens']} tokens, documents of "
+                        f"{job['document_tokens']} {kept}, after {job['steps']} steps", job, round(value, 4), "<= 1.0025",
+                        value <= 1.0025))
     for job in results.sparse:
         heads = [share for layer in (job.get("probed_recall_per_head") or {}).values() for share in layer]
         if not heads:

@@ -2,12 +2,13 @@
 # What each attention pattern keeps of what dense attention learns (docs/quality.md): trains a model dense until it
 # answers what documents ask, goes on from it with each pattern at several densities, and asks both ways.
 #
-#   bench/quality/run.sh --dir DIR [--plan gpu|smoke] [--engine cuda|cpu] [--text DIR] [--seconds N] [--bin DIR]
-#                        [--output FOLDER]
+#   bench/quality/run.sh --dir DIR [--plan gpu|smoke] [--engine cuda|cpu] [--text DIR] [--seconds N] [--at-once N]
+#                        [--bin DIR] [--output FOLDER]
 #
 #   --dir      keeps what is done; a call that ran out of time (exit code 75) is repeated, and goes on there
 #   --seconds  begin no job that would not end in so many seconds, and end by then
 #   --text     a folder of text for the task of that name (default: /usr/include)
+#   --at-once  so many of the patterns' jobs share the machine (default: 3 with cuda, 1 with cpu)
 #   --output   where table, picture and figures go (default: DIR); of what is done so far where time ran out
 #
 # From a checkout or from a bundle (deploy/bundle.sh). One GPU, 25 minutes in all.
@@ -15,10 +16,10 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 command="bench/quality/run.sh $*"
 if [[ -f $root/CMakeLists.txt ]]; then bin=${RINGLEADER_BUILD:-$root/build}/bin; else bin=$root/bin; fi
-run='' plan=gpu engine=cuda text=/usr/include seconds=86400 output=''
+run='' plan=gpu engine=cuda text=/usr/include seconds=86400 output='' at_once=''
 while (($#)); do
   case $1 in
-    -h | --help) sed -n '2,14s/^# \{0,1\}//p' "$0"; exit ;;
+    -h | --help) sed -n '2,15s/^# \{0,1\}//p' "$0"; exit ;;
   esac
   (($# > 1)) || { echo "quality: $1 needs a value, or is no option (see --help)" >&2; exit 2; }
   case $1 in
@@ -27,12 +28,15 @@ while (($#)); do
     --engine) engine=$2 ;;
     --text) text=$(realpath -e "$2") || exit 2 ;;
     --seconds) seconds=$2 ;;
+    --at-once) at_once=$2 ;;
     --bin) bin=$(realpath -e "$2") || exit 2 ;;
     --output) output=$(realpath -m "$2") ;;
     *) echo "quality: unknown option $1 (see --help)" >&2; exit 2 ;;
   esac
   shift 2
 done
+[[ $at_once ]] || { [[ $engine == cuda ]] && at_once=3 || at_once=1; }
+[[ $at_once =~ ^[1-9][0-9]?$ ]] || { echo "quality: --at-once is a number of jobs from 1 to 99, not '$at_once'" >&2; exit 2; }
 [[ $run ]] || { echo "quality: --dir names the folder that keeps what is done" >&2; exit 2; }
 mkdir -p "$run/logs"
 # shellcheck source=deploy/gpu_libraries.sh
@@ -44,15 +48,16 @@ trap stop_services EXIT
 trap 'exit 130' INT TERM
 
 # A job that was broken off begins anew: nothing of earlier services is needed.
-rm -rf "$run/coordinator" "$run/worker-quality"
+rm -rf "$run/coordinator" "$run"/worker-quality-*
 start_coordinator
-start_worker quality --trainers 1
-await_nodes 1
+# A worker's slots are GPUs of their own; several workers share one.
+for ((i = 1; i <= at_once; ++i)); do start_worker "quality-$i" --trainers 1; done
+await_nodes "$at_once"
 hardware=$([[ $engine == cpu ]] && echo "$(nproc) CPU cores" || nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)
 commit=$(cat "$root/COMMIT" 2>/dev/null || git -C "$root" rev-parse --short HEAD 2>/dev/null || echo unknown)
 code=0
 python3 "$root/bench/quality/suite.py" --dir "$run" --plan "$plan" --engine "$engine" --text "$text" \
-  --seconds "$((seconds - SECONDS))" --ringctl "$bin/ringctl" --hardware "$hardware" --commit "$commit" \
+  --seconds "$((seconds - SECONDS))" --at-once "$at_once" --ringctl "$bin/ringctl" --hardware "$hardware" --commit "$commit" \
   --command "$command" || code=$?
 [[ ! -e $run/quality.json ]] || python3 "$root/bench/quality/report.py" "$run/quality.json" --output "${output:-$run}"
 exit "$code"

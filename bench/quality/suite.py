@@ -7,6 +7,7 @@ the folder --dir and is not done again: a call that ran out of --seconds is simp
 """
 
 import argparse
+import concurrent.futures
 import dataclasses
 import datetime
 import json
@@ -15,12 +16,13 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import threading
 import time
 
 import generate
 import tasks
 
-ENOUGH = 0.95  # share of answers, mean over tasks, at which the curriculum goes on
+ENOUGH = 0.95  # share of the answers of every task at which the curriculum goes on
 EPOCH_TOKENS = 48 << 20  # at most so many are made for a stage; more are trained by coming again
 
 
@@ -33,6 +35,9 @@ class Stage:
     rounds: int = 1  # so often, while it does not answer enough
     symbols: int = 0  # in its documents; 0: the plan's
     kinds: tuple = ()  # of its documents; none: all
+    weights: dict = None  # of its kinds; none: the plan's
+    tokens: int = 0  # of a sequence; 0: the plan's
+    apart: bool = True  # whether documents of a sequence see nothing of each other
 
 
 @dataclasses.dataclass
@@ -44,6 +49,7 @@ class Plan:
     tokens: int  # of a sequence
     curriculum: list
     more: Stage  # with each pattern
+    texts: list  # stages of text alone: dense attention and the default
     densities: list
     weights: dict
     eval_documents: int  # of each kind
@@ -53,6 +59,10 @@ class Plan:
 
 
 RECALL = ("recall", "recall-power")
+DEFAULT = "the default"
+# As many answers of frequent words as it takes to learn them: with a third a model stays at three quarters of them. Before
+# needles by four are learned it would never learn these.
+LONG = {**generate.WEIGHTS, "frequent-words": 9, "text": 4}
 PLANS = {
     # One H100, 25 minutes. Looking a key up is learned from a few keys that are soon shown again, in hundreds of steps,
     # and then holds in longer documents and for more symbols; from 256 tokens and 2,048 symbols on it is not learned
@@ -61,19 +71,24 @@ PLANS = {
                 curriculum=[Stage(64, 500, 1, 1e-3, rounds=3, symbols=32, kinds=RECALL),
                             Stage(64, 300, 1, 1e-3, rounds=3, symbols=256, kinds=RECALL),
                             Stage(128, 500, 1, 1e-3, rounds=2, symbols=512), Stage(256, 700, 1, 1e-3, rounds=3),
-                            Stage(1024, 400, 1, 1e-3, rounds=2), Stage(4096, 300, 2, 1e-3, rounds=2),
-                            Stage(16384, 200, 4, 6e-4, rounds=3)],
-                more=Stage(16384, 60, 4, 3e-4), densities=[0.05, 0.1, 0.02, 0.2], weights=generate.WEIGHTS,
-                eval_documents=4, eval_weights={"frequent-words": 8},
-                repeats=[("dense", 1.0), ("key-groups", 0.1), ("key-groups", 0.05)], repeat_seeds=[101, 102]),
+                            Stage(1024, 400, 1, 1e-3, rounds=4, weights=LONG),
+                            Stage(4096, 300, 2, 1e-3, rounds=2, weights=LONG),
+                            Stage(16384, 200, 4, 6e-4, rounds=4, weights=LONG)],
+                more=Stage(16384, 60, 4, 3e-4, weights=LONG),
+                texts=[Stage(length // 8, 60, batch, 3e-4, kinds=("text",), tokens=length, apart=apart)
+                       for length, batch in ((32768, 2), (131072, 1)) for apart in (True, False)],
+                densities=[0.05, 0.1, 0.02, 0.2], weights=generate.WEIGHTS,
+                eval_documents=4, eval_weights={"frequent-words": 4},
+                repeats=[("dense", 1.0), (DEFAULT, None), ("key-groups", 0.1), ("key-groups", 0.05)],
+                repeat_seeds=[101, 102]),
     # Seconds on a CPU: every step of the way, and nothing learned.
     "smoke": Plan(hidden=64, layers=1, heads=2, symbols=64, tokens=512,
                   curriculum=[Stage(64, 2, 1, 1e-3, symbols=32, kinds=("recall",)), Stage(512, 2, 1, 1e-3)], more=Stage(512, 4, 1, 1e-3),
+                  texts=[Stage(128, 2, 1, 1e-3, kinds=("text",), tokens=1024, apart=False)],
                   densities=[0.5], weights={"recall": 1, "needles": 1}, eval_documents=1, eval_weights={"needles": 2},
                   repeats=[("dense", 1.0), ("key-groups", 0.5)], repeat_seeds=[101]),
 }
 TILE = 64
-DEFAULT = "the default"
 SEED = 100  # of what goes on from the dense model; repeats have others
 
 
@@ -128,6 +143,7 @@ class Suite:
         self.dir = pathlib.Path(flags.dir).resolve()
         self.deadline = time.monotonic() + flags.seconds
         self.longest = 0.0  # of a job, in this call
+        self.making = threading.Lock()  # one makes data, and the others find it
         self.corpus = generate.read_corpus(flags.text) if flags.text else b""
         self.weights = {kind: weight for kind, weight in self.plan.weights.items() if kind != "text" or self.corpus}
         (self.dir / "jobs").mkdir(parents=True, exist_ok=True)
@@ -155,8 +171,12 @@ class Suite:
     def ringctl(self, *arguments, **keywords):
         return subprocess.run([self.flags.ringctl, *arguments], check=True, **keywords)
 
+    def tokens_of(self, stage):
+        return stage.tokens or self.plan.tokens
+
     def weights_of(self, stage):
-        return {kind: self.weights[kind] for kind in stage.kinds or self.weights}
+        weights = stage.weights or self.weights
+        return {kind: weights.get(kind, 1) for kind in stage.kinds or self.weights}
 
     def eval_weights_of(self, stage):
         return {kind: self.plan.eval_weights.get(kind, 1) for kind in self.weights_of(stage)}
@@ -166,7 +186,8 @@ class Suite:
         symbols, weights, seed = stage.symbols or self.plan.symbols, self.weights_of(stage), "train"
         if held_out:
             weights, seed = self.eval_weights_of(stage), "held out"
-        folder = self.dir / "data" / "-".join([seed.replace(" ", "-"), str(stage.length), str(symbols), *stage.kinds])
+        parts = [seed, stage.length, symbols, *stage.kinds, *(weights.values() if stage.weights else [])]
+        folder = self.dir / "data" / "-".join(str(part).replace(" ", "-") for part in parts)
         if (folder / "train").exists():
             return folder / "train"
         self.check_time(60)
@@ -185,12 +206,12 @@ class Suite:
     def held_out(self, stage):
         """Its folder, and in how many sequences it lies."""
         documents = self.plan.eval_documents * sum(self.eval_weights_of(stage).values())
-        documents *= self.plan.tokens // stage.length
+        documents *= self.tokens_of(stage) // stage.length
         # One document more: the last token of a sequence is predicted from the one behind it.
-        return self.data(stage, documents + 1, True), documents * stage.length // self.plan.tokens
+        return self.data(stage, documents + 1, True), documents * stage.length // self.tokens_of(stage)
 
     def training(self, stage):
-        wanted = min(stage.steps * stage.batch * self.plan.tokens, EPOCH_TOKENS)
+        wanted = min(stage.steps * stage.batch * self.tokens_of(stage), EPOCH_TOKENS)
         return self.data(stage, wanted // stage.length + 1, False)
 
     def config(self):
@@ -199,7 +220,8 @@ class Suite:
         path.write_text(json.dumps({
             "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu", "hidden_size": plan.hidden,
             "initializer_range": plan.hidden ** -0.5, "intermediate_size": plan.hidden * 11 // 4 // 32 * 32,
-            "max_position_embeddings": plan.tokens, "num_attention_heads": plan.heads, "num_hidden_layers": plan.layers,
+            "max_position_embeddings": max(plan.tokens, *(stage.tokens for stage in plan.texts)),
+            "num_attention_heads": plan.heads, "num_hidden_layers": plan.layers,
             "num_key_value_heads": plan.heads // 2, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": True,
             "torch_dtype": "float32", "vocab_size": tasks.vocabulary(plan.symbols)}))
         return str(path)
@@ -210,8 +232,9 @@ class Suite:
         report = self.dir / "jobs" / f"{name}.json"
         if report.exists():
             return json.loads(report.read_text())
-        train = self.training(stage)
-        eval_folder, eval_sequences = self.held_out(stage)
+        with self.making:
+            train = self.training(stage)
+            eval_folder, eval_sequences = self.held_out(stage)
         self.check_time(max(30.0, 1.3 * self.longest))
         folder = self.dir / "jobs" / name
         shutil.rmtree(folder, ignore_errors=True)
@@ -221,8 +244,8 @@ class Suite:
         spec = {
             "name": name,
             "model": {"config": self.config(), "init": "random"} if init == "random" else {"init": init},
-            "data": {"train": str(train), "eval": str(eval_folder), "sequence_length": self.plan.tokens,
-                     "document_mask": True},
+            "data": {"train": str(train), "eval": str(eval_folder), "sequence_length": self.tokens_of(stage),
+                     "document_mask": stage.apart},
             "attention": {**attention, "tile": TILE} if attention else {},
             "training": {"steps": stage.steps, "global_batch": stage.batch, "learning_rate": stage.rate,
                          "min_learning_rate": stage.rate / 10, "warmup_steps": stage.steps // 10, "weight_decay": 0.01,
@@ -243,8 +266,8 @@ class Suite:
             except subprocess.CalledProcessError:
                 sys.exit(f"quality: {name} failed:\n" + "\n".join(log.read_text().splitlines()[-20:]))
         found = self.ringctl("report", name, "-o", "json", capture_output=True, text=True).stdout
-        result = {**json.loads(found), "tokens": self.plan.tokens, "document_tokens": stage.length, "attention": attention,
-                  "wall_seconds": time.monotonic() - started}
+        result = {**json.loads(found), "tokens": self.tokens_of(stage), "document_tokens": stage.length,
+                  "attention": attention, "wall_seconds": time.monotonic() - started}
         self.longest = max(self.longest, result["wall_seconds"])
         for path in folder.iterdir():
             if path.is_file():
@@ -265,14 +288,15 @@ class Suite:
                 reports.append(found)
                 by_task = ", ".join(f"{task} {share:.0%}" for task, share in shares(found["last_evaluation"]).items())
                 self.say(f"{name}: {found['wall_seconds']:.0f} s, loss {found['last_evaluation']['loss']:.3f}; {by_task}")
-                if answered(found["last_evaluation"]) >= ENOUGH:
+                if min(shares(found["last_evaluation"]).values()) >= ENOUGH:
                     break
         return reports, init
 
     def go_on(self, curriculum, init):
         """Dense attention, also with products in FP8; the default, which is what a job gets that says nothing of
         attention; vertical-slash by its defaults; and each pattern at each density. Some once more with other seeds: how
-        far an answer moves from run to run. What is found so far is written after every job."""
+        far an answer moves from run to run. Then text alone in longer sequences, by dense attention and the default. What is
+        found so far is written after every job."""
         plan = self.plan
         jobs = [("dense", 1.0, {"pattern": "dense"}), ("dense in FP8", 1.0, {"pattern": "dense"}), (DEFAULT, None, {}),
                 ("vertical-slash, top-p", None, {"pattern": "vertical_slash"})]
@@ -280,23 +304,45 @@ class Suite:
             jobs += [(name, density, attention) for name, attention in attentions(density, plan.tokens).items()]
         jobs = [(*job, SEED) for job in jobs] + [(*job, seed) for seed in plan.repeat_seeds for repeat in plan.repeats
                                                  for job in jobs if job[:2] == repeat]
-        found = []
-        for pattern, density, attention, seed in jobs:
-            name = pattern.lower().replace(",", "").replace(" ", "-") + ("" if density is None else f"-{density * 100:g}")
-            name += "" if seed == SEED else f"-seed-{seed}"
-            report = self.job(name, plan.more, init, attention, seed=seed,
-                              precision="fp8" if pattern == "dense in FP8" else None)
+        texts = [(pattern, attention, stage) for stage in (plan.texts if self.corpus else [])
+                 for pattern, attention in (("dense", {"pattern": "dense"}), (DEFAULT, {}))]
+        found = {"curriculum": curriculum, "patterns": [], "repeats": [], "texts": []}
+
+        def add(part, name, report, **more):
             shutil.rmtree(self.dir / "jobs" / name, ignore_errors=True)  # its model has served
-            found.append({"pattern": pattern, "asked_density": density, "seed": seed, **report})
-            self.say(f"{name}: {report['wall_seconds']:.0f} s, {report['density']:.1%} visited, "
-                     f"answers {answered(report['first_evaluation']):.1%} at once, "
-                     f"{answered(report['last_evaluation']):.1%} after {plan.more.steps} steps")
+            found[part].append({**more, **report})
+            left = len(jobs) + len(texts) - sum(len(found[each]) for each in ("patterns", "repeats", "texts"))
             (self.dir / "quality.json").write_text(json.dumps({
                 "plan": self.flags.plan, "engine": self.flags.engine, "hardware": self.flags.hardware,
                 "commit": self.flags.commit, "date": datetime.date.today().isoformat(), "command": self.flags.command,
-                "more_steps": plan.more.steps, "jobs_left": len(jobs) - len(found), "curriculum": curriculum,
-                "patterns": [job for job in found if job["seed"] == SEED],
-                "repeats": [job for job in found if job["seed"] != SEED]}, indent=1))
+                "more_steps": plan.more.steps, "jobs_left": left, **found}, indent=1))
+
+        # Several at a time fill a GPU that a model of this size leaves idle; they are told of in order.
+        with concurrent.futures.ThreadPoolExecutor(self.flags.at_once) as pool:
+            started = []
+            for pattern, density, attention, seed in jobs:
+                name = pattern.lower().replace(",", "").replace(" ", "-") + ("" if density is None else f"-{density * 100:g}")
+                name += "" if seed == SEED else f"-seed-{seed}"
+                started.append((name, pool.submit(self.job, name, plan.more, init, attention, seed=seed,
+                                                  precision="fp8" if pattern == "dense in FP8" else None)))
+            for pattern, attention, stage in texts:
+                name = f"text-{stage.tokens}-{'apart' if stage.apart else 'together'}-{pattern.replace(' ', '-')}"
+                started.append((name, pool.submit(self.job, name, stage, init, attention, seed=SEED)))
+            try:
+                for (pattern, density, attention, seed), (name, job) in zip(jobs, started):
+                    report = job.result()
+                    add("patterns" if seed == SEED else "repeats", name, report, pattern=pattern, asked_density=density, seed=seed)
+                    self.say(f"{name}: {report['wall_seconds']:.0f} s, {report['density']:.1%} visited, "
+                             f"answers {answered(report['first_evaluation']):.1%} at once, "
+                             f"{answered(report['last_evaluation']):.1%} after {plan.more.steps} steps")
+                for (pattern, attention, stage), (name, job) in zip(texts, started[len(jobs):]):
+                    report = job.result()
+                    add("texts", name, report, pattern=pattern, apart=stage.apart, steps=stage.steps)
+                    self.say(f"{name}: {report['wall_seconds']:.0f} s, {report['density']:.1%} visited, "
+                             f"loss {report['last_evaluation']['loss']:.4f}")
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
 
     def run(self):
         self.go_on(*self.train_dense())
@@ -310,6 +356,7 @@ def main():
     parser.add_argument("--engine", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--text", help="folder of text")
     parser.add_argument("--seconds", type=float, default=math.inf)
+    parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--ringctl", required=True)
     parser.add_argument("--hardware", required=True)
     parser.add_argument("--commit", required=True)

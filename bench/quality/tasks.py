@@ -126,9 +126,9 @@ def variables(random, length, symbols, document):
 
 
 def frequent_words(random, length, symbols, document):
-    """What subjects say: two words of ten a subject's own, six a fashion's that lasts an eighth of the document, the
+    """What subjects say: three words of ten a subject's own, five a fashion's that lasts an eighth of the document, the
     others anything. At the end every subject's most frequent word is asked for: no part of the document tells it."""
-    count = max(2, length // 256)
+    count = max(2, length // 128)
     subjects = sample_symbols(random, symbols // 2, count)
 
     def word():
@@ -141,7 +141,7 @@ def frequent_words(random, length, symbols, document):
             fashion = {subject: word() for subject in subjects}
         subject = random.choice(subjects)
         which = random.random()
-        document.give(subject, own[subject] if which < 0.2 else fashion[subject] if which < 0.8 else word())
+        document.give(subject, own[subject] if which < 0.3 else fashion[subject] if which < 0.8 else word())
     document.give(*random.randbytes(length - 2 - 3 * count - 2 * said))
     random.shuffle(subjects)
     heard = {subject: Counter() for subject in subjects}

@@ -11,7 +11,7 @@ fail() { echo "FAILED: $*" >&2; tail -n 20 "$work"/*.log "$work"/run/logs/*.log 
 
 python3 "$root/bench/quality/tasks_test.py" >"$work/tasks.log" 2>&1 || fail "tasks"
 
-suite=("$root/bench/quality/run.sh" --dir "$work/suite" --plan smoke --engine cpu --text "$root/docs" --output "$work/results")
+suite=("$root/bench/quality/run.sh" --dir "$work/suite" --plan smoke --engine cpu --at-once 2 --text "$root/base" --output "$work/results")
 code=0
 "${suite[@]}" --seconds 1 >"$work/first.log" 2>&1 || code=$?
 ((code == 75)) || fail "a call with no time left ended with $code"
@@ -50,7 +50,15 @@ for job in repeats:
     first = patterns[job["pattern"]]
     assert job["first_evaluation"]["loss"] == first["first_evaluation"]["loss"], job["pattern"]
     assert job["last_evaluation"]["loss"] != first["last_evaluation"]["loss"], job["pattern"]
+# Text alone, in longer sequences: both ways from the same model.
+texts = quality["texts"]
+assert [(job["pattern"], job["tokens"], job["apart"]) for job in texts] == [("dense", 1024, False), ("the default", 1024, False)], texts
+dense, default = (job["first_evaluation"] for job in texts)
+assert set(task for task, answers in dense["answers"].items() if answers["asked"]) == {"text"}, dense
+assert abs(default["dense"]["loss"] - dense["loss"]) < 1e-4, (default, dense)
 rows = json.load(open(f"{results}/figures/patterns.json"))
+text, = [row for row in rows if row["row"].startswith("text alone, the default, sparse-trained over dense, 1024 tokens")]
+assert text["value"] == round(texts[1]["last_evaluation"]["loss"] / texts[0]["last_evaluation"]["loss"], 4), text
 keys = {"row", "value", "asked", "met", "peer", "hardware", "commit", "date", "command"}
 assert rows and all(keys <= set(row) for row in rows), rows
 assert "| window |" in open(f"{results}/quality.md").read()
