@@ -33,16 +33,39 @@ __global__ void FillKernel(float* out, int count, float value) {
 template <bool kDocuments, typename Shared>
 __device__ __forceinline__ void StartBlock(const EstimateParams& p, const BlockWork& work,
                                            const CUtensorMap* key_map, Shared& shared,
-                                           int consumers) {
+                                           int consumers, bool crossed = false) {
   InitBarriers(shared, consumers);
   if (threadIdx.x < kConsumerThreads) {
     LoadQueries(
         p, work, shared, [&](int e) { return p.query_positions[e]; },
-        [&](int e) { return kDocuments ? p.query_starts[e] : 0; });
+        [&](int e) { return kDocuments ? p.query_starts[e] : 0; }, crossed);
   } else {
     ProduceKeys(p, work, key_map, shared, 0, kStages);
   }
   __syncthreads();
+}
+
+// What a lane's two rows see of the halves of a tile of keys. Of spread queries, a row sees nearly
+// every half as a whole or not at all.
+struct TileView {
+  bool none[2][2];  // [row half][tile half]
+  bool cut;         // a row sees part of a half
+
+  // Of both halves of the tile.
+  __device__ bool None(int half) const { return none[half][0] && none[half][1]; }
+};
+template <bool kDocuments>
+__device__ __forceinline__ TileView ViewOf(const int (&key_position)[2], const int (&position)[2],
+                                           const int (&start)[2]) {
+  TileView view = {.cut = false};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int half = i / 2, first = key_position[i % 2], last = first + kRun - 1;
+    view.none[half][i % 2] = first > position[half] || (kDocuments && last < start[half]);
+    const bool all = last <= position[half] && (!kDocuments || first >= start[half]);
+    view.cut |= !all && !view.none[half][i % 2];
+  }
+  return view;
 }
 
 // Takes from a lane's logits of a tile of keys, whose first is `key`, those that its two rows may
@@ -76,8 +99,9 @@ __device__ __forceinline__ void RaiseMaxima(const EstimateParams& p, int head,
 }
 
 // Row maxima (kSum false) or, given them, row sums. Queries are rows of the product, so a row is
-// reduced within a quad of lanes. Each warpgroup takes one run of queries; with fewer runs than
-// warpgroups they take turns at the tiles. kDocuments: keys before a query's document are hidden.
+// reduced within a quad of lanes. Four runs of queries cross the four warpgroups; with fewer, each
+// takes one, and one or two are taken in turns at the tiles. kDocuments: keys before a query's
+// document are hidden.
 template <int kHeadDim, bool kSum, bool kDocuments>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     RowKernel(const EstimateParams p, const __grid_constant__ CUtensorMap key_map) {
@@ -85,68 +109,83 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   auto& shared = *reinterpret_cast<EstimateShared<kHeadDim>*>(smem);
   const BlockWork work(p, blockIdx.x);
   const int turns = work.run_count == 1 ? 4 : work.run_count == 2 ? 2 : 1;
-  StartBlock<kDocuments>(p, work, &key_map, shared, work.run_count);
+  const bool crossed = work.run_count == kBlockRuns;
+  StartBlock<kDocuments>(p, work, &key_map, shared, work.run_count, crossed);
   if (threadIdx.x >= kConsumerThreads)
     return ProduceKeys(p, work, &key_map, shared, kStages, work.tile_count);
 
   const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-  const int run = warpgroup % (kConsumers / turns);
-  if (run >= work.run_count) return;
+  const int first_row = warpgroup % (kConsumers / turns) * kRun;
+  if (first_row >= work.run_count * kRun) return;
+  const int* const positions = shared.query_position + first_row;
+  const int last_position =
+      __reduce_max_sync(0xffffffffu, max(positions[lane], positions[lane + 32]));
+  const int run = BlockWork::Place(first_row + warp * 16, crossed).run;
   const int head = work.Head(p, run);
   int position[2], query[2], start[2];
   float shift[2], top[2] = {-INFINITY, -INFINITY};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int row = warp * 16 + lane / 4 + half * 8;
-    query[half] = work.FirstQuery(p, run) + row;
-    position[half] = shared.query_position[run * kRun + row];
-    start[half] = kDocuments ? shared.query_start[run * kRun + row] : 0;
+    const int row = first_row + warp * 16 + lane / 4 + half * 8;
+    query[half] = work.FirstQuery(p, run) + BlockWork::Place(row, crossed).row;
+    position[half] = shared.query_position[row];
+    start[half] = kDocuments ? shared.query_start[row] : 0;
     const bool valid = query[half] < p.queries;
     const float max = kSum && valid ? p.row_max[head * p.queries + query[half]] : -INFINITY;
     shift[half] = max == -INFINITY ? 0.0f : max * ptx::kLog2E;
   }
   // The row and half tile that this lane sums up: see QuadSum.
+  const int mine = (lane & 2) != 0 ? query[1] : query[0];
+  float* const run_sums =
+      p.run_sums + (int64_t{head} * p.queries + min(mine, p.queries - 1)) * p.key_runs;
   uint64_t sum = 0;
 
   // The maximum is too short for turns to pay.
-  const ProductTurn turn(kSum && work.run_count == kBlockRuns && work.tile_count > 0, warpgroup);
-  const char* q = reinterpret_cast<const char*>(shared.q) + run * (kRun * 128);
+  const ProductTurn turn(kSum && crossed && work.tile_count > 0, warpgroup);
+  const char* q = reinterpret_cast<const char*>(shared.q) + first_row * 128;
   for (int i = warpgroup / (kConsumers / turns); i < work.tile_count; i += turns) {
     float s[64];
     int key_position[2];
-    RowLogits(s, shared, work, i, q, turn, key_position);
+    if (!RowLogits(s, shared, work, i, q, last_position, turn, key_position)) continue;
     // Many queries that are spread over the sequence come before a tile of keys. Nobody reads what
     // run_sums would hold of them.
     if (__all_sync(0xffffffffu, key_position[0] > max(position[0], position[1]))) continue;
-    const int key = (work.first_tile + i) * kKeyTile;
-    const bool all_visible =
-        key + kKeyTile <= p.keys &&
-        max(key_position[0], key_position[1]) + kRun - 1 <= min(position[0], position[1]) &&
-        (!kDocuments || min(key_position[0], key_position[1]) >= max(start[0], start[1]));
-    if (!all_visible) HideKeys<kDocuments>(s, key, p.keys, key_position, position, start);
-    if constexpr (kSum) {
-      float part[2][2] = {};  // [row half][tile half]
+    const int key = work.Tile(i) * kKeyTile;
+    const TileView view = ViewOf<kDocuments>(key_position, position, start);
+    if (__any_sync(0xffffffffu, view.cut) || key + kKeyTile > p.keys) {
+      HideKeys<kDocuments>(s, key, p.keys, key_position, position, start);
+    }
+    float part[2][2];  // [row half][tile half]
 #pragma unroll
-      for (int e = 0; e < 64; ++e) {
-        part[e / 2 % 2][e / 32] += Exp2(fmaf(s[e], p.scale_log2, -shift[e / 2 % 2]));
+    for (int half = 0; half < 2; ++half) {
+      part[half][0] = part[half][1] = kSum ? 0.0f : -INFINITY;
+      if (__all_sync(0xffffffffu, view.None(half))) continue;
+#pragma unroll
+      for (int e = 0; e < 32; ++e) {  // neighbouring pairs of the row
+        float& of = part[half][e / 16];
+        const float x = s[e / 2 * 4 + half * 2 + e % 2];
+        of = kSum ? of + Exp2(fmaf(x, p.scale_log2, -shift[half])) : fmaxf(of, x);
       }
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        if (view.none[half][k]) part[half][k] = kSum ? 0.0f : -INFINITY;
+      }
+    }
+    if constexpr (kSum) {
       const float of_run = QuadSum(part);
-      const int64_t run_of_keys = int64_t{2} * (work.first_tile + i) + lane % 2;
-      const int mine = query[lane / 2 % 2];
-      if (mine < p.queries && run_of_keys < p.key_runs) {
-        p.run_sums[(static_cast<int64_t>(head) * p.queries + mine) * p.key_runs + run_of_keys] =
-            of_run;
-      }
+      const int run_of_keys = 2 * work.Tile(i) + lane % 2;
+      if (mine < p.queries && run_of_keys < p.key_runs) run_sums[run_of_keys] = of_run;
       sum += __float2ull_rn(of_run * static_cast<float>(int64_t{1} << kRowSumBits));
     } else {
 #pragma unroll
-      for (int e = 0; e < 64; ++e) top[e / 2 % 2] = fmaxf(top[e / 2 % 2], s[e]);
+      for (int half = 0; half < 2; ++half) {
+        top[half] = fmaxf(top[half], fmaxf(part[half][0], part[half][1]));
+      }
     }
   }
 
   if constexpr (kSum) {
     sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-    const int mine = query[lane / 2 % 2];
     if (lane % 2 == 0 && mine < p.queries) {
       atomicAdd(reinterpret_cast<unsigned long long*>(p.row_sum) + head * p.queries + mine, sum);
     }
@@ -156,8 +195,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
 }
 
 // All threads call, once the queries are loaded: what turns logits of each row into shares of its
-// sum, and which keys whole runs and groups of rows may see.
-template <bool kDocuments, typename Shared>
+// sum.
+template <typename Shared>
 __device__ __forceinline__ void PrepareMasses(const EstimateParams& p, const BlockWork& work,
                                               Shared& shared) {
   // exp(logit - max) / sum = 2^(dot * scale_log2 + bias); an invalid row gets no share.
@@ -173,23 +212,25 @@ __device__ __forceinline__ void PrepareMasses(const EstimateParams& p, const Blo
     }
     shared.bias[row] = bias;
   }
-  if (threadIdx.x < kBlockRuns) {
-    int lowest = INT_MAX, last_start = 0;
-    for (int row = threadIdx.x * kRun; row < (threadIdx.x + 1) * kRun; ++row) {
-      lowest = min(lowest, shared.query_position[row]);
-      if (kDocuments) last_start = max(last_start, shared.query_start[row]);
-    }
-    shared.run_min_position[threadIdx.x] = lowest;
-    if (kDocuments) shared.run_max_start[threadIdx.x] = last_start;
-  } else if (threadIdx.x >= 32 && threadIdx.x < 32 + kBlockQueries / kGroup) {
-    const int group = static_cast<int>(threadIdx.x) - 32;
-    int highest = 0;
-    for (int row = group * kGroup; row < (group + 1) * kGroup; ++row) {
-      highest = max(highest, shared.query_position[row]);
-    }
-    shared.group_max_position[group] = highest;
-  }
   __syncthreads();
+}
+
+// What kGroup queries side by side see: all of them up to `all_before` and from `all_from` on, none
+// after `last`.
+struct GroupView {
+  int all_from = 0, all_before = INT_MAX, last = -1;
+};
+template <bool kDocuments, typename Shared>
+__device__ __forceinline__ GroupView GroupViewOf(const Shared& shared, int group) {
+  GroupView view;
+#pragma unroll
+  for (int row = group * kGroup; row < (group + 1) * kGroup; ++row) {
+    const int position = shared.query_position[row];
+    view.all_before = min(view.all_before, position);
+    if (position != kNoQuery) view.last = max(view.last, position);
+    if (kDocuments) view.all_from = max(view.all_from, shared.query_start[row]);
+  }
+  return view;
 }
 
 // Masses of columns. Keys are the rows of the product here, so that the sum over the
@@ -203,18 +244,16 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   const BlockWork work(p, blockIdx.x);
   const int turns = work.run_count <= 2 ? 2 : 1;
   StartBlock<kDocuments>(p, work, &key_map, shared, kConsumers / turns);
-  PrepareMasses<kDocuments>(p, work, shared);
+  PrepareMasses(p, work, shared);
   if (threadIdx.x >= kConsumerThreads)
     return ProduceKeys(p, work, &key_map, shared, kStages, work.tile_count);
 
   const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  constexpr int kGroups = 2 * kRun / kGroup;
   const int half = warpgroup % 2, pair = turns == 1 ? warpgroup / 2 : 0;
   const int first_row = pair * 2 * kRun;
   const float* bias = shared.bias + first_row + lane % 4 * 2;
-  const int min_position =
-      min(shared.run_min_position[pair * 2], shared.run_min_position[pair * 2 + 1]);
-  const int max_start =
-      kDocuments ? max(shared.run_max_start[pair * 2], shared.run_max_start[pair * 2 + 1]) : 0;
+  const GroupView group = GroupViewOf<kDocuments>(shared, first_row / kGroup + lane % kGroups);
   // After QuadSum this lane has the sum of one row over one of the two runs.
   const int run = pair * 2 + lane % 2, row = warp * 16 + lane / 4 + lane / 2 % 2 * 8;
   const bool run_valid = run < work.run_count;
@@ -234,16 +273,18 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     FinishLogits(s);
     ReleaseStage(shared, stage);
 
-    const int key = (work.first_tile + i) * kKeyTile + half * kRun;
-    const bool all_visible = key + kRun <= p.keys && key_position + kRun - 1 <= min_position &&
-                             (!kDocuments || key_position >= max_start);
+    const int key = work.Tile(i) * kKeyTile + half * kRun;
+    // A bit a group. Where queries are spread over the sequence, many come before these keys.
+    const uint32_t seen = __ballot_sync(0xffffffffu, key_position <= group.last);
+    const uint32_t cut = __ballot_sync(
+        0xffffffffu, key + kRun > p.keys || key_position + kRun - 1 > group.all_before ||
+                         (kDocuments && key_position < group.all_from));
     float part[2][2] = {};  // [row half][run]
 #pragma unroll
-    for (int j = 0; j < 16; ++j) {
+    for (int j = 0; j < kGroups; ++j) {
+      if ((seen >> j & 1) == 0) continue;
       const int column = first_row + j * kGroup + lane % 4 * 2;
-      if (!all_visible) {
-        // Where queries are spread over the sequence, many come before these keys.
-        if (key_position > shared.group_max_position[first_row / kGroup + j]) continue;
+      if ((cut >> j & 1) != 0) {
         const int2 at = *reinterpret_cast<const int2*>(shared.query_position + column);
         int2 start = {0, 0};
         if (kDocuments) start = *reinterpret_cast<const int2*>(shared.query_start + column);

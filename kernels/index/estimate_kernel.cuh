@@ -67,32 +67,44 @@ struct EstimateShared {
   alignas(1024) __nv_bfloat16 k[kStages][kKeyTile * kHeadDim];
   int query_position[kBlockQueries];  // kNoQuery for a row that is none
   float bias[kBlockQueries];          // see MassKernel
-  int run_min_position[kBlockRuns];
-  int group_max_position[kBlockQueries / kGroup];
-  int key_position[kStages][2];  // of each half of a tile
+  int key_position[kStages][2];       // of each half of a tile
   ptx::Mbarrier full[kStages];
   ptx::Mbarrier empty[kStages];
   // The first key that a query sees, in kernels that know packed documents.
   int query_start[kBlockQueries];
-  int run_max_start[kBlockRuns];
 };
 
-// What a block works on.
+// Where a row of a block's queries belongs: to one of its runs, and to a place there.
+struct RunRow {
+  int run, row;
+};
+
+// What a block works on: every p.chunks-th tile of keys, as late ones are seen by fewer queries.
 struct BlockWork {
   int kv_head;
   int first_run;  // among the group * runs runs of the KV head
   int run_count;  // 1 to kBlockRuns
-  int first_tile;
+  int first_tile, tile_step;
   int tile_count;
 
   __device__ BlockWork(const EstimateParams& p, int block) {
-    const int combination = block / p.chunks, chunk = block % p.chunks;
+    const int combination = block / p.chunks;
     kv_head = combination / p.block_groups;
     first_run = combination % p.block_groups * kBlockRuns;
     run_count = min(kBlockRuns, p.group * p.runs - first_run);
-    first_tile = static_cast<int>(static_cast<int64_t>(chunk) * p.key_tiles / p.chunks);
-    tile_count =
-        static_cast<int>(static_cast<int64_t>(chunk + 1) * p.key_tiles / p.chunks) - first_tile;
+    first_tile = block % p.chunks;
+    tile_step = p.chunks;
+    tile_count = (p.key_tiles - first_tile + p.chunks - 1) / p.chunks;
+  }
+  // The number of the block's `i`-th tile in the sequence's shard.
+  __device__ int Tile(int i) const { return first_tile + i * tile_step; }
+  // Every 64 rows, which a warpgroup multiplies, are a run; or, crossed, a quarter of each of four
+  // runs, one a warp. Of queries that are spread over the sequence a quarter as a whole comes
+  // before many keys, and each of the multiprocessor's schedulers has a warp of each quarter.
+  static __device__ RunRow Place(int row, bool crossed) {
+    const int sixty_four = row / kRun, within = row % kRun;
+    if (!crossed) return {sixty_four, within};
+    return {within / 16, sixty_four * 16 + within % 16};
   }
   // The query head of run `run` of this block.
   __device__ int Head(const EstimateParams& p, int run) const {
@@ -104,15 +116,17 @@ struct BlockWork {
 };
 
 // Consumer threads load their block's queries; all threads must then synchronise. position_of(e) is
-// the position of query e, start_of(e) where its document starts.
+// the position of query e, start_of(e) where its document starts; `crossed`: BlockWork::Place.
 template <int kHeadDim, typename PositionOf, typename StartOf>
 __device__ __forceinline__ void LoadQueries(const EstimateParams& p, const BlockWork& work,
                                             EstimateShared<kHeadDim>& shared,
-                                            PositionOf position_of, StartOf start_of) {
+                                            PositionOf position_of, StartOf start_of,
+                                            bool crossed = false) {
   constexpr int kChunks = kHeadDim / 8;  // of 16 bytes in a row
   for (int i = threadIdx.x; i < kBlockQueries * kChunks; i += kConsumerThreads) {
     const int row = i / kChunks, chunk = i % kChunks;
-    const int run = row / kRun, query = work.FirstQuery(p, run) + row % kRun;
+    const auto [run, of_run] = BlockWork::Place(row, crossed);
+    const int query = work.FirstQuery(p, run) + of_run;
     uint4 value = make_uint4(0, 0, 0, 0);
     if (run < work.run_count && query < p.queries) {
       value = *reinterpret_cast<const uint4*>(p.q + query * p.q_token_stride +
@@ -122,7 +136,8 @@ __device__ __forceinline__ void LoadQueries(const EstimateParams& p, const Block
     *reinterpret_cast<uint4*>(base + row * 128 + ((chunk % 8) ^ (row % 8)) * 16) = value;
   }
   for (int row = threadIdx.x; row < kBlockQueries; row += kConsumerThreads) {
-    const int run = row / kRun, query = work.FirstQuery(p, run) + row % kRun;
+    const auto [run, of_run] = BlockWork::Place(row, crossed);
+    const int query = work.FirstQuery(p, run) + of_run;
     const bool valid = run < work.run_count && query < p.queries;
     shared.query_position[row] = valid ? static_cast<int>(position_of(query)) : kNoQuery;
     shared.query_start[row] = valid ? static_cast<int>(start_of(query)) : 0;
@@ -150,7 +165,7 @@ __device__ __forceinline__ void ProduceKeys(const EstimateParams& p, const Block
                                             EstimateShared<kHeadDim>& shared, int begin, int end) {
   if (threadIdx.x % 32 != 0) return;
   for (int i = begin; i < min(end, work.tile_count); ++i) {
-    const int stage = i % kStages, key = (work.first_tile + i) * kKeyTile;
+    const int stage = i % kStages, key = work.Tile(i) * kKeyTile;
     if (i >= kStages) ptx::MbarrierWait(&shared.empty[stage], (i / kStages - 1) & 1);
     for (int half = 0; half < 2; ++half) {
       const int first = min(key + half * kRun, p.keys - 1);
@@ -221,21 +236,30 @@ class ProductTurn {
 };
 
 // One tile's logits of the 64 queries at `q`, once it is there; then gives the tile back. Leaves in
-// key_position where the tile's halves begin.
+// key_position where the tile's halves begin. False, without logits, for a tile after
+// `last_position`, up to which the warpgroup's queries see keys.
 template <int kHeadDim>
-__device__ __forceinline__ void RowLogits(float (&s)[64], EstimateShared<kHeadDim>& shared,
+__device__ __forceinline__ bool RowLogits(float (&s)[64], EstimateShared<kHeadDim>& shared,
                                           const BlockWork& work, int tile, const char* q,
-                                          const ProductTurn& turn, int (&key_position)[2]) {
+                                          int last_position, const ProductTurn& turn,
+                                          int (&key_position)[2]) {
   const int stage = tile % kStages;
   ptx::MbarrierWait(&shared.full[stage], tile / kStages & 1);
   key_position[0] = KeyPosition(shared, stage, 0);
   key_position[1] = KeyPosition(shared, stage, 1);
   turn.Begin();
+  const bool last_tile = tile + 1 == work.tile_count;
+  if (key_position[0] > last_position) {
+    turn.End(last_tile);
+    ReleaseStage(shared, stage);
+    return false;
+  }
   StartLogits<kHeadDim>(s, q, kBlockQueries, reinterpret_cast<const char*>(shared.k[stage]),
                         kKeyTile);
-  turn.End(tile + 1 == work.tile_count);
+  turn.End(last_tile);
   FinishLogits(s);
   ReleaseStage(shared, stage);
+  return true;
 }
 
 // v[row half][s] of the four lanes of a quad are summed; lane l returns the sum of v[l / 2][l % 2].

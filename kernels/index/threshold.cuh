@@ -9,7 +9,6 @@
 namespace ringleader::kernels::index {
 
 inline constexpr int kSelectThreads = 1024;
-inline constexpr int kBins = 4096;
 
 // Everything above `value` is taken, and the first `ties` of those equal to it; count and mass are
 // of what is taken.
@@ -22,7 +21,9 @@ struct Threshold {
   uint64_t above;  // CountAndMass of what lies above `value`
 };
 
-struct SelectShared {
+// kBins: of a histogram, a power of two from 256 on. Few elements are done faster with few.
+template <int kBins>
+struct SelectSharedOf {
   alignas(16) uint32_t count[kBins];  // of this block
   // A block by itself: masses; those of a head together stay below 2^31. A cluster: the counts of
   // all its blocks.
@@ -34,6 +35,8 @@ struct SelectShared {
   uint64_t above;
   uint64_t at_crossing;
 };
+using SelectShared = SelectSharedOf<4096>;
+using SmallSelectShared = SelectSharedOf<256>;
 
 struct Scan {
   uint64_t inclusive;
@@ -62,28 +65,33 @@ __device__ __forceinline__ Scan BlockScan(uint64_t value, uint64_t* slots) {
   return {before + value, total};
 }
 
-// The first histogram is logarithmic, 128 bins an octave, so that the many small masses do not all
-// meet in one bin; below 128 its bins are single values.
-__device__ __forceinline__ int LogarithmicBin(int mass) {
-  if (mass < 128) return mass;
-  const int octave = 31 - __clz(mass);
-  return (octave - 6) * 128 + ((mass >> (octave - 7)) & 127);
+__device__ constexpr int BitsOf(int power_of_two) {
+  return power_of_two == 1 ? 0 : 1 + BitsOf(power_of_two / 2);
 }
 
-// The masses that a histogram looks at: `low` and up to `width` above it, 2^shift in a bin. The
-// second and third split one bin of the one before, down to single values.
+// The masses that a histogram of kBins looks at: `low` and up to `width` above it, 2^shift in a
+// bin. The first is logarithmic, 2^kOctave bins an octave, so that the many small masses do not all
+// meet in one bin; below 2^kOctave its bins are single values. Each that follows splits one bin of
+// the one before, down to single values.
+template <int kBins>
 struct Window {
+  static constexpr int kBits = BitsOf(kBins), kOctave = kBits - 5;
   int low = 1;
   uint32_t width = INT_MAX;
   int shift = 0;
 
+  static __device__ __forceinline__ int LogarithmicBin(int mass) {
+    if (mass < 1 << kOctave) return mass;
+    const int above = 31 - __clz(mass) - kOctave;  // octaves after the single values
+    return ((above + 1) << kOctave) + ((mass >> above) & ((1 << kOctave) - 1));
+  }
   static __device__ __forceinline__ Window OfLogarithmicBin(int bin) {
-    if (bin < 128) return {bin, 1, 0};
-    const int bits = bin / 128 - 1;
-    return {(128 + bin % 128) << bits, 1u << bits, max(0, bits - 12)};
+    if (bin < 1 << kOctave) return {bin, 1, 0};
+    const int bits = (bin >> kOctave) - 1, place = bin & ((1 << kOctave) - 1);
+    return {((1 << kOctave) + place) << bits, 1u << bits, max(0, bits - kBits)};
   }
   __device__ __forceinline__ Window OfBin(int bin) const {
-    return {low + (bin << shift), 1u << shift, 0};
+    return {low + (bin << shift), 1u << shift, max(0, shift - kBits)};
   }
 };
 
@@ -94,10 +102,10 @@ __device__ __forceinline__ uint64_t CountAndMass(uint32_t count, uint32_t mass) 
 
 // Counts the masses of this block's share [begin, end) that lie in `window` by bins: logarithmic
 // ones in the first histogram, even ones in those that follow.
-template <bool kMass, int kThreads, typename MassOf, typename CostOf>
-__device__ __forceinline__ void FillHistogram(SelectShared& shared, int begin, int end,
-                                              MassOf mass_of, CostOf cost_of, const Window& window,
-                                              bool logarithmic) {
+template <bool kMass, int kThreads, int kBins, typename MassOf, typename CostOf>
+__device__ __forceinline__ void FillHistogram(SelectSharedOf<kBins>& shared, int begin, int end,
+                                              MassOf mass_of, CostOf cost_of,
+                                              const Window<kBins>& window, bool logarithmic) {
   for (int b = threadIdx.x; b < kBins; b += kThreads) {
     shared.count[b] = 0;
     if (kMass) shared.sum[b] = 0;
@@ -109,7 +117,8 @@ __device__ __forceinline__ void FillHistogram(SelectShared& shared, int begin, i
     const int mass = mass_of(i);
     const uint32_t offset = static_cast<uint32_t>(mass - window.low);
     if (offset >= window.width) continue;
-    const int bin = logarithmic ? LogarithmicBin(mass) : static_cast<int>(offset >> window.shift);
+    const int bin =
+        logarithmic ? window.LogarithmicBin(mass) : static_cast<int>(offset >> window.shift);
     atomicAdd(&shared.count[bin], static_cast<uint32_t>(cost_of(i)));
     if (kMass) atomicAdd(&shared.sum[bin], static_cast<uint32_t>(mass));
   }
@@ -117,8 +126,8 @@ __device__ __forceinline__ void FillHistogram(SelectShared& shared, int begin, i
 
 // Each block of the cluster adds up its share of the bins over all blocks and writes the counts to
 // the `sum` of all.
-template <int kCluster, int kThreads>
-__device__ __forceinline__ void SumOverCluster(SelectShared& shared) {
+template <int kCluster, int kThreads, int kBins>
+__device__ __forceinline__ void SumOverCluster(SelectSharedOf<kBins>& shared) {
   const cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
   cluster.sync();
   constexpr int kShare = kBins / kCluster;
@@ -137,21 +146,26 @@ __device__ __forceinline__ void SumOverCluster(SelectShared& shared) {
 
 // Adds up bins from the top, after `above`, and leaves in `shared` the one in which `reached` comes
 // true, if there is one. Returns the sum of all. `counts`: [kBins] of shared memory.
-template <bool kMass, int kThreads, typename Reached>
-__device__ __forceinline__ uint64_t FindCrossing(SelectShared& shared, const uint32_t* counts,
-                                                 uint64_t above, Reached reached) {
+template <bool kMass, int kThreads, int kBins, typename Reached>
+__device__ __forceinline__ uint64_t FindCrossing(SelectSharedOf<kBins>& shared,
+                                                 const uint32_t* counts, uint64_t above,
+                                                 Reached reached) {
   constexpr int kPerThread = kBins / kThreads;  // neighbours
-  static_assert(kPerThread % 4 == 0);
+  static_assert(kPerThread == 1 || kPerThread % 4 == 0);
   const int bottom = kBins - kPerThread * (1 + static_cast<int>(threadIdx.x));
   uint64_t of_bin[kPerThread], sum = 0;
+  if constexpr (kPerThread == 1) {
+    of_bin[0] = CountAndMass(counts[bottom], kMass ? shared.sum[bottom] : 0);
+  } else {
 #pragma unroll
-  for (int four = 0; four < kPerThread; four += 4) {
-    const uint4 c = *reinterpret_cast<const uint4*>(counts + bottom + four);
-    const uint32_t count_of[4] = {c.x, c.y, c.z, c.w};
+    for (int four = 0; four < kPerThread; four += 4) {
+      const uint4 c = *reinterpret_cast<const uint4*>(counts + bottom + four);
+      const uint32_t count_of[4] = {c.x, c.y, c.z, c.w};
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      of_bin[kPerThread - 1 - four - k] =
-          CountAndMass(count_of[k], kMass ? shared.sum[bottom + four + k] : 0);
+      for (int k = 0; k < 4; ++k) {
+        of_bin[kPerThread - 1 - four - k] =
+            CountAndMass(count_of[k], kMass ? shared.sum[bottom + four + k] : 0);
+      }
     }
   }
 #pragma unroll
@@ -176,16 +190,17 @@ __device__ __forceinline__ uint64_t FindCrossing(SelectShared& shared, const uin
 // kThreads share the work and all get the result; a cluster counts only, mass_left is ignored.
 // Where an element counts for more than one (`cost_of`; all together below 2^31), which of those
 // equal to the value are taken depends on their order: `ties`, `count` and `mass` then say nothing.
-template <int kCluster, int kThreads, typename MassOf, typename CostOf>
-__device__ Threshold FindThreshold(SelectShared& shared, int begin, int end, MassOf mass_of,
-                                   int64_t count_left, int64_t mass_left, CostOf cost_of) {
+template <int kCluster, int kThreads, int kBins, typename MassOf, typename CostOf>
+__device__ Threshold FindThreshold(SelectSharedOf<kBins>& shared, int begin, int end,
+                                   MassOf mass_of, int64_t count_left, int64_t mass_left,
+                                   CostOf cost_of) {
   constexpr bool kMass = kCluster == 1;
   if (count_left <= 0 || (kMass && mass_left <= 0)) return {INT_MAX, 0, 0, 0, 0, 0};
   const auto reached = [&](uint64_t taken) {
     return static_cast<int64_t>(taken >> 32) >= count_left ||
            (kMass && static_cast<int64_t>(taken & 0xffffffffu) >= mass_left);
   };
-  Window window;
+  Window<kBins> window;
   uint64_t above = 0;  // CountAndMass of what is taken with certainty
   for (int level = 0;; ++level) {
     FillHistogram<kMass, kThreads>(shared, begin, end, mass_of, cost_of, window, level == 0);
@@ -202,9 +217,13 @@ __device__ Threshold FindThreshold(SelectShared& shared, int begin, int end, Mas
               all};
     }
     above = shared.above;
-    const int equal = static_cast<int>(shared.at_crossing >> 32);
+    const uint64_t at_crossing = shared.at_crossing;
+    const int equal = static_cast<int>(at_crossing >> 32);
     __syncthreads();
-    window = level == 0 ? Window::OfLogarithmicBin(crossing) : window.OfBin(crossing);
+    window = level == 0 ? window.OfLogarithmicBin(crossing) : window.OfBin(crossing);
+    if (kMass && equal == 1) {  // an element alone in its bin, whose mass is the bin's
+      window = {static_cast<int>(at_crossing & 0xffffffffu), 1, 0};
+    }
     if (window.width > 1) continue;
     const int value = window.low;
     const int64_t above_count = static_cast<int64_t>(above >> 32);

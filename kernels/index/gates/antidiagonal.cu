@@ -65,10 +65,10 @@ __device__ void FinishRows(const ScoreParams& p, int64_t first_slot, int rows, i
 }
 
 // A block of threads takes a tile of queries of a head: masses of blocks, then which are kept.
-__global__ void __launch_bounds__(kKeepThreads)
+__global__ void __launch_bounds__(kKeepThreads, 4)
     KeepKernel(const ScoreParams p, const KeepParams keep) {
   extern __shared__ int32_t mass[];  // of what the tile sees
-  __shared__ SelectShared shared;
+  __shared__ SmallSelectShared shared;
   __shared__ RowSoftmax softmax;
   const int a = keep.first_tile + blockIdx.x, head = blockIdx.y;
   const SeenBlocks blocks = SeenBlocksOf(p.seen, p.layout, a, keep.tile, keep.tile);
@@ -79,7 +79,8 @@ __global__ void __launch_bounds__(kKeepThreads)
   const auto item_of = [&](int block) { return block * keep.width / kScoreColumns; };
   // Of items behind the last one that a row sees nothing was scored: there is no mass.
   const int last_item =
-      rows == 0 ? -1 : GroupPositions{p}.Last(p.first_row + first_row + rows - 1) / kScoreColumns;
+      rows == 0 ? -1
+                : GroupPositions<true>{p}.Last(p.first_row + first_row + rows - 1) / kScoreColumns;
   FinishRows(p, first_slot, rows, item_of(first), last_item, softmax);
   __syncthreads();
   uint64_t total = 0;
@@ -161,18 +162,19 @@ Batches BatchesOf(int64_t query_tokens, int heads, const AntidiagonalGateStep& s
 
 using Kernel = void (*)(ScoreParams, CUtensorMap, CUtensorMap);
 
+template <bool kIntervals>
 Kernel KernelOf(int width) {
   switch (width) {
     case 1:
-      return ScoreKernel<1>;
+      return ScoreKernel<1, kIntervals>;
     case 2:
-      return ScoreKernel<2>;
+      return ScoreKernel<2, kIntervals>;
     case 4:
-      return ScoreKernel<4>;
+      return ScoreKernel<4, kIntervals>;
     case 8:
-      return ScoreKernel<8>;
+      return ScoreKernel<8, kIntervals>;
     case 16:
-      return ScoreKernel<16>;
+      return ScoreKernel<16, kIntervals>;
     default:
       return nullptr;
   }
@@ -222,7 +224,8 @@ absl::Status ChooseByAntidiagonals(const TokenMajor<const __nv_bfloat16>& q,
   RETURN_IF_ERROR(sm90::CheckHopper());
   const Batches batches = BatchesOf(q.tokens, q.heads, step);
   const int width = step.tile / step.stride;
-  const Kernel kernel = KernelOf(width);
+  const Kernel kernel =
+      step.seen.intervals == nullptr ? KernelOf<false>(width) : KernelOf<true>(width);
   CUtensorMap query_map = {}, key_map = {};
   if (batches.rows > 0) {
     ASSIGN_OR_RETURN(query_map, sm90::LoadGroupMap(q, step.stride, kScoreRows, kName));

@@ -43,21 +43,28 @@ struct ScoreParams {
   float* block_sums = nullptr;  // [heads, rows, blocks]: the parts of `sum`
 };
 
-// Positions of groups, as numbers of groups.
+// Positions of groups, as numbers of groups. kIntervals: whether a mask of intervals is known.
+template <bool kIntervals>
 struct GroupPositions {
   const ScoreParams& p;
 
   // The first and the last group of keys that a row sees.
   __device__ int Start(int row) const {
-    return static_cast<int>(p.seen.Begin(static_cast<int64_t>(row) * p.stride) / p.stride);
+    return static_cast<int>(Seen().Begin(static_cast<int64_t>(row) * p.stride) / p.stride);
   }
   __device__ int Last(int row) const {
-    return static_cast<int>(LastGroupOf(p.seen, p.layout, p.stride, row));
+    return static_cast<int>(LastGroupOf(Seen(), p.layout, p.stride, row));
+  }
+
+ private:
+  __device__ SeenKeys Seen() const {
+    return {p.seen.document_starts, kIntervals ? p.seen.intervals : nullptr};
   }
 };
 
 // The work of a CTA in turn: every gridDim.x-th item that some row of a tile of rows sees, head by
 // head. What rows see first and last ascends with them, so a tile's items are neighbours.
+template <bool kIntervals>
 struct ScoreWalk {
   const ScoreParams& p;
   int head = 0, row = 0, item = 0;  // row: the tile's first, from first_row on
@@ -71,7 +78,7 @@ struct ScoreWalk {
 
  private:
   __device__ void Settle() {
-    const GroupPositions positions = {p};
+    const GroupPositions<kIntervals> positions = {p};
     for (; head < p.heads; ++head, row = 0) {
       for (; row < p.rows; row += kScoreRows) {
         const int first = p.first_row + row, last = p.first_row + min(row + kScoreRows, p.rows) - 1;
@@ -111,10 +118,11 @@ __device__ __forceinline__ void LoadGroups(void* smem, const CUtensorMap* map,
 
 // One thread loads: of each stage 64 columns of one token of each group of queries, and of the
 // token of each group of keys that it meets.
-__device__ inline void ProduceScores(const ScoreParams& p, const CUtensorMap* query_map,
-                                     const CUtensorMap* key_map, ScoreShared& shared) {
+template <bool kIntervals>
+__device__ __forceinline__ void ProduceScores(const ScoreParams& p, const CUtensorMap* query_map,
+                                              const CUtensorMap* key_map, ScoreShared& shared) {
   sm90::RingCursor<kScoreStages> cursor;
-  for (ScoreWalk walk(p); !walk.done(); walk.Advance()) {
+  for (ScoreWalk<kIntervals> walk(p); !walk.done(); walk.Advance()) {
     const int head = p.first_head + walk.head, row = p.first_row + walk.row;
     for (int i = 0; i < p.stride; ++i) {
       for (int block = 0; block < p.head_blocks; ++block) {
@@ -227,10 +235,10 @@ __device__ __forceinline__ void StoreBlockSums(float* to, int first, int blocks,
 }
 
 // What is left of an item: maxima, exponentials, sums.
-template <int kWidth>
-__device__ __forceinline__ void StoreScores(const ScoreParams& p, const ScoreWalk& walk,
+template <int kWidth, bool kIntervals>
+__device__ __forceinline__ void StoreScores(const ScoreParams& p, const ScoreWalk<kIntervals>& walk,
                                             int warpgroup, ScoreAccumulators& sums) {
-  const GroupPositions positions = {p};
+  const GroupPositions<kIntervals> positions = {p};
   const int lane = threadIdx.x % 32, quad = lane % 4;
   const int first_column = walk.item * kScoreColumns + 2 * quad;
 #pragma unroll
@@ -267,7 +275,7 @@ __device__ __forceinline__ void StoreScores(const ScoreParams& p, const ScoreWal
 }
 
 // kWidth: groups of a block.
-template <int kWidth>
+template <int kWidth, bool kIntervals>
 __global__ void __launch_bounds__(kScoreThreads, 1)
     ScoreKernel(const ScoreParams p, const __grid_constant__ CUtensorMap query_map,
                 const __grid_constant__ CUtensorMap key_map) {
@@ -283,14 +291,14 @@ __global__ void __launch_bounds__(kScoreThreads, 1)
   __syncthreads();
   sm90::RunRoles<1>(
       [&](int) {
-        if (threadIdx.x == 0) ProduceScores(p, &query_map, &key_map, shared);
+        if (threadIdx.x == 0) ProduceScores<kIntervals>(p, &query_map, &key_map, shared);
       },
       [&](int warpgroup) {
         sm90::RingCursor<kScoreStages> cursor;
         ScoreAccumulators sums;
-        for (ScoreWalk walk(p); !walk.done(); walk.Advance()) {
+        for (ScoreWalk<kIntervals> walk(p); !walk.done(); walk.Advance()) {
           MultiplyScores(p, warpgroup, shared, cursor, sums);
-          StoreScores<kWidth>(p, walk, warpgroup, sums);
+          StoreScores<kWidth, kIntervals>(p, walk, warpgroup, sums);
         }
       });
 }

@@ -81,8 +81,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   for (int i = warpgroup / (kConsumers / turns); i < work.tile_count; i += turns) {
     float s[64];
     int key_position[2];
-    RowLogits(s, shared, work, i, q, turn, key_position);
-    const int key = (work.first_tile + i) * kKeyTile;
+    RowLogits(s, shared, work, i, q, INT_MAX, turn, key_position);
+    const int key = work.Tile(i) * kKeyTile;
     const bool all_visible =
         key + kKeyTile <= p.keys &&
         max(key_position[0], key_position[1]) + kRun - 1 <= min(last[0], last[1]) &&

@@ -159,7 +159,7 @@ __device__ double BlockSum(double value, double* slots) {
 }
 
 struct MoveShared {
-  SelectShared select;
+  SmallSelectShared select;
   double slots[kGateWarps];
 };
 
