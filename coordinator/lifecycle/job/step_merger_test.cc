@@ -192,7 +192,8 @@ TEST(MergeStepsTest, AStepWithoutAProbeHasNoneMerged) {
 // Two groups of two ranks; in each layer and ring step the ranks of a group wait for each other.
 TEST(MergeStepsTest, ImbalanceIsThatOfRanksThatWaitForEachOther) {
   std::vector<v1::StepReport> reports;
-  const auto add = [&](uint32_t group, double seconds, std::vector<std::vector<uint64_t>> layers) {
+  const auto add = [&](uint32_t group, double seconds,
+                       const std::vector<std::vector<uint64_t>>& layers) {
     v1::StepReport& report = reports.emplace_back(Report(1, static_cast<int>(reports.size())));
     report.set_group(group);
     report.set_rank_tokens(1000);
