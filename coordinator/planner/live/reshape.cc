@@ -83,7 +83,10 @@ std::vector<int64_t> DocumentsFrom(std::span<const v1::StepReport> recent, uint6
     const double length = std::max(1.0, kShareOfBin * static_cast<double>(bin));
     if (length >= static_cast<double>(tokens)) return {};
     owed += count * length / all * static_cast<double>(tokens);
-    for (; owed >= length; owed -= length) documents.push_back(static_cast<int64_t>(length));
+    while (owed >= length) {
+      documents.push_back(static_cast<int64_t>(length));
+      owed -= length;
+    }
   }
   if (documents.size() < 2) documents.clear();
   return documents;
