@@ -1,5 +1,6 @@
 """bench/longca/masks on the CPU: which cells and figures there are. Its times are for GPUs alone."""
 
+import argparse
 import csv
 import itertools
 import pathlib
@@ -16,7 +17,8 @@ FOLDER = pathlib.Path(__file__).parents[2] / "bench" / "longca" / "masks"
 sys.path.append(str(FOLDER))
 
 from choices import choices_of  # noqa: E402
-from tables import NOT_RUN, figures  # noqa: E402
+from main import CutOff, run_cells  # noqa: E402
+from tables import NOT_RUN, Table, figures  # noqa: E402
 
 pytestmark = pytest.mark.skipif(CUDA, reason="it runs in small shapes on the CPU")
 
@@ -65,6 +67,26 @@ def test_cut_off(tmp_path):
     assert sorted(cells) == sorted(itertools.product(tokens, NAMES, choices, ("ringleader", "flash"), ("forward", "backward")))
     assert float(rows[0]["ms"]) > 0 and rows[-1]["note"] == NOT_RUN
     assert (tmp_path / "longca_masks.svg").exists()
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_cut_off_while_a_row_is_added(tmp_path, written):
+    class CutTable(Table):
+        def _write(self, row):
+            now = len(self.rows) == 3 and not self.was_cut
+            if written or not now:
+                super()._write(row)
+            if now:
+                self.was_cut = True
+                raise CutOff
+
+    table = CutTable(tmp_path / "longca_masks.csv", {})
+    table.was_cut = False
+    options = argparse.Namespace(device="cpu", tokens=[256], masks=["full", "causal"], choices=["all"], kernels=["ringleader"],
+                                 seconds=0)
+    assert run_cells(options, table)
+    assert [(row["mask"], row["direction"], row["note"]) for row in rows_in(tmp_path)] == [
+        ("full", "forward", ""), ("full", "backward", ""), ("causal", "forward", ""), ("causal", "backward", NOT_RUN)]
 
 
 @pytest.mark.parametrize("text", ["5:uniform", "even:5", "0", "120", "some"])

@@ -160,6 +160,7 @@ def run_cells(options, table):
                                          f"tokens is off by {row['error']:.3f} of the norm")
         return False
     except CutOff:
+        table.write_again()
         names = ("tokens", "mask", "choice", "kernel", "direction")
         known = {tuple(row[name] for name in names) for row in table.rows}
         for cell in itertools.product(options.tokens, options.masks, [c.name for c in choices], options.kernels, DIRECTIONS):

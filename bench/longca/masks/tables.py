@@ -16,17 +16,30 @@ class Table:
     """Rows, each in the file as soon as it is known. `common`: what all rows say of the run."""
 
     def __init__(self, path, common):
-        self.rows, self.common = [], common
-        self.file = open(path, "w", newline="")
+        self.rows, self.common, self.path = [], common, path
+        self._start()
+
+    def _start(self):
+        self.file = open(self.path, "w", newline="")
         self.writer = csv.DictWriter(self.file, [*COLUMNS, "hardware", "commit", "date"], extrasaction="ignore")
         self.writer.writeheader()
 
-    def add(self, row):
+    def _write(self, row):
         self.writer.writerow({k: round(x, 4) if isinstance(x, float) else x for k, x in {**row, **self.common}.items()})
         self.file.flush()
+
+    def add(self, row):
         self.rows.append(row)
+        self._write(row)
         print(", ".join(x if isinstance(x, str) else f"{k} {x:.4g}" if isinstance(x, float) else f"{k} {x}"
                         for k, x in row.items()), flush=True)
+
+    def write_again(self):
+        """Makes the file hold each of the rows once, wherever a signal's exception left add()."""
+        self.file.close()
+        self._start()
+        for row in self.rows:
+            self._write(row)
 
 
 def picture(rows, path):
