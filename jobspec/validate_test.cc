@@ -114,10 +114,31 @@ TEST(ValidateTest, FieldsMustFitThePattern) {
   EXPECT_EQ(Complaint({"attention.pattern=adaspa", "attention.density=0.7",
                        "attention.head_budgets=equal"}),
             "");
+  EXPECT_THAT(Complaint({"attention.pattern=adaspa", "attention.density=0.7",
+                         "attention.head_budgets=by_probe"}),
+              HasSubstr("with attention.head_budgets: by_probe some heads keep half more"));
   EXPECT_THAT(Complaint({"attention.density=5"}),
               HasSubstr("attention.density: 5 is out of range"));
   EXPECT_THAT(Complaint({"parallelism.stripe=64"}), HasSubstr("parallelism.layout: striped"));
   EXPECT_EQ(Complaint({"parallelism.stripe=128", "parallelism.layout=striped"}), "");
+}
+
+TEST(ValidateTest, HeadBudgetsFollowProbesThatThereAre) {
+  EXPECT_EQ(Complaint({"attention.head_budgets=by_probe"}), "");
+  EXPECT_EQ(Complaint({"attention.pattern=adaspa", "attention.head_budgets=by_probe"}), "");
+  EXPECT_THAT(Complaint({"attention.head_budgets=by_probe", "attention.probe_every=0"}),
+              HasSubstr("attention.head_budgets: by_probe follows the probes, of which "
+                        "attention.probe_every: 0 asks for none; give attention.probe_every"));
+  EXPECT_THAT(Complaint({"attention.head_budgets=by_probe", "attention.balance.anchor=mean"}),
+              HasSubstr("attention.head_budgets: by_probe does not go with "
+                        "attention.balance.anchor"));
+  EXPECT_THAT(Complaint({"attention.head_budgets=by_probe", "parallelism.layout=documents"}),
+              HasSubstr("parallelism.layout: documents does not go with attention.head_budgets: "
+                        "by_probe"));
+  EXPECT_THAT(Complaint({"attention.head_budgets=by_probe", "parallelism.heads=2"}),
+              HasSubstr("parallelism.heads: 2 does not go with attention.head_budgets: by_probe"));
+  EXPECT_THAT(Complaint({"attention.head_budgets=by_probe", "attention.pattern=moba"}),
+              HasSubstr("attention.head_budgets: only fits attention.pattern: vertical_slash"));
 }
 
 TEST(ValidateTest, HeadsAreSharedOutByADivisorOfTheContext) {

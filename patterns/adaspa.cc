@@ -21,11 +21,12 @@ constexpr double kMostAdaptedDensity = 2.0 / 3.0;
 constexpr PatternField kFields[] = {
     {"attention.density", "0.2", {0, 1, true},
      "Share of the other blocks that a tile of queries sees which it keeps beside its own; with "
-     "`attention.head_budgets: by_recall` the mean over heads, and at most 2/3.",
+     "`attention.head_budgets: by_recall` or `by_probe` the mean over heads, and at most 2/3.",
      Read<&AttentionOptions::density>},
     {"attention.head_budgets", "by_recall", {},
      "Whether all heads have the share (`equal`), or those that recall little half more and as many "
-     "that recall much half of it (`by_recall`).",
+     "that recall much half of it: by what each choice keeps of its own queries' attention "
+     "(`by_recall`), or by the probes of earlier steps (`by_probe`, with `attention.probe_every`).",
      ReadHeadBudgets},
 };
 // clang-format on
@@ -37,10 +38,10 @@ absl::Status Check(const AttentionOptions& options) {
   }
   if (options.adapt_heads && options.density > kMostAdaptedDensity) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("attention.density is %g; with attention.head_budgets: by_recall some "
+        absl::StrFormat("attention.density is %g; with attention.head_budgets: %s some "
                         "heads keep half more, "
                         "so that it is at most 2/3: give less, or attention.head_budgets: equal",
-                        options.density));
+                        options.density, options.adapt_by_probe ? "by_probe" : "by_recall"));
   }
   return absl::OkStatus();
 }
@@ -108,7 +109,11 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
   }
 
   const auto density = static_cast<float>(options.density);
-  const auto densities = UploadArray(device, std::vector<float>(inputs.heads, density));
+  std::vector<float> of_heads(inputs.heads, density);
+  for (size_t head = 0; head < inputs.head_halves.size(); ++head) {
+    of_heads[head] *= 0.5f * static_cast<float>(inputs.head_halves[head]);
+  }
+  const auto densities = UploadArray(device, of_heads);
   const HeadMasses masses = {.kept = AllocateArray<int64_t>(device, inputs.heads),
                              .total = AllocateArray<int64_t>(device, inputs.heads)};
   const kernels::MassGateStep keep = {.mass = mass.data(),
@@ -123,7 +128,7 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
                                       .total = masses.total.data()};
   RETURN_IF_ERROR(device.Run(keep));
   RETURN_IF_ERROR(SumOverRanks(layout, masses, device));
-  if (options.adapt_heads) {
+  if (options.adapt_heads && !options.adapt_by_probe) {
     RETURN_IF_ERROR(
         device.Run(kernels::AdaptDensityStep{.kept = masses.kept.data(),
                                              .total = masses.total.data(),
@@ -200,7 +205,8 @@ keeps its own block, as far as each query sees it, and of the others that it see
 its document starts, or what `attention.mask` shows) the share `attention.density` of largest mass, so that ranks and tiles have even work (the authors' row-wise choice). With
 `attention.head_budgets: by_recall`, the default, the choice is made twice: after the first, the heads whose choice holds
 more than 0.8 of the mass, at most half of all, get half of the share, and as many with the least get half more. Of blocks
-with equal masses even heads take the earlier, odd heads the later.
+with equal masses even heads take the earlier, odd heads the later. With `by_probe` the levels come from the probes of earlier
+steps, as under `vertical_slash`, and the choice is made once.
 
 The search takes about three products over all pairs of queries and keys, where dense attention takes two forward and five
 backward: it is what cheaper choices are measured by, more than one to train with at length. Its authors search at two of

@@ -65,13 +65,15 @@ struct AttentionOptions {
   int estimate_queries = 64;  // kVerticalSlash: at most 256
   EstimateAt estimate_at = EstimateAt::kEnd;
   bool adapt_heads = false;  // kVerticalSlash, kAdaSpa: heads of low recall get more of the budget
-  int sink_tokens = 64;      // kVerticalSlash: columns at the start that are always kept
-  int local_blocks = 1;      // kVerticalSlash: block diagonals that are, besides the main one
-  int64_t window = 0;        // kSlidingWindow: tokens a query sees, itself included
-  int block_size = 512;      // kBlockTopK, kMoba: keys of a block, a multiple of `tile`
-  int topk_blocks = 8;       // kBlockTopK: blocks kept besides a query's own; kMoba: with it
-  int stride = 16;           // kXAttention: tokens whose logits a score averages
-  double threshold = 0.9;    // kXAttention: share of the mass that a tile's blocks cover, (0, 1]
+  // With adapt_heads: by what probes found in earlier steps (patterns/index/head_budgets.h).
+  bool adapt_by_probe = false;
+  int sink_tokens = 64;    // kVerticalSlash: columns at the start that are always kept
+  int local_blocks = 1;    // kVerticalSlash: block diagonals that are, besides the main one
+  int64_t window = 0;      // kSlidingWindow: tokens a query sees, itself included
+  int block_size = 512;    // kBlockTopK, kMoba: keys of a block, a multiple of `tile`
+  int topk_blocks = 8;     // kBlockTopK: blocks kept besides a query's own; kMoba: with it
+  int stride = 16;         // kXAttention: tokens whose logits a score averages
+  double threshold = 0.9;  // kXAttention: share of the mass that a tile's blocks cover, (0, 1]
   // kXAttention: of the blocks that a tile sees, at most; kMoba: of those that a query sees. 0:
   // none is given. kKeyGroups: of the keys that a tile sees, (0, 1]. kAdaSpa: of the blocks before
   // it that a tile keeps, (0, 1].

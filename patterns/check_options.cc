@@ -115,6 +115,21 @@ absl::Status CheckBalance(const AttentionOptions& options, const PatternDefiniti
       NamesOf([](const PatternDefinition& other) { return other.can_be_balanced; })));
 }
 
+absl::Status CheckHeadBudgets(const AttentionOptions& options) {
+  if (!options.adapt_by_probe) return absl::OkStatus();
+  if (options.probe_every == 0) {
+    return Invalid(
+        "attention.head_budgets: by_probe follows the probes, of which attention.probe_every: 0 "
+        "asks for none; give attention.probe_every: 16, or attention.head_budgets: by_recall");
+  }
+  if (options.balance.anchor == kernels::Anchor::kNone) return absl::OkStatus();
+  return Invalid(
+      "attention.head_budgets: by_probe does not go with attention.balance.anchor, which moves "
+      "what "
+      "is probed by how ranks are loaded; give attention.balance.anchor: none, or "
+      "attention.head_budgets: by_recall");
+}
+
 }  // namespace
 
 bool AreApart(const AttentionOptions& options) {
@@ -123,6 +138,13 @@ bool AreApart(const AttentionOptions& options) {
 
 absl::Status CheckByDocuments(const AttentionOptions& options) {
   if (!options.by_documents) return absl::OkStatus();
+  if (options.adapt_by_probe) {
+    return Invalid(
+        "parallelism.layout: documents does not go with attention.head_budgets: by_probe, for "
+        "documents that one rank holds are probed there alone; give parallelism.layout: striped, "
+        "or "
+        "attention.head_budgets: by_recall");
+  }
   if (options.mask != Mask::kCausal) {
     return Invalid(absl::StrFormat(
         "parallelism.layout: documents goes with attention.mask: causal alone, not with %s; give "
@@ -152,7 +174,8 @@ absl::Status CheckHeadRanks(const AttentionOptions& options) {
     other = "parallelism.layout: documents; give parallelism.layout: striped";
   }
   if (options.adapt_heads) {
-    other = "attention.head_budgets: by_recall, which compares all heads; give equal";
+    other = absl::StrFormat("attention.head_budgets: %s, which compares all heads; give equal",
+                            options.adapt_by_probe ? "by_probe" : "by_recall");
   }
   if (options.dense_below > 0) {
     other = "attention.dense_below, which attends twice and chooses by token; give 0";
@@ -204,6 +227,7 @@ absl::Status CheckPattern(const AttentionOptions& options) {
   RETURN_IF_ERROR(CheckMask(options, *definition));
   RETURN_IF_ERROR(CheckSelection(options, *definition));
   RETURN_IF_ERROR(CheckBalance(options, *definition));
+  RETURN_IF_ERROR(CheckHeadBudgets(options));
   return definition->check(options);
 }
 

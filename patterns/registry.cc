@@ -29,8 +29,9 @@ constexpr const PatternDefinition* kDefinitions[] = {
 }  // namespace
 
 bool ReadHeadBudgets(std::string_view text, AttentionOptions* options) {
-  options->adapt_heads = text == "by_recall";
-  return text == "by_recall" || text == "equal";
+  options->adapt_by_probe = text == "by_probe";
+  options->adapt_heads = text == "by_recall" || options->adapt_by_probe;
+  return options->adapt_heads || text == "equal";
 }
 
 std::span<const PatternDefinition* const> Definitions() {

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "patterns/index/head_budgets.h"
 #include "patterns/index/moved_choice.h"
 #include "patterns/pattern.h"
 #include "ringleader/kernels/index.h"
@@ -53,7 +54,8 @@ constexpr PatternField kFields[] = {
      ReadBudget<&VerticalSlashBudget::max_slashes>, "attention.density", "0"},
     {"attention.head_budgets", "equal", {},
      "Whether all heads have the budget (`equal`), or those that recall little half more and as many "
-     "that recall much half of it (`by_recall`).",
+     "that recall much half of it: by what each choice keeps of its own queries' attention "
+     "(`by_recall`), or by the probes of earlier steps (`by_probe`, with `attention.probe_every`).",
      ReadHeadBudgets},
     {"attention.estimate_queries", "64", {1, kernels::kMaxEstimateQueries},
      "Queries from which the pattern is estimated.",
@@ -176,11 +178,22 @@ absl::Status GatherCandidates(VerticalSlash& work, IndexDevice& device) {
   return device.Gather(work.candidates.data(), part * static_cast<int64_t>(sizeof(int32_t)));
 }
 
+// Replaces the budgets that PrepareEstimate wrote.
+void TakeHeadBudgets(std::span<const int32_t> halves, VerticalSlash& work, IndexDevice& device) {
+  std::vector<int32_t> counts;
+  for (const int32_t of_head : halves) {
+    counts.push_back(std::min(OfHalves(work.max_verticals, of_head), work.max_columns));
+  }
+  for (const int32_t of_head : halves) counts.push_back(OfHalves(work.max_slashes, of_head));
+  work.budget_counts = UploadArray(device, counts);
+}
+
 absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, IndexDevice& device,
                    LayerIndex& index) {
   VerticalSlash work = Plan(options, inputs);
   RETURN_IF_ERROR(Estimate(work, inputs, device));
   RETURN_IF_ERROR(GatherCandidates(work, device));
+  if (!inputs.head_halves.empty()) TakeHeadBudgets(inputs.head_halves, work, device);
   // Step 5 selects.
   const int64_t heads = work.heads, columns = heads * work.max_columns;
   index.pattern = kernels::TilePattern::kToeplitz;
@@ -190,7 +203,7 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
   index.diagonal_words = static_cast<int32_t>((work.blocks + 63) / 64);
   index.diagonals = AllocateArray<uint64_t>(device, heads * index.diagonal_words);
   RETURN_IF_ERROR(device.Select(work, index));
-  if (options.adapt_heads) {
+  if (options.adapt_heads && !options.adapt_by_probe) {
     RETURN_IF_ERROR(device.AdaptBudgets(work));
     RETURN_IF_ERROR(device.Select(work, index));
   }
@@ -355,6 +368,13 @@ the start) and what is always kept. Of the two, budget and mass, the one that is
 reports and `ringctl report` say of how many heads it was the budget. With `attention.head_budgets: by_recall` the choice
 is made twice: after the first, the heads whose choice holds more than 0.8 of the mass, at most half of all, get half of
 the budget, and as many with the least get half more, so that the mean stays (the levels are AdaSpa's, arXiv 2502.21079).
+
+With `attention.head_budgets: by_probe` budgets move between steps, by queries that had no part in the choice: after each step
+that probes (`attention.probe_every`), the head of a layer whose probed recall is highest is matched with the one whose is
+lowest, the next with the next, and the first of a pair gives half of its budget to the other if it recalls more than 0.8.
+What it gave it gets back when it recalls no more than the other. Recall is a mean over probes, of which the newest counts a quarter. The
+choice is made once, budgets start equal, hold in evaluations and are part of checkpoints; all ranks and groups have the same. It goes with
+neither `attention.balance.anchor` nor `parallelism.layout: documents`.
 )",
 };
 

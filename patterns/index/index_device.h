@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -28,6 +29,8 @@ struct IndexInputs {
   // the factor of its work that brings its group to the groups' anchor. All ranks of a ring agree.
   bool is_balanced = false;
   float move = 1.0f;
+  // LayerBudgets::halves of the layer; empty: all heads have the same budget.
+  std::span<const int32_t> head_halves = {};
 };
 
 // Tokens of the sequence before the padding at its end, which has no say in what is chosen.

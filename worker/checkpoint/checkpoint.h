@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "model_shape/parameter_layout.h"
+#include "patterns/index/head_budgets.h"
 #include "worker/comm/communicator.h"
 #include "worker/optim/adamw.h"
 
@@ -25,6 +26,9 @@ struct TrainingState {
   uint64_t seed = 0;
   std::string job_digest;  // of the job spec that trained it
   std::string plan = {};   // a serialized StepPlan: that in force; empty: of an earlier release
+  // Of each layer, where heads' budgets follow the probe; empty: before the first, or of an earlier
+  // release.
+  std::vector<patterns::LayerBudgets> head_budgets = {};
 };
 
 // One rank's file in a checkpoint.

@@ -198,6 +198,20 @@ TEST_F(CheckpointTest, ReadsTheGoldenCheckpointAndWritesTheSameBytes) {
   EXPECT_EQ(ManifestText(*golden, Layout()), *ReadFile(golden->path + "/manifest.json"));
 }
 
+TEST_F(CheckpointTest, HoldsHeadBudgetsThatAreSound) {
+  SaveSteps(1, {7});
+  std::optional<CheckpointInfo> info = Find();
+  ASSERT_TRUE(info.has_value());
+  EXPECT_TRUE(info->state.head_budgets.empty());
+  info->state.head_budgets = {{}, {.recall = {5, 6}, .halves = {1, 3}}};
+  const auto read = ParseManifest(ManifestText(*info, Layout()), Layout(), "here");
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->state.head_budgets, info->state.head_budgets);
+  info->state.head_budgets[1].halves = {1, 2};
+  const auto damaged = ParseManifest(ManifestText(*info, Layout()), Layout(), "here");
+  EXPECT_EQ(damaged.status().message(), "here: its heads' budgets are damaged");
+}
+
 TEST_F(CheckpointTest, KeepsTheLastAndOnlyThose) {
   SaveSteps(2, {1, 2, 3, 4}, /*keep_last=*/2);
   EXPECT_THAT(Entries(), ElementsAre("step-0000000003", "step-0000000004"));

@@ -44,6 +44,10 @@ std::string Difference(const Json& saved, const Json& own) {
 TrainingState ParseState(const Json& state) {
   std::string plan;
   if (!absl::Base64Unescape(state.value("plan", ""), &plan)) plan.clear();
+  std::vector<patterns::LayerBudgets> head_budgets;
+  for (const Json& layer : state.value("head_budgets", Json::array())) {
+    head_budgets.push_back({.recall = layer.at("recall"), .halves = layer.at("halves")});
+  }
   return {.step = state.at("step"),
           .updates = state.at("updates"),
           .skipped_steps = state.at("skipped_steps"),
@@ -51,7 +55,8 @@ TrainingState ParseState(const Json& state) {
           .data_position = state.at("data_position"),
           .seed = state.at("seed"),
           .job_digest = state.at("job_digest"),
-          .plan = std::move(plan)};
+          .plan = std::move(plan),
+          .head_budgets = std::move(head_budgets)};
 }
 
 // Throws nlohmann's exceptions on members that are missing or of another type.
@@ -65,7 +70,12 @@ absl::StatusOr<CheckpointInfo> ParseBody(const Json& body, const model::Paramete
   }
   CheckpointInfo checkpoint;
   checkpoint.state = ParseState(body.at("state"));
-  // The checksum has been checked; this guards against a writer's mistake.
+  // The checksum has been checked; what follows guards against a writer's mistakes.
+  for (const patterns::LayerBudgets& layer : checkpoint.state.head_budgets) {
+    if (!patterns::IsSound(layer)) {
+      return absl::DataLossError(source + ": its heads' budgets are damaged");
+    }
+  }
   int64_t end = 0;
   for (const Json& shard : body.at("shards")) {
     ShardFile file{
@@ -106,6 +116,9 @@ std::string ManifestText(const CheckpointInfo& checkpoint, const model::Paramete
                  {"seed", state.seed},
                  {"job_digest", state.job_digest}}}};
   if (!state.plan.empty()) body["state"]["plan"] = absl::Base64Escape(state.plan);
+  for (const patterns::LayerBudgets& layer : state.head_budgets) {
+    body["state"]["head_budgets"].push_back({{"recall", layer.recall}, {"halves", layer.halves}});
+  }
   Json root = {{"format", kFormatName}, {"version", kFormatVersion}, {"body", body}};
   root[kChecksumKey] = ChecksumOf(root);
   return root.dump(1) + "\n";

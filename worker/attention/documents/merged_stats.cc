@@ -21,7 +21,10 @@ void AddLayer(const LayerStats& more, LayerStats* layer) {
                                       : Mean(layer->recall, layer->calls, more.recall, more.calls);
   }
   layer->probed_recall.resize(std::max(layer->probed_recall.size(), more.probed_recall.size()));
+  layer->probed_visited.resize(layer->probed_recall.size());
+  layer->probed_queries += more.probed_queries;
   for (size_t head = 0; head < more.probed_recall.size(); ++head) {
+    layer->probed_visited[head] += more.probed_visited[head];
     double& recall = layer->probed_recall[head];
     recall = Mean(recall, layer->probes, more.probed_recall[head], more.probes);
   }

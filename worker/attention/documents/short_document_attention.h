@@ -38,6 +38,9 @@ class ShortDocumentAttention : public ContextAttention {
   absl::Status SetLayout(const ring::DocumentLayout& layout) override;
   void SetStep(uint64_t step) override;
   void SetMove(float factor) override { sparse_->SetMove(factor); }
+  void SetHeadBudgets(std::span<const patterns::LayerBudgets> layers) override {
+    sparse_->SetHeadBudgets(layers);
+  }
   void MarkMicroBatch() override;
   // Tiles are those of both. Shares and counts of choices are the sparse one's.
   AttentionStats TakeStats() override;

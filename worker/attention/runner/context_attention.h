@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "patterns/attention_options.h"
+#include "patterns/index/head_budgets.h"
 #include "ring/document_layout.h"
 #include "worker/attention/stats/attention_stats.h"
 
@@ -92,6 +93,11 @@ class ContextAttention {
   // would; ranks of the group may still be brought to each other. Must be called alike on all ranks
   // of the group. Forwards of no step are never moved.
   virtual void SetMove(float factor) = 0;
+
+  // AttentionOptions::adapt_by_probe: the next forwards' heads have these budgets, by layer; a
+  // layer that is not there, or whose budgets are empty, has equal ones, as at the start. Must be
+  // called alike on all ranks. Elsewhere without effect.
+  virtual void SetHeadBudgets(std::span<const patterns::LayerBudgets> /*layers*/) {}
 
   // The forwards since the last call, or TakeStats, were one micro-batch's, whose tiles are counted
   // apart, too (AttentionStats::micro_batches).

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels/reference/testing/masked_attention.h"
+#include "patterns/index/head_budgets.h"
 #include "worker/attention/testing/forward_on_ranks.h"
 #include "worker/attention/testing/visited.h"
 
@@ -59,13 +60,15 @@ class ProbeTest : public ::testing::TestWithParam<std::vector<int64_t>> {
             .tokens = kTokens};
   }
 
-  std::vector<RankResult> Run(const AttentionOptions& options) {
+  std::vector<RankResult> Run(const AttentionOptions& options,
+                              const std::vector<patterns::LayerBudgets>& budgets = {}) {
     std::vector<RankResult> results(options.ring.ranks());
     testing::ForwardOnRanks(
         options, /*layer=*/0, q_, k_, v_,
-        [](RingRunner& runner) {
+        [&](RingRunner& runner) {
           ASSERT_TRUE(runner.SetDocuments(kTokens, GetParam()).ok());
           runner.SetStep(kStep);
+          runner.SetHeadBudgets(budgets);
         },
         [&](const testing::RankForward<CpuCall>& rank) {
           results[rank.rank] = {rank.index, rank.runner.TakeStats().layers.at(0), rank.out};
@@ -137,6 +140,52 @@ TEST_P(ProbeTest, IsTheExactShareOfWhatWasVisitedOnAnyNumberOfRanks) {
           }
         }
       }
+    }
+  }
+}
+
+// Heads 0 and 2 attend to the first key of a document, 1 and 3 to all keys alike.
+TEST_P(ProbeTest, BudgetsGoWhereTheProbeFindsLittle) {
+  std::set<int64_t> firsts(GetParam().begin(), GetParam().end());
+  firsts.insert(0);
+  for (int64_t token = 0; token < kTokens; ++token) {
+    for (int head = 0; head < kHeads; ++head) {
+      for (int x = 0; x < kHeadDim; ++x) {
+        q_.at(token, head, x) = head % 2 == 0 ? 4.0f : 0.0f;
+        k_.at(token, head / 2, x) = firsts.contains(token) ? 1.0f : -1.0f;
+      }
+    }
+  }
+  for (AttentionOptions options :
+       {SparseOptions()[0], AttentionOptions{.pattern = Pattern::kAdaSpa, .density = 0.3}}) {
+    SCOPED_TRACE(static_cast<int>(options.pattern));
+    options.probe_every = 11;
+    options.tile = kTile;
+    options.adapt_heads = options.adapt_by_probe = true;
+    for (const int ranks : {1, 2, 4}) {
+      options.ring.inner = ranks;
+      const std::vector<RankResult> equal = Run(options);
+      const std::vector<double>& before = equal[0].stats.probed_recall;
+      ASSERT_GT(before[0], 0.99);
+      ASSERT_LT(before[1], 0.95);
+      for (const RankResult& rank : equal) {
+        patterns::LayerBudgets budgets;
+        FollowProbe(/*layer=*/0, rank.stats.probed_visited, rank.stats.probed_queries, &budgets);
+        EXPECT_EQ(budgets.halves, std::vector<int32_t>({1, 3, 1, 3}));
+      }
+      patterns::LayerBudgets budgets = {.recall = {0, 0, 0, 0}, .halves = {1, 3, 1, 3}};
+      const std::vector<RankResult> moved = Run(options, {budgets});
+      for (const RankResult& rank : moved) {
+        for (const int head : {1, 3}) {
+          EXPECT_GT(rank.stats.probed_recall[head], before[head] + 0.01);
+        }
+        if (options.pattern != Pattern::kVerticalSlash) continue;
+        // Head 0 finds no mass in more columns than documents have.
+        EXPECT_LE(rank.index->column_counts.data()[0], 20);
+        EXPECT_EQ(rank.index->column_counts.data()[1], 60);
+      }
+      budgets.halves = {2, 2, 2, 2};
+      EXPECT_EQ(Run(options, {budgets})[0].stats.probed_recall, before);
     }
   }
 }

@@ -231,6 +231,10 @@ void RingAttention::SetMove(float factor) {
   engine_->runner->SetMove(factor);
 }
 
+void RingAttention::SetHeadBudgets(std::span<const patterns::LayerBudgets> layers) {
+  engine_->runner->SetHeadBudgets(layers);
+}
+
 void RingAttention::MarkMicroBatch() {
   engine_->runner->MarkMicroBatch();
 }

@@ -65,6 +65,7 @@ class RingAttention : public ContextAttention {
   absl::Status SetLayout(const ring::DocumentLayout& layout) override;
   void SetStep(uint64_t step) override;
   void SetMove(float factor) override;
+  void SetHeadBudgets(std::span<const patterns::LayerBudgets> layers) override;
   void MarkMicroBatch() override;
   AttentionStats TakeStats() override;
 

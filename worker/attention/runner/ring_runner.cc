@@ -340,6 +340,8 @@ absl::Status RingRunner::Probe(AttentionCall& call) {
 
 patterns::IndexInputs RingRunner::InputsOf(const AttentionCall& call) const {
   const CallShape shape = call.shape();
+  std::span<const int32_t> head_halves;
+  if (call.layer() < std::ssize(head_budgets_)) head_halves = head_budgets_[call.layer()].halves;
   return {.layout = Mine(documents_.get(), call),
           .heads = shape.heads,
           .kv_heads = shape.kv_heads,
@@ -347,7 +349,8 @@ patterns::IndexInputs RingRunner::InputsOf(const AttentionCall& call) const {
           .scale = shape.scale(),
           .documents = documents_,
           .is_balanced = step_ > 0,
-          .move = move_};
+          .move = move_,
+          .head_halves = head_halves};
 }
 
 absl::StatusOr<std::shared_ptr<LayerIndex>> RingRunner::ChooseTiles(AttentionCall& call) {

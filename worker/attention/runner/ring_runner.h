@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "patterns/attention_options.h"
+#include "patterns/index/head_budgets.h"
 #include "ring/document_layout.h"
 #include "ring/travelling_rows.h"
 #include "worker/attention/runner/attention_device.h"
@@ -48,6 +49,9 @@ class RingRunner {
   absl::Status SetSpread(const ring::DocumentLayout& layout);
   void SetStep(uint64_t step);
   void SetMove(float factor) { move_ = factor; }
+  void SetHeadBudgets(std::span<const patterns::LayerBudgets> layers) {
+    head_budgets_.assign(layers.begin(), layers.end());
+  }
   void MarkMicroBatch() { device_.MarkMicroBatch(); }
   AttentionStats TakeStats();
 
@@ -113,6 +117,7 @@ class RingRunner {
   std::shared_ptr<const DeviceDocuments> documents_;  // of the next forwards; null: one
   uint64_t step_ = 0;                                 // of training; 0: none
   float move_ = 1.0f;                                 // of the next forwards
+  std::vector<patterns::LayerBudgets> head_budgets_;  // by layer, likewise
   std::shared_ptr<const DeviceDocuments>
       probe_;                 // queries of this step's probe; null: to be chosen
   int64_t probe_tokens_ = 0;  // of the sequence that they are of

@@ -28,6 +28,10 @@ struct LayerStats {
   // By head, where there were probes: the share of their queries' attention that was visited; they
   // had no part in the choice (patterns/probe.h). The first is head `first_head`.
   std::vector<double> probed_recall;
+  // The same as whole numbers: what was visited, in units of 2^-kMassBits, by head, and of how many
+  // queries, over all probes.
+  std::vector<int64_t> probed_visited;
+  int64_t probed_queries = 0;
   int first_head = 0;
   std::vector<uint64_t> tiles_per_ring_step;  // forward, this rank, all heads
   uint64_t column_tiles = 0;                  // of the pass over selected columns
@@ -42,9 +46,14 @@ struct LayerStats {
   // One call's probe. visited: of each head from `first` on, summed over `queries`, in units of
   // 2^-kMassBits. Heads that are attended with in groups are probed in the order of the groups.
   void AddProbe(std::span<const int32_t> visited, int32_t queries, size_t first) {
-    if (first == 0) ++probes;
+    if (first == 0) {
+      ++probes;
+      probed_queries += queries;
+    }
     probed_recall.resize(std::max(probed_recall.size(), first + visited.size()));
+    probed_visited.resize(probed_recall.size());
     for (size_t head = 0; head < visited.size(); ++head) {
+      probed_visited[first + head] += visited[head];
       probed_recall[first + head] += std::ldexp(visited[head], -kernels::kMassBits) / queries;
     }
   }

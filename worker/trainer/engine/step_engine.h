@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "model_shape/parameter_layout.h"
 #include "patterns/attention_options.h"
 #include "patterns/check_options.h"
+#include "patterns/index/head_budgets.h"
 #include "ring/document_layout.h"
 #include "worker/attention/stats/attention_stats.h"
 #include "worker/comm/communicator.h"
@@ -80,6 +82,11 @@ class StepEngine {
   }
   // Whether the next forwards attend to everything, whatever the job's pattern is.
   void SetDense(bool dense) { device_->attention().SetDense(dense); }
+
+  // attention::ContextAttention's, until SetShape.
+  void SetHeadBudgets(std::span<const patterns::LayerBudgets> layers) {
+    device_->attention().SetHeadBudgets(layers);
+  }
 
   // A step, 1 being the first: begin, this rank's micro-batches, update. Update is where the step's
   // one wait for the device is; with no labelled token on any rank it changes nothing and returns 0

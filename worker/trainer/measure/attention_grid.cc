@@ -59,7 +59,7 @@ class Bench {
     if (attention_ == nullptr || point.tokens != point_.tokens) Draw(point.tokens);
     AttentionOptions options = attention::AloneOptions(job_.attention);
     options.dense_layers.clear();
-    options.adapt_heads = false;
+    options.adapt_heads = options.adapt_by_probe = false;
     options.sequence_length = 0;  // a share is one of what is measured
     if (const auto set_density = patterns::DefinitionOf(options.pattern).set_density) {
       set_density(&options, point.tokens, point.density);

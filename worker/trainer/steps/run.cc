@@ -203,6 +203,7 @@ absl::Status Attempt::Resume() {
   RETURN_IF_ERROR(engine_->Restore(shard, static_cast<int64_t>(state.updates)));
   RETURN_IF_ERROR(TakeSavedPlan(state.plan));
   loop_->set_skipped_in_a_row(state.skipped_steps);
+  loop_->set_head_budgets(state.head_budgets);
   done_ = state.step;
   tokens_ = state.tokens;
   resumed_from_ = newest->path;
@@ -338,7 +339,8 @@ absl::Status Attempt::Save(uint64_t step) {
                        .data_position = step * job_.global_batch,
                        .seed = job_.seed,
                        .job_digest = JobDigest(),
-                       .plan = plan_bytes_});
+                       .plan = plan_bytes_,
+                       .head_budgets = loop_->head_budgets()});
   return absl::OkStatus();
 }
 

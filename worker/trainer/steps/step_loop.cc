@@ -14,6 +14,7 @@
 #include "base/status_macros.h"
 #include "patterns/check_options.h"
 #include "patterns/pattern.h"
+#include "patterns/probe.h"
 #include "ring/division.h"
 #include "ring/document_layout.h"
 #include "worker/attention/stats/stopwatch.h"
@@ -168,6 +169,7 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
       record.overlong = parts_.train->counts();
     }
     ASSIGN_OR_RETURN(record.padding_tokens, CountPadding(dealing, samples, plan_.WeightsAt(step)));
+    engine.SetHeadBudgets(head_budgets_);
     engine.BeginStep(step);
     const std::vector<balance::MicroBatch>& mine = dealing.groups[group_];
     moves = MovesOf(dealing, samples, step);
@@ -208,6 +210,7 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
   }
   record.layers = std::move(stats.layers);
   KeepProbe(&record);
+  RETURN_IF_ERROR(FollowProbes(step, record.layers));
   record.peak_memory_bytes = stats.peak_memory_bytes;
   record.head_bytes = stats.head_bytes;
   record.ring_bytes = stats.ring_bytes;
@@ -276,9 +279,38 @@ void StepLoop::KeepProbe(StepRecord* record) {
   record->probed_recall = probed_recall_;
 }
 
+absl::Status StepLoop::FollowProbes(uint64_t step,
+                                    const std::vector<attention::LayerStats>& layers) {
+  if (!job_.attention.adapt_by_probe || !patterns::ProbesAt(job_.attention, step)) {
+    return absl::OkStatus();
+  }
+  const auto heads = static_cast<size_t>(parts_.engine->config().heads);
+  const auto of_model = static_cast<size_t>(parts_.engine->config().layers);
+  // Of each layer its heads', then its queries: whole numbers, which doubles hold exactly. All
+  // ranks of a ring have the same, of which the first speaks for its group.
+  std::vector<double> sums(of_model * (heads + 1));
+  for (size_t i = 0; job_.rank % job_.context == 0 && i < layers.size(); ++i) {
+    double* const of_layer = sums.data() + i * (heads + 1);
+    std::copy(layers[i].probed_visited.begin(), layers[i].probed_visited.end(), of_layer);
+    of_layer[heads] = static_cast<double>(layers[i].probed_queries);
+  }
+  RETURN_IF_ERROR(parts_.world->AllReduceSum(Channel::kControl, sums.data(),
+                                             static_cast<int64_t>(sums.size())));
+  head_budgets_.resize(of_model);
+  for (size_t i = 0; i < of_model; ++i) {
+    const double* const of_layer = sums.data() + i * (heads + 1);
+    if (of_layer[heads] == 0) continue;  // a dense layer
+    const std::vector<int64_t> visited(of_layer, of_layer + heads);
+    patterns::FollowProbe(static_cast<int>(i), visited, static_cast<int64_t>(of_layer[heads]),
+                          &head_budgets_[i]);
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<EvalRecord> StepLoop::Evaluate(uint64_t step) {
   parts_.host->SetPlace(step, "evaluation");
   RETURN_IF_ERROR(TakeShape(std::max<uint64_t>(1, step)));
+  parts_.engine->SetHeadBudgets(head_budgets_);
   EvalRecord record{.step = step};
   {
     const Stopwatch whole(&record.seconds);

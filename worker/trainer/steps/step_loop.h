@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "balance/dealing.h"
+#include "patterns/index/head_budgets.h"
 #include "worker/comm/communicator.h"
 #include "worker/data/loader.h"
 #include "worker/trainer/engine/step_engine.h"
@@ -49,6 +51,13 @@ class StepLoop {
   uint64_t skipped_in_a_row() const { return skipped_in_a_row_; }
   void set_skipped_in_a_row(uint64_t steps) { skipped_in_a_row_ = steps; }
 
+  // What probes have made of the heads' budgets, by layer; empty before the first, and of jobs
+  // whose budgets do not follow it.
+  const std::vector<patterns::LayerBudgets>& head_budgets() const { return head_budgets_; }
+  void set_head_budgets(std::vector<patterns::LayerBudgets> layers) {
+    if (job_.attention.adapt_by_probe) head_budgets_ = std::move(layers);
+  }
+
  private:
   // Reads this rank's part of a micro-batch.
   absl::StatusOr<data::LocalSequence> Read(const data::Loader& loader,
@@ -82,6 +91,8 @@ class StepLoop {
                          StepRecord* record) const;
   // Sets the record's probed_recall, from its layers' where they have been probed.
   void KeepProbe(StepRecord* record);
+  // Has the next steps' budgets follow what step `step` probed, over all groups.
+  absl::Status FollowProbes(uint64_t step, const std::vector<attention::LayerStats>& layers);
   // Returns the error of too many skipped steps, which names the rank and the parameter.
   absl::Status NonFiniteGradient(uint64_t step);
 
@@ -91,6 +102,7 @@ class StepLoop {
   Plan plan_;
   PlanShape shape_;                    // the engine's
   std::vector<double> probed_recall_;  // StepRecord's
+  std::vector<patterns::LayerBudgets> head_budgets_;
   uint64_t skipped_in_a_row_ = 0;
 };
 
