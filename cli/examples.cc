@@ -65,7 +65,8 @@ constexpr Example kExamples[] = {
      "  ringctl audit --who dave --outcome PERMISSION_DENIED\n"},
     {"plan",
      "  ringctl plan job.yaml --nodes 16 --gpus 8\n"
-     "  ringctl plan job.yaml --set data.sequence_length=1048576 --density 0.05\n"},
+     "  ringctl plan job.yaml --set data.sequence_length=1048576 --density 0.05\n"
+     "  ringctl plan --job night-run --set parallelism.ring=hierarchical\n"},
     {"data", "  ringctl data pack --input texts --suffix .txt --output tokens\n"},
     {"data pack",
      "  ringctl data pack --input texts --suffix .txt --output tokens\n"

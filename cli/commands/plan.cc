@@ -1,11 +1,17 @@
+#include <google/protobuf/util/message_differencer.h>
+
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "cli/client.h"
 #include "cli/commands/commands.h"
 #include "cli/commands/plan_files.h"
 #include "cli/plan_text.h"
@@ -21,17 +27,21 @@
 namespace ringleader::cli {
 namespace {
 
+using google::protobuf::util::MessageDifferencer;
+
 struct Flags {
   std::string file;
   std::vector<std::string> overrides;
-  int nodes = 1;
+  int nodes = 0;  // not said
   int gpus = 0;
   double memory_gib = 0, host_memory_gib = 0;
   double intra_gigabytes = 0;
   double inter_gigabytes = 0;
   patterns::PatternHints measured;
   std::string lengths;
+  bool asks_latency = false;    // --from-coordinator
   std::string machine, device;  // --measured, and whose of it
+  std::string job;              // --job
   std::string steps;
 };
 
@@ -107,8 +117,88 @@ absl::Status CheckDocuments(const Flags& flags, const v1::JobSpec& spec) {
       "striped with attention.pattern: dense; set them, or leave it out");
 }
 
-absl::StatusOr<int> Plan(const Context& context, const Flags& flags) {
-  ASSIGN_OR_RETURN(v1::JobSpec spec, jobspec::LoadJobFile(flags.file, flags.overrides));
+// What is asked of the coordinator: the reports of --job, and the latency table.
+struct Asked {
+  std::optional<JobReports> reports = {};
+  std::optional<v1::ListLatencyResponse> latency = {};
+};
+
+absl::StatusOr<Asked> Ask(const Context& context, const Flags& flags) {
+  Asked asked;
+  // A job's machines are those that the coordinator knows.
+  const bool asks_latency =
+      flags.asks_latency || (!flags.job.empty() && flags.machine.empty() && flags.gpus == 0);
+  if (flags.job.empty() && !asks_latency) return asked;
+  ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Connect(context));
+  if (!flags.job.empty()) {
+    ASSIGN_OR_RETURN(asked.reports, ReadReports(client.get(), flags.job));
+  }
+  if (asks_latency) {
+    ASSIGN_OR_RETURN(asked.latency, client->ListLatency());
+    const bool is_empty = asked.latency->tables().empty() && asked.latency->links().empty();
+    // Nobody asked for the table by name.
+    if (is_empty && !flags.asks_latency) asked.latency.reset();
+  }
+  return asked;
+}
+
+absl::StatusOr<v1::JobSpec> SpecOf(const Flags& flags, const Asked& asked) {
+  if (!flags.file.empty()) return jobspec::LoadJobFile(flags.file, flags.overrides);
+  if (!asked.reports.has_value()) {
+    return absl::InvalidArgumentError(
+        "plan: name a job file, or by --job a job of the coordinator");
+  }
+  return jobspec::ParseJobFile(jobspec::ToYaml(asked.reports->job.spec()),
+                               {.overrides = flags.overrides, .file_name = "--job " + flags.job});
+}
+
+absl::StatusOr<model::ModelConfig> ModelOf(const v1::JobSpec& spec, const Asked& asked) {
+  if (asked.reports.has_value()) {
+    const v1::Job& job = asked.reports->job;
+    const model::ModelConfig kept = jobspec::ModelOf(job.model_shape());
+    if (kept.known() && MessageDifferencer::Equals(job.spec().model(), spec.model())) return kept;
+  }
+  return model::LoadModelConfig(jobspec::ModelConfigPath(spec.model()));
+}
+
+// Those of the job's newest attempt, unless the command line says how many there are.
+int NodesOf(const Flags& flags, const Asked& asked) {
+  if (flags.nodes > 0) return flags.nodes;
+  if (!asked.reports.has_value() || asked.reports->job.attempts().empty()) return 1;
+  return std::max(1, asked.reports->job.attempts().rbegin()->placements_size());
+}
+
+// Where the job's reports measured what its layers visit, plans go by it. Returns what was taken,
+// for people.
+absl::StatusOr<std::string> UseReports(const v1::JobSpec& spec, const JobReports& reports,
+                                       Flags* flags) {
+  patterns::PatternHints& hints = flags->measured;
+  const bool is_given = hints.density > 0 || hints.slashes > 0 || hints.verticals > 0;
+  if (is_given) return "";
+  if (spec.attention().pattern() != reports.job.spec().attention().pattern()) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "--job %s: its attention.pattern is another one than the plan's, so that its reports do "
+        "not say what that visits; leave --job out, or give --density",
+        flags->job));
+  }
+  if (reports.hints == patterns::PatternHints()) {
+    return absl::StrFormat("the reports of %s say nothing of what its pattern visits: it is %s",
+                           flags->job,
+                           reports.step_seconds.empty() ? "assumed" : "known without them");
+  }
+  hints.density = reports.hints.density;
+  hints.slashes = reports.hints.slashes;
+  hints.verticals = reports.hints.verticals;
+  return absl::StrFormat(
+      "%s as its newest reports have it: sparse layers visit %.4g %% of the "
+      "causal tiles",
+      flags->job, 100 * hints.density);
+}
+
+absl::StatusOr<int> Plan(const Context& context, Flags flags) {
+  ASSIGN_OR_RETURN(const Asked asked, Ask(context, flags));
+  flags.nodes = NodesOf(flags, asked);
+  ASSIGN_OR_RETURN(v1::JobSpec spec, SpecOf(flags, asked));
   // A plan for another cluster may change the trainers alone, so that is not a mistake here.
   const bool is_scaled = flags.gpus > 0;
   if (is_scaled) spec.mutable_resources()->set_engine(v1::ResourcesSpec::CUDA);
@@ -117,8 +207,11 @@ absl::StatusOr<int> Plan(const Context& context, const Flags& flags) {
   if (is_scaled) note = Scale(int64_t{flags.nodes} * flags.gpus, &spec);
   RETURN_IF_ERROR(jobspec::Validate(spec));
   RETURN_IF_ERROR(CheckDocuments(flags, spec));
-  ASSIGN_OR_RETURN(const model::ModelConfig model,
-                   model::LoadModelConfig(jobspec::ModelConfigPath(spec.model())));
+  ASSIGN_OR_RETURN(const model::ModelConfig model, ModelOf(spec, asked));
+  std::string visited;
+  if (asked.reports.has_value()) {
+    ASSIGN_OR_RETURN(visited, UseReports(spec, *asked.reports, &flags));
+  }
 
   const int trainers = static_cast<int>(spec.resources().trainers());
   const int per_node = is_scaled ? flags.gpus : (trainers + flags.nodes - 1) / flags.nodes;
@@ -131,7 +224,12 @@ absl::StatusOr<int> Plan(const Context& context, const Flags& flags) {
       static_cast<uint64_t>(flags.host_memory_gib * 1024 * 1024 * 1024);
   MeasuredMachine machine;
   if (!flags.machine.empty()) {
-    ASSIGN_OR_RETURN(machine, ReadMeasured(flags.machine, flags.device, spec, model, &cluster));
+    ASSIGN_OR_RETURN(const v1::ListLatencyResponse measured, ReadMeasured(flags.machine));
+    ASSIGN_OR_RETURN(machine, UseMeasured(measured, "--measured " + flags.machine, flags.device,
+                                          spec, model, &cluster));
+  } else if (asked.latency.has_value()) {
+    ASSIGN_OR_RETURN(machine, UseMeasured(*asked.latency, "the coordinator's latency table",
+                                          flags.device, spec, model, &cluster));
   }
   if (flags.intra_gigabytes > 0) cluster.intra_node.bytes_per_second = flags.intra_gigabytes * 1e9;
   if (flags.inter_gigabytes > 0) cluster.inter_node.bytes_per_second = flags.inter_gigabytes * 1e9;
@@ -144,7 +242,11 @@ absl::StatusOr<int> Plan(const Context& context, const Flags& flags) {
                                       cost_model, &plan));
   std::string compared;
   if (!flags.steps.empty()) {
-    ASSIGN_OR_RETURN(compared, CompareSteps(flags.steps, plan.prediction().step_seconds()));
+    ASSIGN_OR_RETURN(std::vector<double> steps, ReadStepSeconds(flags.steps));
+    compared = CompareSteps(std::move(steps), plan.prediction().step_seconds());
+  } else if (asked.reports.has_value() && !asked.reports->step_seconds.empty() &&
+             MessageDifferencer::Equals(spec, asked.reports->job.spec())) {
+    compared = CompareSteps(asked.reports->step_seconds, plan.prediction().step_seconds());
   }
   Print(context, plan, [&](std::ostream& out) {
     out << absl::StrFormat("%s on %d node%s × %d %s: context %d × data %d, %s tokens a sequence\n",
@@ -154,7 +256,7 @@ absl::StatusOr<int> Plan(const Context& context, const Flags& flags) {
                            FormatCount(static_cast<double>(spec.data().sequence_length())));
     WritePlan(out, spec, plan, Columns(context));
   });
-  for (const std::string& text : {machine.text, basis, note, compared}) {
+  for (const std::string& text : {machine.text, visited, basis, note, compared}) {
     if (!text.empty()) context.err << "ringctl: " << text << "\n";
   }
   return kOk;
@@ -164,14 +266,15 @@ absl::StatusOr<int> Plan(const Context& context, const Flags& flags) {
 
 void AddPlanCommand(CLI::App& app, Context* context) {
   auto flags = std::make_shared<Flags>();
-  CLI::App* command = app.add_subcommand(
-      "plan", "predict a job's steps on machines that need not exist; asks no coordinator");
-  command->add_option("file", flags->file, "job.yaml")->required();
+  CLI::App* command =
+      app.add_subcommand("plan", "predict a job's steps, on machines that need not exist");
+  command->add_option("file", flags->file, "job.yaml (with --job, the job's own without it)");
   command->add_option("--set", flags->overrides, "path=value: override a field of the job file")
       ->allow_extra_args(false);
-  command->add_option("--nodes", flags->nodes, "machines")
-      ->check(CLI::Range(1, 65536))
-      ->capture_default_str();
+  command
+      ->add_option("--nodes", flags->nodes,
+                   "machines (default: 1, with --job those of its newest attempt)")
+      ->check(CLI::Range(1, 65536));
   command->add_option("--gpus", flags->gpus, "GPUs of a machine (default: the job's own trainers)")
       ->check(CLI::Range(1, 1024));
   command->add_option("--memory-gib", flags->memory_gib, "memory of one trainer")
@@ -212,8 +315,17 @@ void AddPlanCommand(CLI::App& app, Context* context) {
                    "what `ringctl latency -o json` printed: attention and links are as measured "
                    "there, unless given here")
       ->check(CLI::ExistingFile);
+  command
+      ->add_flag("--from-coordinator", flags->asks_latency,
+                 "the same, as the coordinator has it now")
+      ->excludes("--measured");
   command->add_option("--device", flags->device,
-                      "of --measured: whose measurements (default: its only device's)");
+                      "of what was measured: whose measurements (default: its only device's)");
+  command->add_option(
+      "--job", flags->job,
+      "a job of the coordinator: its specification unless a file is given, what its "
+      "newest reports say that its pattern visits, and, unless --gpus or --measured "
+      "names other machines, what was measured of the coordinator's");
   command
       ->add_option(
           "--steps", flags->steps,

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <fstream>
+#include <iterator>
 #include <set>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
@@ -12,6 +14,9 @@
 #include "absl/strings/str_join.h"
 #include "base/files.h"
 #include "base/status_macros.h"
+#include "cli/jobs/steps.h"
+#include "coordinator/planner/planner.h"
+#include "jobspec/jobspec.h"
 #include "ringleader/v1/node_service.pb.h"
 #include "ringleader/v1/telemetry.pb.h"
 #include "worker/data/samples.h"
@@ -21,6 +26,9 @@ namespace ringleader::cli {
 namespace {
 
 using google::protobuf::util::JsonStringToMessage;
+
+// Of which a job's density is the mean, as where the coordinator looks for better shapes.
+constexpr size_t kRecentReports = 16;
 
 }  // namespace
 
@@ -58,10 +66,7 @@ absl::StatusOr<std::vector<uint64_t>> PackedLengths(const v1::DataSpec& spec) {
   return lengths;
 }
 
-absl::StatusOr<MeasuredMachine> ReadMeasured(const std::string& file, const std::string& device,
-                                             const v1::JobSpec& spec,
-                                             const model::ModelConfig& model,
-                                             planner::ClusterShape* cluster) {
+absl::StatusOr<v1::ListLatencyResponse> ReadMeasured(const std::string& file) {
   ASSIGN_OR_RETURN(const std::string text, ReadFile(file));
   v1::ListLatencyResponse all;
   if (const auto status = JsonStringToMessage(text, &all); !status.ok()) {
@@ -70,17 +75,24 @@ absl::StatusOr<MeasuredMachine> ReadMeasured(const std::string& file, const std:
         absl::StrFormat("--measured %s: is not what `ringctl latency -o json` prints: %s", file,
                         why.substr(0, why.find('\n'))));
   }
+  return all;
+}
+
+absl::StatusOr<MeasuredMachine> UseMeasured(const v1::ListLatencyResponse& all,
+                                            const std::string& source, const std::string& device,
+                                            const v1::JobSpec& spec,
+                                            const model::ModelConfig& model,
+                                            planner::ClusterShape* cluster) {
   std::set<std::string> known;
   for (const v1::LatencyTable& table : all.tables()) known.insert(table.machine().device());
   for (const v1::LinkSpeed& link : all.links()) known.insert(link.machine().device());
   if (known.empty()) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("--measured %s: nothing had been measured when it was written", file));
+        absl::StrFormat("%s: nothing had been measured when it was written", source));
   }
   if (device.empty() ? known.size() != 1 : !known.contains(device)) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("--measured %s: name one of its devices by --device: \"%s\"", file,
-                        absl::StrJoin(known, "\", \"")));
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s: name one of its devices by --device: \"%s\"", source, absl::StrJoin(known, "\", \"")));
   }
   const std::string name = device.empty() ? *known.begin() : device;
   planner::UseLinks({all.links().begin(), all.links().end()}, {name}, cluster);
@@ -103,7 +115,24 @@ absl::StatusOr<MeasuredMachine> ReadMeasured(const std::string& file, const std:
   return machine;
 }
 
-absl::StatusOr<std::string> CompareSteps(const std::string& file, double predicted_seconds) {
+absl::StatusOr<JobReports> ReadReports(Client* client, const std::string& name) {
+  ASSIGN_OR_RETURN(JobSteps all, ReadSteps(client, name));
+  JobReports reports = {.job = std::move(all.job), .hints = {}};
+  jobspec::ApplyDefaults(reports.job.mutable_spec());
+  std::vector<v1::StepReport> recent;
+  for (const auto& [number, step] : all.steps) {
+    if (step.step_seconds() > 0) reports.step_seconds.push_back(step.step_seconds());
+  }
+  const auto first = all.steps.size() > kRecentReports ? all.steps.size() - kRecentReports : 0;
+  for (auto step = std::next(all.steps.begin(), static_cast<std::ptrdiff_t>(first));
+       step != all.steps.end(); ++step) {
+    recent.push_back(step->second);
+  }
+  reports.hints = planner::HintsFrom(reports.job.spec(), recent);
+  return reports;
+}
+
+absl::StatusOr<std::vector<double>> ReadStepSeconds(const std::string& file) {
   std::ifstream in(file);
   if (!in) return absl::NotFoundError(absl::StrFormat("--steps %s: cannot be read", file));
   std::vector<double> seconds;
@@ -120,6 +149,10 @@ absl::StatusOr<std::string> CompareSteps(const std::string& file, double predict
   if (seconds.empty()) {
     return absl::InvalidArgumentError(absl::StrFormat("--steps %s: holds no step", file));
   }
+  return seconds;
+}
+
+std::string CompareSteps(std::vector<double> seconds, double predicted_seconds) {
   seconds.erase(seconds.begin(), seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 3));
   const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2);
   std::nth_element(seconds.begin(), middle, seconds.end());

@@ -1,5 +1,6 @@
 // What `ringctl plan` reads besides the job: lengths of samples, what trainers measured of the
-// machines, steps that a job took. Errors name the file, and the line where there is one.
+// machines, steps that a job took. Errors name the file, and the line where there is one, or the
+// flag that asked the coordinator.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +8,14 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "cli/client.h"
 #include "coordinator/planner/cost/measured.h"
 #include "coordinator/planner/cost/shapes.h"
 #include "model_shape/model_config.h"
+#include "patterns/sample.h"
+#include "ringleader/v1/job.pb.h"
 #include "ringleader/v1/job_spec.pb.h"
+#include "ringleader/v1/node_service.pb.h"
 
 namespace ringleader::cli {
 
@@ -25,15 +30,31 @@ struct MeasuredMachine {
   std::string text = {};        // what was found, for people
 };
 
-// From what `ringctl latency -o json` printed: of `device` or, if that is empty, of the only one in
-// it. Sets the links of `cluster` that were measured.
-absl::StatusOr<MeasuredMachine> ReadMeasured(const std::string& file, const std::string& device,
-                                             const v1::JobSpec& spec,
-                                             const model::ModelConfig& model,
-                                             planner::ClusterShape* cluster);
+// What `ringctl latency -o json` printed.
+absl::StatusOr<v1::ListLatencyResponse> ReadMeasured(const std::string& file);
 
-// How long a step was predicted to take and took, by what `ringctl history JOB -o jsonl` printed:
-// the median of its steps, a third of which warm up.
-absl::StatusOr<std::string> CompareSteps(const std::string& file, double predicted_seconds);
+// From what trainers measured: of `device` or, if that is empty, of the only one in it. Sets the
+// links of `cluster` that were measured. `source` names `all` in errors.
+absl::StatusOr<MeasuredMachine> UseMeasured(const v1::ListLatencyResponse& all,
+                                            const std::string& source, const std::string& device,
+                                            const v1::JobSpec& spec,
+                                            const model::ModelConfig& model,
+                                            planner::ClusterShape* cluster);
+
+// What a job's newest reports say.
+struct JobReports {
+  v1::Job job;  // with its defaults
+  patterns::PatternHints hints;
+  std::vector<double> step_seconds = {};  // of all its steps, in order
+};
+
+// Of the job `name` at the coordinator; NOT_FOUND without it.
+absl::StatusOr<JobReports> ReadReports(Client* client, const std::string& name);
+
+// How long each step took, by what `ringctl history JOB -o jsonl` printed: at least one.
+absl::StatusOr<std::vector<double>> ReadStepSeconds(const std::string& file);
+
+// How far off the prediction is the median of measured steps, a third of which warm up.
+std::string CompareSteps(std::vector<double> step_seconds, double predicted_seconds);
 
 }  // namespace ringleader::cli
