@@ -1,9 +1,7 @@
 #include "ring/travelling_rows.h"
 
 #include <algorithm>
-#include <map>
-#include <ranges>
-#include <set>
+#include <optional>
 
 namespace ringleader::ring {
 
@@ -11,104 +9,64 @@ using kernels::ShardLayout;
 
 namespace {
 
-// One owner's rows, and the ranks that attend to them, or that have added to them.
-struct Use {
-  int owner = 0;
-  std::set<int> ranks = {};
-};
-struct HopUse {
-  Use sent, received;
-};
+// Of one owner's keys, a bit each; empty: none.
+using Tiles = std::vector<uint64_t>;
 
-// Names of rank `at`, as this rank names the same ranks.
-Use Shift(const RingShape& shape, int at, const Use& use) {
-  Use shifted{.owner = NamedByRank(shape, at, use.owner)};
-  for (const int rank : use.ranks) shifted.ranks.insert(NamedByRank(shape, at, rank));
-  return shifted;
+void Add(const Tiles& more, Tiles* tiles) {
+  if (tiles->size() < more.size()) tiles->resize(more.size());
+  for (size_t i = 0; i < more.size(); ++i) (*tiles)[i] |= more[i];
 }
 
-// A hop, or a step that reads a slot.
-struct Event {
-  const RingHop* hop = nullptr;
-  int slot = 0;
+// What all ranks receive in a hop: whose rows, and which tiles of them.
+struct HopTiles {
+  int owner = 0;             // as rank 0 names ranks
+  std::vector<Tiles> tiles;  // [receiving rank]
 };
-
-// As rank 0 names ranks. What other ranks do is rank 0's schedule turned.
-std::vector<HopUse> KeyUses(const RingSchedule& zero) {
-  std::vector<Event> events;
-  for (const RingHop& hop : zero.first_hops) events.push_back({.hop = &hop});
-  for (const RingStep& step : zero.steps) {
-    for (const RingHop& hop : step.kv_hops) events.push_back({.hop = &hop});
-    events.push_back({.slot = step.kv_slot});
-  }
-  std::vector<HopUse> uses;
-  std::vector<int> owners(zero.kv_slots, 0);  // whose keys each slot holds
-  for (const Event& event : events) {
-    if (event.hop == nullptr) continue;
-    HopUse& use = uses.emplace_back();
-    use.sent.owner = owners[event.hop->send_slot];
-    use.received.owner = NamedByRank(zero.shape, event.hop->from, use.sent.owner);
-    owners[event.hop->receive_slot] = use.received.owner;
-  }
-  std::vector<std::set<int>> later(zero.kv_slots);  // who will attend to what each slot holds
-  auto use = uses.rbegin();
-  for (auto event = events.rbegin(); event != events.rend(); ++event) {
-    if (event->hop == nullptr) {
-      later[event->slot].insert(0);
-      continue;
-    }
-    use->received.ranks = std::exchange(later[event->hop->receive_slot], {});
-    use->sent.ranks = Shift(zero.shape, event->hop->to, {.ranks = use->received.ranks}).ranks;
-    later[event->hop->send_slot].insert(use->sent.ranks.begin(), use->sent.ranks.end());
-    ++use;
-  }
-  return uses;
-}
-
-std::vector<HopUse> GradientUses(const RingSchedule& zero) {
-  std::vector<HopUse> uses;
-  if (zero.grad_slots == 0) return uses;
-  std::vector<Use> slots(zero.grad_slots);  // whose gradients each holds, and who has added to them
-  for (const RingStep& step : zero.steps) {
-    slots[step.grad_slot] = {.owner = step.owner, .ranks = {0}};
-    for (const GradAction& action : step.grad_actions) {
-      switch (action.kind) {
-        case GradAction::Kind::kAdd: {
-          const std::set<int>& added = slots[action.from_slot].ranks;
-          slots[action.to_slot].ranks.insert(added.begin(), added.end());
-          break;
-        }
-        case GradAction::Kind::kHop: {
-          HopUse& use = uses.emplace_back();
-          use.sent = slots[action.hop.send_slot];
-          use.received = Shift(zero.shape, action.hop.from, use.sent);
-          slots[action.hop.receive_slot] = use.received;
-          break;
-        }
-      }
-    }
-  }
-  return uses;
-}
 
 // Which tiles of an owner's keys each rank attends to, found when they are first asked for.
 class SeenTiles {
  public:
   SeenTiles(const ShardLayout& layout, std::span<const int64_t> held, int tile, SeenPositions seen)
-      : layout_(layout), held_(held), tile_(tile), seen_(seen) {}
-
-  int64_t Rows(int rank) const { return held_.empty() ? layout_.local_tokens() : held_[rank]; }
-
-  RowRuns RowsOf(const Use& use) {
-    std::vector<bool> tiles(Tiles(use.owner));
-    for (const int rank : use.ranks) {
-      const std::vector<bool>& of_rank = Of(rank, use.owner);
-      for (size_t i = 0; i < tiles.size(); ++i) tiles[i] = tiles[i] || of_rank[i];
+      : held_(held), local_tokens_(layout.local_tokens()), tile_(tile), tiles_(layout.ranks) {
+    for (int rank = 0; rank < layout.ranks; ++rank) {
+      ShardLayout shard = layout;
+      shard.rank = rank;
+      std::vector<Tile>& of_rank = shards_.emplace_back();
+      for (int64_t row = 0; row < Rows(rank); row += tile) {
+        const int64_t first = shard.Position(row),
+                      last = shard.Position(std::min(Rows(rank), row + tile) - 1);
+        const auto [begin, end] = seen(first, last);
+        of_rank.push_back({first, last, begin, end});
+      }
+      tiles_[rank].resize(layout.ranks);
     }
+  }
+
+  int64_t Rows(int rank) const { return held_.empty() ? local_tokens_ : held_[rank]; }
+
+  const Tiles& Of(int rank, int owner) {
+    std::optional<Tiles>& known = tiles_[rank][owner];
+    if (known.has_value()) return *known;
+    const std::vector<Tile>& keys = shards_[owner];
+    Tiles& tiles = known.emplace((keys.size() + 63) / 64);
+    // Positions grow with the row, and so do both ends of what is seen from there.
+    size_t begin = 0, end = 0;
+    for (const Tile& query : shards_[rank]) {
+      while (begin < keys.size() && keys[begin].last < query.seen_begin) ++begin;
+      for (end = std::max(begin, end); end < keys.size() && keys[end].first < query.seen_end;) {
+        tiles[end / 64] |= uint64_t{1} << (end % 64);
+        ++end;
+      }
+    }
+    return tiles;
+  }
+
+  RowRuns RunsOf(const Tiles& tiles, int owner) const {
     RowRuns runs;
-    for (int64_t i = 0; i < std::ssize(tiles); ++i) {
-      if (!tiles[i]) continue;
-      const int64_t begin = i * tile_, end = std::min(Rows(use.owner), begin + tile_);
+    for (size_t i = 0; i < 64 * tiles.size(); ++i) {
+      if ((tiles[i / 64] >> (i % 64) & 1) == 0) continue;
+      const int64_t begin = static_cast<int64_t>(i) * tile_,
+                    end = std::min(Rows(owner), begin + tile_);
       if (!runs.empty() && runs.back().end == begin) {
         runs.back().end = end;
       } else {
@@ -119,36 +77,121 @@ class SeenTiles {
   }
 
  private:
-  int64_t Tiles(int rank) const { return (Rows(rank) + tile_ - 1) / tile_; }
+  struct Tile {
+    int64_t first = 0, last = 0;           // positions
+    int64_t seen_begin = 0, seen_end = 0;  // from there
+  };
 
-  const std::vector<bool>& Of(int rank, int owner) {
-    const auto [found, is_new] = tiles_.try_emplace({rank, owner});
-    std::vector<bool>& tiles = found->second;
-    if (!is_new) return tiles;
-    tiles.resize(Tiles(owner));
-    ShardLayout query = layout_, key = layout_;
-    query.rank = rank;
-    key.rank = owner;
-    const auto last_of = [&](const ShardLayout& shard, int64_t i) {
-      return shard.Position(std::min(Rows(shard.rank), (i + 1) * tile_) - 1);
-    };
-    for (int64_t i = 0; i < Tiles(rank); ++i) {
-      const auto [first, end] = seen_(query.Position(i * tile_), last_of(query, i));
-      // Positions grow with the row.
-      const auto numbers = std::views::iota(int64_t{0}, Tiles(owner));
-      auto k =
-          std::ranges::partition_point(numbers, [&](int64_t t) { return last_of(key, t) < first; });
-      for (; k != numbers.end() && key.Position(*k * tile_) < end; ++k) tiles[*k] = true;
-    }
-    return tiles;
-  }
-
-  const ShardLayout layout_;
   const std::span<const int64_t> held_;
+  const int64_t local_tokens_;
   const int tile_;
-  const SeenPositions seen_;
-  std::map<std::pair<int, int>, std::vector<bool>> tiles_;  // by rank and owner
+  std::vector<std::vector<Tile>> shards_;                 // [rank][tile]
+  std::vector<std::vector<std::optional<Tiles>>> tiles_;  // [rank][owner]
 };
+
+// A hop, or a step that reads a slot.
+struct Event {
+  const RingHop* hop = nullptr;
+  int slot = 0;
+  int owner = 0;  // of the step's keys
+};
+
+// `zero`: rank 0's schedule. What other ranks do is the same one, turned.
+std::vector<HopTiles> KeyTiles(const RingSchedule& zero, SeenTiles& seen) {
+  std::vector<Event> events;
+  for (const RingHop& hop : zero.first_hops) events.push_back({.hop = &hop});
+  for (const RingStep& step : zero.steps) {
+    for (const RingHop& hop : step.kv_hops) events.push_back({.hop = &hop});
+    events.push_back({.slot = step.kv_slot, .owner = step.owner});
+  }
+  const auto named = [&](int rank, int name) { return NamedByRank(zero.shape, rank, name); };
+  std::vector<HopTiles> hops;
+  std::vector<int> owners(zero.kv_slots, 0);  // whose keys each slot holds
+  for (const Event& event : events) {
+    if (event.hop == nullptr) continue;
+    const int owner = named(event.hop->from, owners[event.hop->send_slot]);
+    hops.push_back({.owner = owner, .tiles = std::vector<Tiles>(zero.ranks)});
+    owners[event.hop->receive_slot] = owner;
+  }
+  // What will be attended to of what each slot holds, [slot][rank].
+  std::vector<std::vector<Tiles>> later(zero.kv_slots, std::vector<Tiles>(zero.ranks));
+  auto hop = hops.rbegin();
+  for (auto event = events.rbegin(); event != events.rend(); ++event) {
+    if (event->hop == nullptr) {
+      for (int rank = 0; rank < zero.ranks; ++rank) {
+        Add(seen.Of(rank, named(rank, event->owner)), &later[event->slot][rank]);
+      }
+      continue;
+    }
+    for (int rank = 0; rank < zero.ranks; ++rank) {
+      hop->tiles[rank] = std::exchange(later[event->hop->receive_slot][rank], {});
+    }
+    for (int rank = 0; rank < zero.ranks; ++rank) {
+      Add(hop->tiles[rank], &later[event->hop->send_slot][named(rank, event->hop->from)]);
+    }
+    ++hop;
+  }
+  return hops;
+}
+
+std::vector<HopTiles> GradientTiles(const RingSchedule& zero, SeenTiles& seen) {
+  std::vector<HopTiles> hops;
+  // Whose gradients each slot holds, and to which tiles somebody has added.
+  std::vector<HopTiles> slots(zero.grad_slots, {.tiles = std::vector<Tiles>(zero.ranks)});
+  for (const RingStep& step : zero.steps) {
+    if (zero.grad_slots == 0) break;
+    slots[step.grad_slot].owner = step.owner;
+    for (int rank = 0; rank < zero.ranks; ++rank) {
+      slots[step.grad_slot].tiles[rank] = seen.Of(rank, NamedByRank(zero.shape, rank, step.owner));
+    }
+    for (const GradAction& action : step.grad_actions) {
+      switch (action.kind) {
+        case GradAction::Kind::kAdd:
+          for (int rank = 0; rank < zero.ranks; ++rank) {
+            Add(slots[action.from_slot].tiles[rank], &slots[action.to_slot].tiles[rank]);
+          }
+          break;
+        case GradAction::Kind::kHop: {
+          const HopTiles& sent = slots[action.hop.send_slot];
+          HopTiles& hop = hops.emplace_back();
+          hop.owner = NamedByRank(zero.shape, action.hop.from, sent.owner);
+          for (int rank = 0; rank < zero.ranks; ++rank) {
+            hop.tiles.push_back(sent.tiles[NamedByRank(zero.shape, rank, action.hop.from)]);
+          }
+          slots[action.hop.receive_slot] = hop;
+          break;
+        }
+      }
+    }
+  }
+  return hops;
+}
+
+// To whom rank 0 sends in each hop, in the order of both.
+struct Receivers {
+  std::vector<int> keys, gradients;
+};
+Receivers ReceiversOf(const RingSchedule& zero) {
+  Receivers to;
+  for (const RingHop& hop : zero.first_hops) to.keys.push_back(hop.to);
+  for (const RingStep& step : zero.steps) {
+    for (const RingHop& hop : step.kv_hops) to.keys.push_back(hop.to);
+    for (const GradAction& action : step.grad_actions) {
+      if (action.kind == GradAction::Kind::kHop) to.gradients.push_back(action.hop.to);
+    }
+  }
+  return to;
+}
+
+RingSchedule ZeroOf(const RingShape& shape, bool is_backward) {
+  return (is_backward ? BackwardSchedule : ForwardSchedule)(shape, 0).value();
+}
+
+// All of a shard that is more than `share` carried.
+void Widen(double share, int64_t shard, RowRuns* runs) {
+  const int64_t carried = CountRows(*runs);
+  if (static_cast<double>(carried) > share * static_cast<double>(shard)) *runs = {{0, shard}};
+}
 
 }  // namespace
 
@@ -160,35 +203,56 @@ int64_t CountRows(const RowRuns& runs) {
 
 TravellingRows FindTravellingRows(const RingSchedule& schedule, const ShardLayout& layout,
                                   std::span<const int64_t> held, int tile, SeenPositions seen) {
+  const RingShape& shape = schedule.shape;
+  const RingSchedule zero = ZeroOf(shape, schedule.grad_slots > 0);
   SeenTiles tiles(layout, held, tile, seen);
-  const auto rows_of = [&](const std::vector<HopUse>& uses) {
+  const auto rows_of = [&](const std::vector<HopTiles>& hops, const std::vector<int>& receivers) {
     std::vector<HopRows> rows;
-    for (const HopUse& use : uses) {
-      const Use sent = Shift(schedule.shape, schedule.rank, use.sent),
-                received = Shift(schedule.shape, schedule.rank, use.received);
-      rows.push_back({.sent = tiles.RowsOf(sent),
-                      .received = tiles.RowsOf(received),
-                      .sent_shard = tiles.Rows(sent.owner),
-                      .received_shard = tiles.Rows(received.owner)});
+    for (size_t i = 0; i < hops.size(); ++i) {
+      const int to = NamedByRank(shape, schedule.rank, receivers[i]);
+      const int sent = NamedByRank(shape, to, hops[i].owner),
+                received = NamedByRank(shape, schedule.rank, hops[i].owner);
+      rows.push_back({.sent = tiles.RunsOf(hops[i].tiles[to], sent),
+                      .received = tiles.RunsOf(hops[i].tiles[schedule.rank], received),
+                      .sent_shard = tiles.Rows(sent),
+                      .received_shard = tiles.Rows(received)});
     }
     return rows;
   };
-  const RingSchedule zero =
-      (schedule.grad_slots > 0 ? BackwardSchedule : ForwardSchedule)(schedule.shape, 0).value();
-  return {.keys = rows_of(KeyUses(zero)), .gradients = rows_of(GradientUses(zero))};
+  const Receivers to = ReceiversOf(zero);
+  return {.keys = rows_of(KeyTiles(zero, tiles), to.keys),
+          .gradients = rows_of(GradientTiles(zero, tiles), to.gradients)};
+}
+
+HopCounts CountTravellingRows(const RingShape& shape, bool is_backward, const ShardLayout& layout,
+                              std::span<const int64_t> held, int tile, double most_packed,
+                              SeenPositions seen) {
+  const RingSchedule zero = ZeroOf(shape, is_backward);
+  SeenTiles tiles(layout, held, tile, seen);
+  const auto counts_of = [&](const std::vector<HopTiles>& hops) {
+    std::vector<std::vector<int64_t>> counts;
+    for (const HopTiles& hop : hops) {
+      std::vector<int64_t>& of_hop = counts.emplace_back();
+      for (int rank = 0; rank < zero.ranks; ++rank) {
+        const int owner = NamedByRank(shape, rank, hop.owner);
+        RowRuns runs = tiles.RunsOf(hop.tiles[rank], owner);
+        Widen(most_packed, tiles.Rows(owner), &runs);
+        of_hop.push_back(CountRows(runs));
+      }
+    }
+    return counts;
+  };
+  return {.keys = counts_of(KeyTiles(zero, tiles)),
+          .gradients = counts_of(GradientTiles(zero, tiles))};
 }
 
 bool CarryAllAbove(double share, TravellingRows* rows) {
   bool leaves_out = false;
-  const auto widen = [&](RowRuns* runs, int64_t shard) {
-    const int64_t carried = CountRows(*runs);
-    if (static_cast<double>(carried) > share * static_cast<double>(shard)) *runs = {{0, shard}};
-    leaves_out |= CountRows(*runs) < shard;
-  };
   for (std::vector<HopRows>* const hops : {&rows->keys, &rows->gradients}) {
     for (HopRows& hop : *hops) {
-      widen(&hop.sent, hop.sent_shard);
-      widen(&hop.received, hop.received_shard);
+      Widen(share, hop.sent_shard, &hop.sent);
+      Widen(share, hop.received_shard, &hop.received);
+      leaves_out |= !hop.sends_all() || !hop.receives_all();
     }
   }
   return leaves_out;

@@ -32,6 +32,9 @@ struct HopRows {
   bool receives_all() const { return CountRows(received) == received_shard; }
 };
 
+// The largest share of a shard's rows that rings of GPUs pack; of more, hops carry all.
+inline constexpr double kMostPacked = 0.5;
+
 // By hop, in the order in which a schedule starts them.
 struct TravellingRows {
   std::vector<HopRows> keys;       // first_hops, then each step's kv_hops
@@ -39,16 +42,28 @@ struct TravellingRows {
 };
 
 // The positions [first, second) of which those of [first, last] attend to some; what a tile of
-// queries attends to lies between those of its first and of its last query.
+// queries attends to lies between those of its first and of its last query. Neither end goes back
+// where the positions go on.
 using SeenPositions = absl::FunctionRef<std::pair<int64_t, int64_t>(int64_t first, int64_t last)>;
+
+// How many rows the hops of all ranks carry: [hop][receiving rank], hops as in TravellingRows.
+struct HopCounts {
+  std::vector<std::vector<int64_t>> keys, gradients;
+};
 
 // A hop carries the tiles of keys that its receiver attends to, and those that it passes on; one of
 // gradients the tiles to which its sender, and those from whom it has its sum, have added.
 // `layout`: of the whole sequence, alike for all ranks; its rank is ignored. `held`: how many of
-// their rows ranks hold, their first ones; empty: all. Takes time by ranks × tiles of the sequence.
-// `schedule` gathers nothing.
+// their rows ranks hold, their first ones; empty: all. Takes time by ranks × (ranks + tiles of the
+// sequence). `schedule` gathers nothing.
 TravellingRows FindTravellingRows(const RingSchedule& schedule, const kernels::ShardLayout& layout,
                                   std::span<const int64_t> held, int tile, SeenPositions seen);
+
+// What all ranks' FindTravellingRows() come to after CarryAllAbove(most_packed, …), in one such
+// time: backward's with `is_backward`. `shape` is one that ForwardSchedule takes.
+HopCounts CountTravellingRows(const RingShape& shape, bool is_backward,
+                              const kernels::ShardLayout& layout, std::span<const int64_t> held,
+                              int tile, double most_packed, SeenPositions seen);
 
 // Makes a hop carry all rows of a shard of which it carries more than `share`: where rows are
 // packed at one end and spread out at the other, that takes longer than the few that stay away.

@@ -191,6 +191,31 @@ TEST_P(TravellingRowsTest, GradientsComeHomeFromAllWhoAdded) {
   }
 }
 
+TEST_P(TravellingRowsTest, CountsAreThoseOfAllRanks) {
+  const RingShape shape = std::get<RingShape>(GetParam());
+  const Seen& seen = std::get<Seen>(GetParam());
+  for (const bool is_backward : {false, true}) {
+    for (const double most_packed : {0.5, 1.0}) {
+      const HopCounts counts =
+          CountTravellingRows(shape, is_backward, Layout(0), Held(), kTile, most_packed,
+                              [&](int64_t first, int64_t last) { return seen.Of(first, last); });
+      for (int rank = 0; rank < ranks(); ++rank) {
+        TravellingRows rows =
+            Rows((is_backward ? BackwardSchedule : ForwardSchedule)(shape, rank).value());
+        CarryAllAbove(most_packed, &rows);
+        ASSERT_EQ(counts.keys.size(), rows.keys.size());
+        ASSERT_EQ(counts.gradients.size(), rows.gradients.size());
+        for (size_t i = 0; i < rows.keys.size(); ++i) {
+          EXPECT_EQ(counts.keys[i][rank], CountRows(rows.keys[i].received)) << rank << " " << i;
+        }
+        for (size_t i = 0; i < rows.gradients.size(); ++i) {
+          EXPECT_EQ(counts.gradients[i][rank], CountRows(rows.gradients[i].received));
+        }
+      }
+    }
+  }
+}
+
 std::string NameOf(const ::testing::TestParamInfo<std::tuple<RingShape, LayoutKind, Seen>>& info) {
   const auto& [shape, kind, seen] = info.param;
   const char* const layouts[] = {"Contiguous", "Zigzag", "Striped"};
