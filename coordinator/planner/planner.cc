@@ -313,6 +313,12 @@ absl::Status CompletePlan(const Way& way, const model::ModelConfig& model,
   const bool is_measured = hints.density > 0 || hints.slashes > 0 || hints.verticals > 0;
   Pricer& same_tiles = is_measured ? measured : *way.pricer;
   ASSIGN_OR_RETURN(*plan->mutable_prediction(), same_tiles.Price(*plan, cost_model));
+  if (const RingBytes& bytes = same_tiles.ring_bytes(); bytes.sent < bytes.whole) {
+    plan->add_reasons(absl::StrFormat(
+        "hops of the ring carry what their receivers attend to, known before the data: %.4g of "
+        "%.4g GB that a trainer would send in a step",
+        bytes.sent / 1e9, bytes.whole / 1e9));
+  }
   if (jobspec::IsByDocuments(plan->layout())) {
     ASSIGN_OR_RETURN(std::string reason, same_tiles.ReasonByDocuments(*plan));
     plan->add_reasons(std::move(reason));

@@ -68,6 +68,11 @@ LaidDocuments LayInStripes(std::vector<int64_t> tokens, int ranks) {
   const int64_t all = std::accumulate(tokens.begin(), tokens.end(), int64_t{0});
   documents.holders.resize(tokens.size());
   documents.spread = std::ssize(tokens);
+  documents.ring_tokens = all;
+  for (int64_t first = 0; const int64_t of_document : tokens) {
+    documents.ring_firsts.push_back(first);
+    first += of_document;
+  }
   documents.tokens = std::move(tokens);
   documents.local_tokens = documents.travelling_tokens = all / ranks;
   documents.spread_tokens.assign(ranks, all / ranks);
@@ -109,9 +114,18 @@ absl::StatusOr<LaidDocuments> LayByDocuments(std::vector<int64_t> tokens,
     documents.spread_tokens[*documents.holders[i]] -= documents.tokens[i];
   }
   documents.travelling_tokens = 0;
+  const std::vector<int64_t> firsts = std::exchange(documents.ring_firsts, {});
+  const int64_t all = std::exchange(documents.ring_tokens, 0);
   if (documents.are_apart) {
     RETURN_IF_ERROR(CountApart(attention, ranks, stripe, &documents));
   } else if (documents.spread > 0) {
+    ASSIGN_OR_RETURN(const auto layout,
+                     ring::DocumentLayout::Create(all, firsts, documents.holders, ranks,
+                                                  static_cast<int>(stripe)));
+    documents.spread_tokens.assign(layout.spread_tokens().begin(), layout.spread_tokens().end());
+    documents.ring_tokens = layout.ring_tokens();
+    documents.ring_firsts = layout.RingFirsts();
+    documents.is_uneven = true;
     documents.travelling_tokens = *std::ranges::max_element(documents.spread_tokens);
   }
   return documents;

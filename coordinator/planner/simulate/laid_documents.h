@@ -25,8 +25,13 @@ struct LaidDocuments {
   // goes through a ring of its own, and each whole one that is not short is a call.
   bool are_apart = false;
   int64_t local_tokens = 0;  // of every rank, filler counted
-  int64_t spread = 0;        // documents
-  int64_t whole_calls = 0;   // of the rank with most
+  // Where one ring passes on all spread documents: its places, and those at which they start. Where
+  // it is uneven, each rank holds the first spread_tokens of its own. Apart: none.
+  std::vector<int64_t> ring_firsts = {};
+  int64_t ring_tokens = 0;
+  bool is_uneven = false;
+  int64_t spread = 0;       // documents
+  int64_t whole_calls = 0;  // of the rank with most
   // What is chosen for, in which short documents are not, of the rank with most: tokens and calls.
   int64_t chosen_tokens = 0, chosen_calls = 0;
 

@@ -5,12 +5,15 @@
 #include <numeric>
 #include <optional>
 #include <set>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "coordinator/planner/simulate/ring_simulator.h"
 #include "jobspec/jobspec.h"
 #include "jobspec/values/attention_spec.h"
+#include "patterns/index/carried_rows.h"
 #include "patterns/pattern.h"
 #include "ring/head_shares.h"
 #include "ring/ring_schedule.h"
@@ -240,6 +243,59 @@ Pricer::HeadExchangeCost Pricer::HeadsOf(const Setting& setting, double local_to
                      (link.bytes_per_second > 0 ? bytes / link.bytes_per_second : 0)};
 }
 
+const CarriedShares* Pricer::CarriedIn(const Setting& setting, uint64_t tokens, bool dense,
+                                       bool backward) {
+  const LaidDocuments& documents = setting.documents;
+  patterns::AttentionOptions attention = setting.attention;
+  const std::optional<int64_t> window = patterns::KnownWindow(attention, dense);
+  if (!window.has_value() || !patterns::CarriesRows(setting.ring) || documents.are_apart) {
+    return nullptr;
+  }
+  if (!documents.tokens.empty() && documents.travelling_tokens == 0) return nullptr;
+  const auto [found, is_new] = carried_.try_emplace({.tokens = tokens,
+                                                     .layout = setting.layout,
+                                                     .kind = setting.ring.kind,
+                                                     .inner = setting.ring.inner,
+                                                     .dense = dense,
+                                                     .backward = backward});
+  std::optional<CarriedShares>& carried = found->second;
+  const auto result = [&] { return carried.has_value() ? &*carried : nullptr; };
+  const auto layout = jobspec::LayoutOf(setting.layout.first);
+  if (!is_new || !layout.ok()) return result();  // a layout that is unknown counts no tiles either
+  attention.layout = *layout;
+  attention.stripe = static_cast<int>(setting.layout.second);
+  // Lengths of prefixes are not known here.
+  const std::vector<int64_t> prefix_ends =
+      documents.tokens.empty() ? std::vector<int64_t>{0} : documents.ring_firsts;
+  patterns::RingSequence sequence = {.tokens = static_cast<int64_t>(tokens),
+                                     .prefix_ends = prefix_ends};
+  if (!documents.tokens.empty()) {
+    sequence.tokens = documents.ring_tokens;
+    sequence.firsts = documents.ring_firsts;
+    if (documents.is_uneven) sequence.held = documents.spread_tokens;
+  }
+  const bool cuda = cluster_.engine == v1::ResourcesSpec::CUDA;
+  const ring::HopCounts counts = patterns::CountCarriedRows(
+      attention, setting.ring, backward, sequence, *window, cuda ? ring::kMostPacked : 1.0);
+  const int64_t slot = documents.tokens.empty() ? sequence.tokens / setting.ring.ranks()
+                                                : documents.travelling_tokens;
+  bool leaves_out = false;
+  const auto shares_of = [&](const std::vector<std::vector<int64_t>>& rows) {
+    std::vector<std::vector<double>> shares;
+    for (const std::vector<int64_t>& hop : rows) {
+      std::vector<double>& of_hop = shares.emplace_back();
+      for (const int64_t count : hop) {
+        of_hop.push_back(static_cast<double>(count) / static_cast<double>(slot));
+        leaves_out |= count < slot;
+      }
+    }
+    return shares;
+  };
+  CarriedShares shares = {.keys = shares_of(counts.keys), .gradients = shares_of(counts.gradients)};
+  if (leaves_out) carried = std::move(shares);
+  return result();
+}
+
 absl::StatusOr<Pricer::LayerSums> Pricer::PlayLayers(const Setting& setting,
                                                      const CostModel& cost_model, uint64_t tokens,
                                                      bool find_exposed) {
@@ -275,6 +331,9 @@ absl::StatusOr<Pricer::LayerSums> Pricer::PlayLayers(const Setting& setting,
       .head_groups = setting.ring.kind == ring::RingKind::kAllGather
                          ? static_cast<int>(jobspec::HeadGroups(spec_.parallelism()))
                          : 1};
+  // All-gathers sum gradients in float32.
+  const bool is_rounded = setting.ring.kind != ring::RingKind::kAllGather &&
+                          spec_.parallelism().kv_gradients() == v1::ParallelismSpec::BFLOAT16;
   if (travelling == 0) ring.intra_node.latency_seconds = ring.inter_node.latency_seconds = 0;
   // Seconds of a layer's backward pass, with what it computes again.
   const double mlp_backward =
@@ -289,7 +348,8 @@ absl::StatusOr<Pricer::LayerSums> Pricer::PlayLayers(const Setting& setting,
     const RingSimulator simulator(setting.ring, alike.loads);
     for (const bool backward : {false, true}) {
       const Phase phase = backward ? Phase::kAttentionBackward : Phase::kAttentionForward;
-      ring.gradient_bytes = backward ? kv * 4 : 0;
+      ring.gradient_bytes = backward ? kv * (is_rounded ? 2 : 4) : 0;
+      ring.carried = CarriedIn(setting, tokens, alike.are_dense, backward);
       StepSeconds step = {.per_tile = cost_model.Seconds(phase, {.tiles = 1}),
                           .per_step = cost_model.Seconds(phase, ring_step)};
       const double own = cost_model.Seconds(phase, whole);
@@ -304,6 +364,9 @@ absl::StatusOr<Pricer::LayerSums> Pricer::PlayLayers(const Setting& setting,
       sums.ring.transfer_seconds += alike.count * times.transfer_seconds;
       sums.ring.exposed_seconds += alike.count * times.exposed_seconds;
       rank_steps_ += times.rank_steps;
+      const RingBytes bytes = BytesOf(ring);
+      sums.bytes.sent += alike.count * bytes.sent;
+      sums.bytes.whole += alike.count * bytes.whole;
     }
     sums.index_seconds += alike.count * index;
     sums.tiles += alike.count * alike.tiles;
@@ -317,6 +380,7 @@ absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
                                                    const CostModel& cost_model, uint64_t tokens,
                                                    double sequences, bool find_exposed) {
   ASSIGN_OR_RETURN(const LayerSums sums, PlayLayers(setting, cost_model, tokens, find_exposed));
+  ring_bytes_ = {.sent = sequences * sums.bytes.sent, .whole = sequences * sums.bytes.whole};
   const double local_tokens = setting.LocalTokens(tokens);
   const auto layers = static_cast<double>(model_.layers);
   const HeadExchangeCost exchange = HeadsOf(setting, local_tokens);

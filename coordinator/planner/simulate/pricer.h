@@ -2,8 +2,10 @@
 // step.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -67,6 +69,9 @@ class Pricer {
   // What a plan by documents, with its weights, does with those of a sequence, for people.
   absl::StatusOr<std::string> ReasonByDocuments(const v1::StepPlan& plan) const;
 
+  // Of a trainer in the step that was priced last, in the mean: what hops of the ring carry.
+  const RingBytes& ring_bytes() const { return ring_bytes_; }
+
   // Ring steps of single ranks that were played so far: nearly all of the time that prices take.
   int64_t rank_steps() const { return rank_steps_; }
 
@@ -93,6 +98,9 @@ class Pricer {
   // Adds `count` layers that look like one sample to layers_, in each of these.
   absl::Status Count(const Setting& setting, uint64_t tokens, bool dense, double count,
                      uint64_t seed);
+  // What hops carry where that is known before the data; null: all of it, in such layers.
+  const CarriedShares* CarriedIn(const Setting& setting, uint64_t tokens, bool dense,
+                                 bool backward);
   // What a trainer sends in one layer, forward and backward, to share out heads.
   struct HeadExchangeCost {
     double bytes = 0, seconds = 0;
@@ -101,6 +109,7 @@ class Pricer {
   // All layers of one sequence, forward and backward, without what is token by token.
   struct LayerSums {
     RingTimes ring;
+    RingBytes bytes;
     double index_seconds = 0;
     double tiles = 0, largest_tiles = 0, step_imbalance = 0;  // as Layers has them
   };
@@ -117,6 +126,17 @@ class Pricer {
   const patterns::PatternHints& hints_;
   std::set<Layout> layouts_;
   std::map<std::pair<uint64_t, Layout>, std::vector<Layers>> layers_;  // by tokens and layout
+  // By layout and ring of a sequence, and whether layers are dense and it is their backward.
+  struct CarriedKey {
+    uint64_t tokens = 0;
+    Layout layout;
+    ring::RingKind kind;
+    int inner = 0;
+    bool dense = false, backward = false;
+    auto operator<=>(const CarriedKey&) const = default;
+  };
+  std::map<CarriedKey, std::optional<CarriedShares>> carried_;
+  RingBytes ring_bytes_;
   int64_t rank_steps_ = 0;
 };
 

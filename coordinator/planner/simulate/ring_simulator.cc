@@ -23,6 +23,7 @@ constexpr int kManyRanks = 256;
 
 double Transfer(const Link& link, double bytes) {
   if (link.bytes_per_second <= 0) return 0;  // infinitely fast
+  if (bytes <= 0) return 0;                  // both ends know that nothing travels
   return link.latency_seconds + bytes / link.bytes_per_second;
 }
 
@@ -117,6 +118,7 @@ class Player {
         order_(setup.shape),
         never_(ranks_),
         ready_(ranks_),
+        travel_(ranks_),
         done_(ranks_),
         keys_there_(schedule.kv_slots, Times(ranks_)),
         gradients_there_(schedule.grad_slots, Times(ranks_)) {
@@ -147,6 +149,7 @@ class Player {
   struct Route {
     Times kv_seconds;
     Times gradient_seconds;
+    std::vector<const Link*> links;
   };
 
   // Times count from an epoch that moves along, so that they stay short enough to be exact.
@@ -180,11 +183,13 @@ class Player {
     if (!is_new) return route;
     route.kv_seconds.resize(ranks_);
     route.gradient_seconds.resize(ranks_);
+    route.links.resize(ranks_);
     const int inner = setup_.group.inner;
     for (int rank = 0; rank < ranks_; ++rank) {
       const int from = ring::NamedByRank(setup_.shape, rank, hop.from);
       const bool same_node = setup_.group.outer == 1 || rank / inner == from / inner;
       const Link& link = same_node ? setup_.intra_node : setup_.inter_node;
+      route.links[order_.Index(rank)] = &link;
       route.kv_seconds[order_.Index(rank)] = static_cast<Time>(Transfer(link, setup_.kv_bytes));
       route.gradient_seconds[order_.Index(rank)] =
           static_cast<Time>(Transfer(link, setup_.gradient_bytes));
@@ -200,15 +205,29 @@ class Player {
     });
   }
 
+  // How long a hop takes to each receiving rank, which may get a share of `bytes` alone.
+  const Times& SecondsOf(const Route& route, const Times& of_all, const std::vector<double>* shares,
+                         double bytes) {
+    if (shares == nullptr) return of_all;
+    for (int rank = 0; rank < ranks_; ++rank) {
+      const int index = order_.Index(rank);
+      travel_[index] = static_cast<Time>(Transfer(*route.links[index], (*shares)[rank] * bytes));
+    }
+    return travel_;
+  }
+
   void MoveKeys(const RingHop& hop, const Times& begun) {
     const Route& route = RouteOf(hop);
+    const Times& travel = SecondsOf(
+        route, route.kv_seconds,
+        setup_.carried == nullptr ? nullptr : &setup_.carried->keys[key_hops_++], setup_.kv_bytes);
     // A rank's own keys wait for nobody.
     if (hop.send_slot == 0) {
-      Move(hop, begun, route.kv_seconds, &keys_there_[hop.receive_slot]);
+      Move(hop, begun, travel, &keys_there_[hop.receive_slot]);
       return;
     }
     Later(ready_.data(), begun.data(), keys_there_[hop.send_slot].data(), ranks_);
-    Move(hop, ready_, route.kv_seconds, &keys_there_[hop.receive_slot]);
+    Move(hop, ready_, travel, &keys_there_[hop.receive_slot]);
   }
 
   void Compute(size_t t) {
@@ -240,8 +259,12 @@ class Player {
       Raise(done_.data(), gradients_there_[action.from_slot].data(), ranks_);
       return;
     }
-    Move(action.hop, done_, RouteOf(action.hop).gradient_seconds,
-         &gradients_there_[action.hop.receive_slot]);
+    const Route& route = RouteOf(action.hop);
+    const Times& travel = SecondsOf(
+        route, route.gradient_seconds,
+        setup_.carried == nullptr ? nullptr : &setup_.carried->gradients[gradient_hops_++],
+        setup_.gradient_bytes);
+    Move(action.hop, done_, travel, &gradients_there_[action.hop.receive_slot]);
   }
 
   static constexpr size_t kStepsOfAnEpoch = 64;
@@ -255,8 +278,10 @@ class Player {
   const Order order_;
   const Times never_;  // zeros
   Times ready_;
-  Times done_;        // when each rank is done with the steps so far
-  double epoch_ = 0;  // from which times count
+  Times travel_;                             // of a hop that does not carry all
+  size_t key_hops_ = 0, gradient_hops_ = 0;  // that have begun
+  Times done_;                               // when each rank is done with the steps so far
+  double epoch_ = 0;                         // from which times count
   std::map<RingLink, Route> routes_;
   std::vector<Times> keys_there_;       // by slot
   std::vector<Times> gradients_there_;  // by slot
@@ -313,33 +338,64 @@ double PlayGather(const RingSetup& setup, const ring::TileLoads& loads,
   return last;
 }
 
-// Seconds of the hops that a rank makes; an inner ring that is no part of a node goes at the speed
-// of its slowest link.
+// visit(hop, share of keys' bytes, share of gradients' bytes, ranks for which it is so) for each
+// hop of a ring.
+template <typename Visit>
+void VisitHops(const RingSetup& setup, const RingSchedule& schedule, const Visit& visit) {
+  size_t keys = 0, gradients = 0;
+  const auto of_keys = [&](const RingHop& hop) {
+    if (setup.carried == nullptr) return visit(hop, 1, 0, setup.shape.ranks());
+    for (const double share : setup.carried->keys[keys++]) visit(hop, share, 0, 1);
+  };
+  const auto of_gradients = [&](const RingHop& hop) {
+    if (setup.carried == nullptr) return visit(hop, 0, 1, setup.shape.ranks());
+    for (const double share : setup.carried->gradients[gradients++]) visit(hop, 0, share, 1);
+  };
+  for (const RingHop& hop : schedule.first_hops) of_keys(hop);
+  for (const RingStep& step : schedule.steps) {
+    for (const RingHop& hop : step.kv_hops) of_keys(hop);
+    for (const GradAction& action : step.grad_actions) {
+      if (action.kind == GradAction::Kind::kHop) of_gradients(action.hop);
+    }
+  }
+}
+
+// Seconds of the hops that a rank makes, in the mean; an inner ring that is no part of a node goes
+// at the speed of its slowest link.
 double TransferSeconds(const RingSetup& setup, const RingSchedule& schedule) {
   const Link& slowest = setup.group.outer > 1 ? setup.inter_node : setup.intra_node;
   const Link& inner = setup.group.inner % setup.shape.inner == 0 ? setup.intra_node : slowest;
-  double total = 0;
-  const auto add = [&](const RingHop& hop, double bytes) {
-    total += Transfer(hop.link == RingLink::kInner ? inner : slowest, bytes);
-  };
-  for (const RingHop& hop : schedule.first_hops) add(hop, setup.kv_bytes);
-  for (const RingStep& step : schedule.steps) {
-    for (const RingHop& hop : step.kv_hops) add(hop, setup.kv_bytes);
-    for (const GradAction& action : step.grad_actions) {
-      if (action.kind == GradAction::Kind::kHop) add(action.hop, setup.gradient_bytes);
-    }
-  }
   if (Gathers(setup)) {  // each rank's share to every other
     const int transfers = (setup.shape.ranks() - 1) * setup.head_groups;
-    total = transfers * Transfer(slowest, setup.kv_bytes / setup.head_groups);
-    if (setup.gradient_bytes > 0) {
-      total += transfers * Transfer(slowest, setup.gradient_bytes / setup.head_groups);
-    }
+    return transfers * (Transfer(slowest, setup.kv_bytes / setup.head_groups) +
+                        Transfer(slowest, setup.gradient_bytes / setup.head_groups));
   }
-  return total;
+  double total = 0;
+  VisitHops(setup, schedule, [&](const RingHop& hop, double keys, double gradients, int ranks) {
+    const double bytes = keys * setup.kv_bytes + gradients * setup.gradient_bytes;
+    total += ranks * Transfer(hop.link == RingLink::kInner ? inner : slowest, bytes);
+  });
+  return total / setup.shape.ranks();
 }
 
 }  // namespace
+
+RingBytes BytesOf(const RingSetup& setup) {
+  const int ranks = setup.shape.ranks();
+  if (Gathers(setup)) {
+    const double all = (ranks - 1) * (setup.kv_bytes + setup.gradient_bytes);
+    return {.sent = all, .whole = all};
+  }
+  RingBytes bytes;
+  VisitHops(
+      setup, ScheduleOf(setup), [&](const RingHop&, double keys, double gradients, int of_ranks) {
+        bytes.sent += of_ranks * (keys * setup.kv_bytes + gradients * setup.gradient_bytes) / ranks;
+      });
+  RingSetup all = setup;
+  all.carried = nullptr;
+  bytes.whole = setup.carried == nullptr ? bytes.sent : BytesOf(all).sent;
+  return bytes;
+}
 
 RingSimulator::RingSimulator(const ring::RingShape& shape, const ring::TileLoads& loads)
     : shape_(shape),

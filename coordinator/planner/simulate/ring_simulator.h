@@ -12,14 +12,21 @@
 
 namespace ringleader::planner {
 
+// What the hops of a ring carry, of a rank's keys and values and of their gradients:
+// [hop][receiving rank], hops in the order of the schedule.
+struct CarriedShares {
+  std::vector<std::vector<double>> keys, gradients;
+};
+
 struct RingSetup {
   ring::RingShape shape;
   GroupShape group;  // which ranks share a node
   Link intra_node;
   Link inter_node;
-  double kv_bytes = 0;        // keys and values of one rank
-  double gradient_bytes = 0;  // of their gradients; 0: forward
-  int head_groups = 1;        // that are gathered one after the other
+  double kv_bytes = 0;                     // keys and values of one rank
+  double gradient_bytes = 0;               // of their gradients; 0: forward
+  int head_groups = 1;                     // that are gathered one after the other
+  const CarriedShares* carried = nullptr;  // all of it
 };
 
 // What the loads' tiles take. A rank spends `per_tile` on a tile, `per_step` on every ring step,
@@ -47,6 +54,12 @@ struct RingTimes {
   double exposed_seconds = 0;  // what links of infinite speed would save; 0 unless it was asked for
   int64_t rank_steps = 0;      // ring steps of single ranks that were played to find out
 };
+
+// Bytes that a rank sends, in the mean: what is carried, and what all keys would be.
+struct RingBytes {
+  double sent = 0, whole = 0;
+};
+RingBytes BytesOf(const RingSetup& setup);
 
 // The loads, arranged once for all plays of one shape of ring.
 class RingSimulator {

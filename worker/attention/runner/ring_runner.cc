@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "patterns/check_options.h"
+#include "patterns/index/carried_rows.h"
 #include "patterns/pattern.h"
 #include "patterns/probe.h"
 #include "ring/band_tiles.h"
@@ -17,8 +18,6 @@ using kernels::ShardLayout;
 
 namespace {
 
-// Finding the rows of hops takes time by the ranks and the sequence; of more ranks all are sent.
-constexpr int kMostRanksOfRows = 256;
 // Sequences, and kinds of layers, whose rows are remembered.
 constexpr size_t kMostKnownRows = 8;
 // Documents by themselves that are remembered: one has 4 bytes for each of this rank's tokens.
@@ -147,9 +146,7 @@ bool RingRunner::is_dense(int layer) const {
 }
 
 RingRunner::RowBand RingRunner::BandOf(int layer) const {
-  if (is_dense(layer) || options_.pattern == patterns::Pattern::kDense) return 0;
-  if (options_.pattern == patterns::Pattern::kSlidingWindow) return options_.window;
-  return std::nullopt;
+  return patterns::KnownWindow(options_, is_dense(layer));
 }
 
 RingRunner::RowBand RingRunner::BandOf(const LayerIndex& index) {
@@ -169,8 +166,8 @@ std::shared_ptr<const ring::TravellingRows> RingRunner::RowsOf(
     const ring::RingSchedule& schedule, const std::shared_ptr<const DeviceDocuments>& documents,
     const RowBand& band, int64_t local_tokens) {
   const SequenceDocuments* const host = documents == nullptr ? nullptr : documents->host.get();
-  if (!band.has_value() || device_.most_carried() <= 0.0 || schedule.ranks == 1 ||
-      schedule.ranks > kMostRanksOfRows || Gathers(schedule)) {
+  if (!band.has_value() || device_.most_carried() <= 0.0 ||
+      !patterns::CarriesRows(schedule.shape)) {
     return nullptr;
   }
   // Without documents nobody said what the mask shows, which choosing tiles complains of.
@@ -185,19 +182,15 @@ std::shared_ptr<const ring::TravellingRows> RingRunner::RowsOf(
       return known.rows;
     }
   }
-  const std::vector<int64_t> firsts = host == nullptr ? std::vector<int64_t>{0} : host->firsts;
-  patterns::MaskRule rule = {.mask = options_.mask, .block = options_.mask_block};
+  patterns::RingSequence sequence = {.tokens = local_tokens * schedule.ranks};
   if (host != nullptr) {
-    rule.prefix_ends = host->prefix_ends;
-    rule.padding = host->tokens - host->content;
+    sequence.firsts = host->firsts;
+    sequence.prefix_ends = host->prefix_ends;
+    sequence.padding = host->tokens - host->content;
+    sequence.held = host->shard_tokens;
   }
-  const int64_t tokens = local_tokens * schedule.ranks;
-  const auto seen = [&](int64_t first, int64_t last) {
-    return std::pair(patterns::VisibleAt(rule, tokens, firsts, *band, first).first,
-                     patterns::VisibleAt(rule, tokens, firsts, *band, last).second);
-  };
-  auto rows = std::make_shared<ring::TravellingRows>(ring::FindTravellingRows(
-      schedule, LayoutOf(schedule.rank, local_tokens), held, options_.tile, seen));
+  auto rows = std::make_shared<ring::TravellingRows>(
+      patterns::FindCarriedRows(options_, schedule, sequence, *band));
   // Hops that all carry whole shards are those of slots, unless a shard is less than a slot: other
   // ranks of this ring may carry less.
   if (!ring::CarryAllAbove(device_.most_carried(), rows.get()) && held.empty()) rows = nullptr;
