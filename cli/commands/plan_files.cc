@@ -15,7 +15,6 @@
 #include "base/files.h"
 #include "base/status_macros.h"
 #include "cli/jobs/steps.h"
-#include "coordinator/planner/planner.h"
 #include "jobspec/jobspec.h"
 #include "ringleader/v1/node_service.pb.h"
 #include "ringleader/v1/telemetry.pb.h"

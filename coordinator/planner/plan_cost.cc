@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "coordinator/planner/simulate/pricer.h"
 #include "jobspec/values/attention_spec.h"
+#include "patterns/carried/carried_rows.h"
 #include "patterns/pattern.h"
 
 namespace ringleader::planner {
@@ -48,6 +49,7 @@ PlanCost CostOf(const v1::JobSpec& spec, const model::ModelConfig& model, int la
       is_sparse ? SampledLayers(*attention, model.layers, static_cast<int>(ranks)) : 0;
   const int64_t layers = samples + (is_sparse && attention->dense_layers.empty() ? 0 : 1);
   const patterns::PatternDefinition& pattern = patterns::DefinitionOf(attention->pattern);
+  const bool is_known = pattern.is_known_before_data() || !attention->dense_layers.empty();
   const int64_t heads = SampledHeads(*attention, static_cast<int>(ranks));
   PlanCost cost;
   double at_work = 0;  // bytes, while heads are counted or played
@@ -59,6 +61,10 @@ PlanCost CostOf(const v1::JobSpec& spec, const model::ModelConfig& model, int la
         pattern.listed_tiles == nullptr ? 0 : pattern.listed_tiles(*attention, blocks);
     cost.rank_steps += walks * layers * ranks * ranks;
     cost.blocks += of_layouts * layers * heads * blocks;
+    // Whoever sees which blocks of each rank's, for what the hops of each walk carry.
+    if (is_known && ranks > 1 && ranks <= patterns::kMostRanksOfRows) {
+      cost.blocks += walks * ranks * (blocks + ranks);
+    }
     cost.tiles += of_layouts * samples * heads * tiles;
     const double listed = static_cast<double>(std::min(ranks * ranks, heads * tiles));
     at_work = std::max(at_work, static_cast<double>(heads * blocks) * kBytesPerBlock +

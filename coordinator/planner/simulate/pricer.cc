@@ -13,7 +13,7 @@
 #include "coordinator/planner/simulate/ring_simulator.h"
 #include "jobspec/jobspec.h"
 #include "jobspec/values/attention_spec.h"
-#include "patterns/index/carried_rows.h"
+#include "patterns/carried/carried_rows.h"
 #include "patterns/pattern.h"
 #include "ring/head_shares.h"
 #include "ring/ring_schedule.h"

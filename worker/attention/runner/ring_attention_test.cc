@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "patterns/carried/carried_rows.h"
 #include "worker/attention/cpu/cpu_ring_attention.h"
 #include "worker/attention/testing/changing_budgets.h"
 #include "worker/attention/testing/differentiable_attention.h"
@@ -269,6 +270,23 @@ TEST_P(ManyRanksTest, MasksUnderChosenBlocks) {
   }
 }
 
+// What the planner counts of the same rings, forward and backward.
+uint64_t CountedBytes(const patterns::AttentionOptions& options, int64_t tokens,
+                      const std::vector<int64_t>& firsts) {
+  int64_t rows = 0;
+  for (const bool is_backward : {false, true}) {
+    const ring::HopCounts counts = patterns::CountCarriedRows(
+        options, options.ring, is_backward, {.tokens = tokens, .firsts = firsts},
+        *patterns::KnownWindow(options, false), /*most_packed=*/1.0);
+    for (const auto* hops : {&counts.keys, &counts.gradients}) {
+      for (const std::vector<int64_t>& hop : *hops) {
+        for (const int64_t of_rank : hop) rows += of_rank;
+      }
+    }
+  }
+  return static_cast<uint64_t>(rows * 2 * kKvHeads * kHeadDim * 4);
+}
+
 // Where positions alone say what a rank attends to, a ring carries no more than that, and what is
 // reported is what the transport carried.
 TEST_P(ManyRanksTest, RingsCarryWhatIsAttendedTo) {
@@ -283,6 +301,9 @@ TEST_P(ManyRanksTest, RingsCarryWhatIsAttendedTo) {
   const auto run = [&](const patterns::AttentionOptions& of, const std::vector<int64_t>& firsts) {
     const Result result = RunOnRanks(sequence, of, ranks, firsts);
     EXPECT_EQ(result.bytes, result.ring_bytes.sent) << "nothing else travels";
+    if (patterns::CarriesRows(of.ring)) {
+      EXPECT_EQ(result.ring_bytes.sent, CountedBytes(of, 1024, firsts)) << "as plans have it";
+    }
     return result.ring_bytes;
   };
   const RingBytes causal = run(options, {}), apart = run(options, documents);

@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "patterns/carried/carried_rows.h"
 #include "patterns/check_options.h"
-#include "patterns/index/carried_rows.h"
 #include "patterns/pattern.h"
 #include "patterns/probe.h"
 #include "ring/band_tiles.h"

@@ -1,4 +1,4 @@
-#include "patterns/index/carried_rows.h"
+#include "patterns/carried/carried_rows.h"
 
 #include <utility>
 #include <vector>
@@ -7,9 +7,6 @@
 
 namespace ringleader::patterns {
 namespace {
-
-// Finding the rows takes the square of the ranks.
-constexpr int kMostRanksOfRows = 256;
 
 // What queries see, for as long as `sequence` is there.
 class Sight {

@@ -12,6 +12,9 @@
 
 namespace ringleader::patterns {
 
+// Finding the rows takes the square of the ranks; of more, hops carry all.
+inline constexpr int kMostRanksOfRows = 256;
+
 // A sequence in a ring, which every rank knows.
 struct RingSequence {
   int64_t tokens = 0;                         // places that all ranks have together

@@ -1,0 +1,112 @@
+// What hops of a ring carry where positions alone say what is attended to, as plans price it. What
+// trainers send is compared with the same counts (attention_test, RingsCarryWhatIsAttendedTo).
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "coordinator/planner/candidates.h"
+#include "coordinator/planner/simulate/pricer.h"
+#include "coordinator/planner/testing/planner_problems.h"
+#include "jobspec/values/attention_spec.h"
+#include "patterns/carried/carried_rows.h"
+
+namespace ringleader::planner {
+namespace {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using v1::ParallelismSpec;
+
+v1::JobSpec WindowJob(v1::ResourcesSpec::Engine engine, ParallelismSpec::Layout layout,
+                      ParallelismSpec::Ring ring) {
+  v1::JobSpec spec;
+  spec.set_name("window");
+  spec.mutable_data()->set_sequence_length(32768);
+  spec.mutable_attention()->set_pattern(v1::AttentionSpec::SLIDING_WINDOW);
+  spec.mutable_attention()->set_window(1000);
+  spec.mutable_attention()->add_dense_layers(3);
+  spec.mutable_parallelism()->set_context(8);
+  spec.mutable_parallelism()->set_layout(layout);
+  spec.mutable_parallelism()->set_ring(ring);
+  spec.mutable_resources()->set_trainers(8);
+  spec.mutable_resources()->set_engine(engine);
+  jobspec::ApplyDefaults(&spec);
+  return spec;
+}
+
+double Rows(const v1::JobSpec& spec, const v1::StepPlan& plan, bool is_dense, bool gradients,
+            double most_packed) {
+  patterns::AttentionOptions options = *jobspec::AttentionOptionsOf(spec.attention());
+  options.layout = *jobspec::LayoutOf(plan.layout());
+  options.stripe = static_cast<int>(plan.stripe());
+  const ring::RingShape shape = {.kind = *jobspec::RingOf(plan.ring().kind()),
+                                 .inner = static_cast<int>(plan.ring().inner()),
+                                 .outer = static_cast<int>(plan.ring().outer())};
+  double rows = 0;
+  for (const bool is_backward : {false, true}) {
+    const ring::HopCounts counts =
+        patterns::CountCarriedRows(options, shape, is_backward, {.tokens = 32768},
+                                   *patterns::KnownWindow(options, is_dense), most_packed);
+    for (const auto& hop : gradients ? counts.gradients : counts.keys) {
+      for (const int64_t count : hop) rows += static_cast<double>(count);
+    }
+  }
+  return rows;
+}
+
+TEST(CarriedPriceTest, PlansCountTheBytesOfWhatHopsCarry) {
+  const model::ModelConfig model = ThreeBillion();
+  for (const auto engine : {v1::ResourcesSpec::CPU, v1::ResourcesSpec::CUDA}) {
+    for (const auto layout :
+         {ParallelismSpec::CONTIGUOUS, ParallelismSpec::ZIGZAG, ParallelismSpec::STRIPED}) {
+      for (const auto ring : {ParallelismSpec::FLAT, ParallelismSpec::HIERARCHICAL}) {
+        const v1::JobSpec spec = WindowJob(engine, layout, ring);
+        const ClusterShape cluster = TypicalCluster(engine, 2, 4);
+        const CostModel costs(spec, model, cluster);
+        const auto plan = MakePlan(spec, model, cluster, costs);
+        ASSERT_TRUE(plan.ok()) << plan.status();
+        const patterns::PatternHints none;
+        Pricer pricer(spec, model, cluster, none);
+        ASSERT_TRUE(pricer.Price(*plan, costs).ok());
+        const bool cuda = engine == v1::ResourcesSpec::CUDA;
+        const double most_packed = cuda ? ring::kMostPacked : 1.0;
+        double bytes = 0;  // of all ranks; one layer is dense
+        for (const bool is_dense : {false, true}) {
+          const double layers = is_dense ? 1 : 35, row = 2.0 * 2 * 128;
+          bytes += layers * row * (cuda ? 2 : 4) * Rows(spec, *plan, is_dense, false, most_packed);
+          bytes += layers * row * 4 * Rows(spec, *plan, is_dense, true, most_packed);
+        }
+        bytes *= static_cast<double>(spec.training().global_batch());
+        EXPECT_NEAR(pricer.ring_bytes().sent * 8 / bytes, 1, 1e-12) << NameOf(*plan);
+        EXPECT_LE(pricer.ring_bytes().sent, pricer.ring_bytes().whole);
+      }
+    }
+  }
+}
+
+// A window in contiguous shards asks for little of the neighbour's keys, and of nobody else's.
+TEST(CarriedPriceTest, WhatStaysAwayTakesNoTime) {
+  const model::ModelConfig model = ThreeBillion();
+  ClusterShape cluster = Gpus(1, 8);
+  cluster.intra_node = {.bytes_per_second = 1e9, .latency_seconds = 0};
+  const auto plan = [&](ParallelismSpec::Layout layout) {
+    v1::JobSpec spec = WindowJob(v1::ResourcesSpec::CUDA, layout, ParallelismSpec::FLAT);
+    spec.mutable_attention()->clear_dense_layers();
+    return *MakePlan(spec, model, cluster, CostModel(spec, model, cluster));
+  };
+  const v1::StepPlan contiguous = plan(ParallelismSpec::CONTIGUOUS),
+                     striped = plan(ParallelismSpec::STRIPED);
+  EXPECT_LT(contiguous.prediction().communication_seconds(),
+            0.2 * striped.prediction().communication_seconds());
+  EXPECT_LT(contiguous.prediction().exposed_communication_seconds(),
+            0.2 * striped.prediction().exposed_communication_seconds());
+  EXPECT_THAT(contiguous.reasons(),
+              Contains(HasSubstr("hops of the ring carry what their receivers attend to")));
+  // All of it travels where data choose.
+  const v1::JobSpec chosen = LongJob(8, 32768);
+  const v1::StepPlan online = *MakePlan(chosen, model, cluster, CostModel(chosen, model, cluster));
+  EXPECT_THAT(online.reasons(), Not(Contains(HasSubstr("hops of the ring carry"))));
+}
+
+}  // namespace
+}  // namespace ringleader::planner
