@@ -271,8 +271,9 @@ TEST_P(ManyRanksTest, MasksUnderChosenBlocks) {
 }
 
 // What the planner counts of the same rings, forward and backward.
-uint64_t CountedBytes(const patterns::AttentionOptions& options, int64_t tokens,
+uint64_t CountedBytes(patterns::AttentionOptions options, int64_t tokens,
                       const std::vector<int64_t>& firsts) {
+  if (options.stripe == 0) options.stripe = options.tile;
   int64_t rows = 0;
   for (const bool is_backward : {false, true}) {
     const ring::HopCounts counts = patterns::CountCarriedRows(
