@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <prometheus/counter.h>
 #include <prometheus/registry.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -29,6 +30,8 @@
 #include "base/net/tls.h"
 #include "base/process/config.h"
 #include "base/process/metrics.h"
+#include "base/process/signals.h"
+#include "base/process/standard_streams.h"
 #include "base/process/time_limit.h"
 #include "base/protocol_version.h"
 #include "base/testing/metrics_page.h"
@@ -81,6 +84,11 @@ TEST(AddressTest, ReadsEveryForm) {
     EXPECT_THAT(std::string(ParseAddress(text).status().message()), HasSubstr("write host:port"))
         << text;
   }
+}
+
+TEST(AddressTest, AUrlIsCalledThat) {
+  EXPECT_THAT(std::string(ParseAddress("http://127.0.0.1:80").status().message()),
+              HasSubstr("it is a URL; write host:port"));
 }
 
 TEST(AddressTest, KnowsLoopback) {
@@ -333,6 +341,29 @@ TEST(TlsTest, CertificatesAreTakenUpWithoutARestart) {
   }
   EXPECT_TRUE(taken_up);
   EXPECT_FALSE(server.Connects(certificates.Options("client", "other"), at_once));
+}
+
+// The end of a terminal is an orderly stop, but not for who asked not to hear of it.
+TEST(SignalsTest, AHangUpIsAnOrderlyStopUnlessItIsIgnored) {
+  const auto first_after = [](void (*disposition)(int), const std::vector<int>& sent) {
+    signal(SIGHUP, disposition);
+    BlockShutdownSignals();
+    for (const int number : sent) kill(getpid(), number);
+    _exit(WaitForShutdownSignal());
+  };
+  EXPECT_EXIT(first_after(SIG_DFL, {SIGHUP}), ::testing::ExitedWithCode(SIGHUP), "");
+  EXPECT_EXIT(first_after(SIG_IGN, {SIGHUP, SIGTERM}), ::testing::ExitedWithCode(SIGTERM), "");
+}
+
+// Else what is logged would go into the first files that are opened.
+TEST(StandardStreamsTest, NoFileGetsTheirNumbers) {
+  const auto start_without_streams = [] {
+    for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) close(stream);
+    TakeStandardStreams();
+    const bool apart = dup(STDIN_FILENO) > STDERR_FILENO;
+    _exit(apart && write(STDOUT_FILENO, "x", 1) < 0 && write(STDERR_FILENO, "x", 1) < 0 ? 0 : 1);
+  };
+  EXPECT_EXIT(start_without_streams(), ::testing::ExitedWithCode(0), "");
 }
 
 TEST(ProtocolVersionTest, AnotherVersionIsRefusedAndTheOlderSideNamed) {

@@ -27,6 +27,7 @@
 #include "base/process/logging.h"
 #include "base/process/metrics.h"
 #include "base/process/signals.h"
+#include "base/process/standard_streams.h"
 #include "base/process/version.h"
 #include "base/status_macros.h"
 #include "coordinator/api/metrics/state_metrics.h"
@@ -299,5 +300,6 @@ int Main(int argc, char** argv) {
 }  // namespace ringleader
 
 int main(int argc, char** argv) {
+  ringleader::TakeStandardStreams();
   return ringleader::Main(argc, argv);
 }

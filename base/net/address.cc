@@ -38,7 +38,9 @@ absl::StatusOr<Address> ParseAddress(std::string_view text) {
   if (host.size() >= 2 && host.front() == '[' && host.back() == ']') {
     host = host.substr(1, host.size() - 2);
   } else if (host.find(':') != std::string_view::npos) {
-    return BadAddress(text, "an IPv6 address needs brackets");
+    return BadAddress(text, host.find("//") != std::string_view::npos
+                                ? "it is a URL"
+                                : "an IPv6 address needs brackets");
   }
   if (host.empty()) return BadAddress(text, "the host is missing");
   address.host = std::string(host);

@@ -6,11 +6,19 @@
 namespace ringleader {
 namespace {
 
+// Blocked signals wait for sigwait() even where they are ignored, so who ignores SIGHUP (nohup)
+// would get it all the same.
+bool HangUpIsIgnored() {
+  struct sigaction action = {};
+  return sigaction(SIGHUP, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
 sigset_t ShutdownSignals() {
   sigset_t set;
   sigemptyset(&set);
   sigaddset(&set, SIGTERM);
   sigaddset(&set, SIGINT);
+  if (!HangUpIsIgnored()) sigaddset(&set, SIGHUP);
   return set;
 }
 

@@ -1,9 +1,11 @@
-// Orderly shutdown: SIGTERM and SIGINT as an event that main() waits for.
+// Orderly shutdown: SIGTERM, SIGINT and SIGHUP as an event that main() waits for. SIGHUP is what a
+// terminal's end sends: checkpoints are written then as after SIGTERM. Where it is ignored (nohup)
+// it stays ignored.
 #pragma once
 
 namespace ringleader {
 
-// Call in main() before any thread starts: blocks SIGTERM and SIGINT in this thread and all that it
+// Call in main() before any thread starts: blocks these signals in this thread and all that it
 // will start, and ignores SIGPIPE.
 void BlockShutdownSignals();
 

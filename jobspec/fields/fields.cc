@@ -102,8 +102,8 @@ constexpr Field kFieldsAfterPatterns[] = {
     {"attention.selection", Need::kDefault, "full", {}, kSparse,
      "By which queries what a query attends to may be chosen: by whichever the pattern takes "
      "(`full`), later ones among them, or by none that is later than it (`causal`), so that no loss, "
-     "in training or evaluation, knows of what it predicts. `causal` goes with `sliding_window` and "
-     "`block_topk`."},
+     "in training or evaluation, knows of what it predicts. `causal` goes with `sliding_window`, "
+     "`block_topk` and `moba`."},
     {"attention.probe_every", Need::kDefault, "16", {0, kMaxCount}, kSparse,
      "Steps between two probes of what the pattern keeps: of 64 queries a sequence that had no part "
      "in the choice, the share of their exact attention that lies in what they visited, by layer and "

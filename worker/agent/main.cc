@@ -22,6 +22,7 @@
 #include "base/process/logging.h"
 #include "base/process/metrics.h"
 #include "base/process/signals.h"
+#include "base/process/standard_streams.h"
 #include "base/process/version.h"
 #include "base/status_macros.h"
 #include "jobspec/roots.h"
@@ -242,5 +243,6 @@ int Main(int argc, char** argv) {
 }  // namespace ringleader::agent
 
 int main(int argc, char** argv) {
+  ringleader::TakeStandardStreams();
   return ringleader::agent::Main(argc, argv);
 }
