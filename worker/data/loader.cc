@@ -38,6 +38,23 @@ uint64_t Permute(uint64_t i, uint64_t count, uint64_t key) {
 
 }  // namespace
 
+namespace {
+
+// A token that stands in the data and for what is hidden trains a model that cannot tell the two.
+// Looks at as many tokens as are read in a moment, however long the data is.
+absl::Status CheckIsNoToken(const std::string& folder, const TokenFolder& tokens, uint32_t hidden) {
+  constexpr uint64_t kLookedAt = 1 << 20;
+  for (uint64_t i = 0; i < std::min(tokens.tokens(), kLookedAt); ++i) {
+    if (tokens.token(i) != hidden) continue;
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "data.hidden_token: %d is token %d of %s: give a token id that the data does not hold",
+        hidden, i, folder));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::Status CheckFits(const std::string& folder, const Manifest& manifest,
                        uint64_t model_vocabulary, const Batching& batching) {
   if (model_vocabulary > 0 && manifest.vocabulary > model_vocabulary) {
@@ -60,6 +77,11 @@ absl::Status CheckFits(const std::string& folder, const Manifest& manifest,
         "give a token id below it that the data does not hold",
         batching.hidden_token, model_vocabulary));
   }
+  if (batching.hidden_share > 0 && batching.hidden_token == manifest.separator) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "data.hidden_token: %d ends documents in %s: give a token id that the data does not hold",
+        batching.hidden_token, folder));
+  }
   return absl::OkStatus();
 }
 
@@ -74,6 +96,9 @@ absl::StatusOr<Loader> Loader::Open(const std::string& folder, uint64_t sequence
                         folder, tokens.tokens(), sequence_length, sequence_length + 1));
   }
   RETURN_IF_ERROR(CheckFits(folder, tokens.manifest(), model_vocabulary, batching));
+  if (batching.hidden_share > 0) {
+    RETURN_IF_ERROR(CheckIsNoToken(folder, tokens, batching.hidden_token));
+  }
   Loader loader(std::move(tokens), sequence_length, seed, batching);
   if (batching.samples) {
     ASSIGN_OR_RETURN(loader.samples_,

@@ -59,8 +59,8 @@ struct Batching {
 };
 
 // Whether the data in `folder` has what `batching` asks for, and the model's vocabulary (0: not
-// known) all of its tokens and the hidden one. FAILED_PRECONDITION where there are no prefixes,
-// else INVALID_ARGUMENT.
+// known) all of its tokens and the hidden one, which ends no documents. FAILED_PRECONDITION where
+// there are no prefixes, else INVALID_ARGUMENT.
 absl::Status CheckFits(const std::string& folder, const Manifest& manifest,
                        uint64_t model_vocabulary, const Batching& batching);
 
@@ -68,7 +68,8 @@ absl::Status CheckFits(const std::string& folder, const Manifest& manifest,
 class Loader {
  public:
   // FAILED_PRECONDITION says how many tokens there are if they do not make one sequence, or how
-  // many documents are too long to be a sample; or CheckFits' errors.
+  // many documents are too long to be a sample; INVALID_ARGUMENT where one of the first 2^20 tokens
+  // is the hidden one; or CheckFits' errors.
   static absl::StatusOr<Loader> Open(const std::string& folder, uint64_t sequence_length,
                                      uint64_t seed, uint64_t model_vocabulary,
                                      const Batching& batching = {});

@@ -227,5 +227,17 @@ TEST_F(HiddenTest, TheHiddenTokenIsOneOfTheModels) {
               HasSubstr("data.hidden_token: 299 is outside of the model's vocabulary of 299"));
 }
 
+TEST_F(HiddenTest, TheHiddenTokenIsNoneOfTheData) {
+  const auto refused = [&](uint32_t token) {
+    const absl::Status status =
+        Loader::Open(Train(), 400, 1, 300, {.hidden_share = 0.5, .hidden_token = token}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << token;
+    return std::string(status.message());
+  };
+  EXPECT_THAT(refused('b'), HasSubstr("data.hidden_token: 98 is token "));
+  EXPECT_THAT(refused(kByteSeparator), HasSubstr("ends documents in"));
+  EXPECT_TRUE(Loader::Open(Train(), 400, 1, 300, {.hidden_token = 'b'}).ok());
+}
+
 }  // namespace
 }  // namespace ringleader::data
