@@ -25,8 +25,8 @@ configuration file (~/.config/ringleader/config.yaml), or is 127.0.0.1:7070.
 
 Exit codes: 0 done; 1 the followed job failed; 2 it was cancelled; 64 a mistake
 in the command line or job file; 66 no such file, job or node; 69 no coordinator
-answers; 70 internal; 75 not possible in this state, or a name is taken; 77 not
-allowed, or a TLS mismatch.)";
+answers; 70 internal; 74 the output could not be written; 75 not possible in
+this state, or a name is taken; 77 not allowed, or a TLS mismatch.)";
 
 // What --help prints, in 80 columns.
 class HelpFormatter : public CLI::Formatter {
@@ -161,6 +161,16 @@ int Fail(const Context& context, const absl::Status& status) {
   return ExitCodeOf(status);
 }
 
+// The exit code of a command that ended with `code`: who reads a file that is cut off must not be
+// told that all is well.
+int Ended(const Context& context, int code) {
+  context.out.flush();
+  if (context.out.good() || code != kOk) return code;
+  context.err << "ringctl: not all of the output could be written: standard output is closed, or "
+                 "what it goes to is full\n";
+  return kOutputLost;
+}
+
 }  // namespace
 
 int RunRingctl(const std::vector<std::string>& arguments, Context context) {
@@ -191,7 +201,7 @@ int RunRingctl(const std::vector<std::string>& arguments, Context context) {
     // CLI11 takes them last first.
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
   } catch (const CLI::Success& e) {
-    return app.exit(e, context.out, context.err);
+    return Ended(context, app.exit(e, context.out, context.err));
   } catch (const CLI::ParseError& e) {
     context.err << "ringctl: " << ExplainMistake(app, e) << "\n";
     return kUsage;
@@ -204,8 +214,7 @@ int RunRingctl(const std::vector<std::string>& arguments, Context context) {
     return Fail(context, status);
   }
   const absl::StatusOr<int> code = context.action();
-  context.out.flush();
-  return code.ok() ? *code : Fail(context, code.status());
+  return Ended(context, code.ok() ? *code : Fail(context, code.status()));
 }
 
 }  // namespace ringleader::cli

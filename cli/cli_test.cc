@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "cli/app.h"
 #include "cli/client.h"
 #include "cli/printer.h"
 #include "cli/testing/cli_fixture.h"
@@ -246,6 +247,7 @@ TEST_F(CliTest, RangesAndChoicesCanBeRead) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> mistakes = {
       {{"plan", "x", "--memory-gib", "0"}, "'0' is not allowed; give a number more than 0"},
       {{"plan", "x", "--memory-gib", "1e999"}, "'1e999' is not allowed"},
+      {{"plan", "x", "--documents", "64,0"}, "'0' is not allowed; give a number more than 0"},
       {{"logs", "x", "--rank", "-3"}, "'-3' is not allowed; give a number of 0 or more"},
       {{"list", "--retry-for", "nan"}, "'nan' is not allowed; give a number of 0 or more"},
       {{"list", "--retry-for", "\x1b[2J"}, "'\\x1b[2J' is not allowed"},
@@ -377,6 +379,22 @@ TEST_F(CliTest, MistakesOnTheCommandLine) {
   const Result help = Run({"submit", "--help"});
   EXPECT_EQ(help.code, 0);
   EXPECT_THAT(help.out, HasSubstr("attention.vertical_mass"));
+}
+
+TEST_F(CliTest, OutputThatIsLostIsAFailure) {
+  AddJob("run", v1::Job::SUCCEEDED);
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"list", "-o", "json"}, {"--help"}}) {
+    std::ofstream full("/dev/full");
+    std::ostringstream err;
+    Context context{.out = full, .err = err, .environment = [this](const char* name) {
+                      const auto found = environment_.find(name);
+                      return found == environment_.end() ? std::nullopt
+                                                         : std::optional(found->second);
+                    }};
+    EXPECT_EQ(RunRingctl(arguments, std::move(context)), kOutputLost);
+    EXPECT_THAT(err.str(), HasSubstr("not all of the output could be written"));
+  }
 }
 
 TEST(FormatTest, NumbersForPeople) {

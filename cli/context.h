@@ -29,6 +29,7 @@ enum ExitCode : int {
   kNotFound = 66,     // no such file, job or node
   kUnavailable = 69,  // no coordinator answers
   kInternal = 70,     // a fault of the coordinator or of ringctl
+  kOutputLost = 74,   // what was printed could not be written
   kConflict = 75,     // the job's state does not allow it now, or a name is taken
   kForbidden = 77,    // TLS or file permissions
 };

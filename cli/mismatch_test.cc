@@ -57,6 +57,22 @@ class MismatchTest : public ::testing::Test {
   std::string address_;
 };
 
+// A proxy for downloads, which stands in the environment of many machines, is not on the way.
+TEST_F(MismatchTest, AProxyForTheWebIsNotAsked) {
+  Serve({});
+  const auto code = [this] {
+    std::ostringstream out, err;
+    return RunRingctl(
+        {"nodes", "--address", address_, "--retry-for", "0"},
+        {.out = out, .err = err, .environment = [](const char*) { return std::nullopt; }});
+  };
+  for (const char* name : {"http_proxy", "https_proxy"}) setenv(name, "http://127.0.0.1:1", 1);
+  EXPECT_EQ(code(), kInternal);                   // from the service, which does nothing
+  setenv("grpc_proxy", "http://127.0.0.1:1", 1);  // one that was meant
+  EXPECT_EQ(code(), kUnavailable);
+  for (const char* name : {"http_proxy", "https_proxy", "grpc_proxy"}) unsetenv(name);
+}
+
 TEST_F(MismatchTest, IsCalledThat) {
   Serve(certificates_.Options("server"));
   EXPECT_THAT(Complaint({}),

@@ -2,6 +2,8 @@
 
 #include <grpcpp/create_channel.h>
 
+#include <cstdlib>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/net/address.h"
@@ -43,6 +45,8 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const std::string& ad
   // No back-off, whatever its name says: the least time that one try to connect is given. TCP, TLS
   // and HTTP/2 take four round trips, and a busy machine takes its own time.
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 10'000);
+  // gRPC would also take the proxies for downloads, on loopback, too.
+  if (std::getenv("grpc_proxy") == nullptr) arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   return grpc::CreateCustomChannel(FormatAddress(parsed), credentials, arguments);
 }
 

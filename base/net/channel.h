@@ -15,7 +15,9 @@ namespace ringleader {
 
 // A channel to `address`, which is dialled again after a second at most: whoever calls waits by a
 // back-off of its own, and finds a coordinator that restarted soon. `token`, if not empty, goes
-// with each call. Nothing is sent yet; errors as in ParseAddress() and ChannelCredentials().
+// with each call. A proxy comes between only if `grpc_proxy` in the environment names one (and
+// `no_grpc_proxy` does not except the address); `http_proxy` and `https_proxy` are for the web.
+// Nothing is sent yet; errors as in ParseAddress() and ChannelCredentials().
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const std::string& address,
                                                            const TlsOptions& tls,
                                                            std::string_view token = "",

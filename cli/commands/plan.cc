@@ -335,7 +335,7 @@ void AddPlanCommand(CLI::App& app, Context* context) {
       ->add_option("--documents", flags->measured.document_tokens,
                    "tokens of a sequence's documents, in turn until it is full: 65536,4096,1024")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber);
+      ->check(MoreThanZero());
   command->callback([=] { context->action = [=] { return Plan(*context, *flags); }; });
 }
 
