@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <iostream>
 
-#include "base/process/standard_streams.h"
+#include "base/standard_streams.h"
 #include "cli/app.h"
 
 namespace {

@@ -1,6 +1,6 @@
 // ringleader-trainer: one rank of one attempt. Its worker starts it; it lives as long as the
 // attempt.
-#include "base/process/standard_streams.h"
+#include "base/standard_streams.h"
 #include "worker/trainer/steps/run.h"
 #include "worker/trainer/trainer_main.h"
 
