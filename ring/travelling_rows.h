@@ -32,9 +32,6 @@ struct HopRows {
   bool receives_all() const { return CountRows(received) == received_shard; }
 };
 
-// The largest share of a shard's rows that rings of GPUs pack; of more, hops carry all.
-inline constexpr double kMostPacked = 0.5;
-
 // By hop, in the order in which a schedule starts them.
 struct TravellingRows {
   std::vector<HopRows> keys;       // first_hops, then each step's kv_hops

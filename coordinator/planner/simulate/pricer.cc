@@ -245,6 +245,9 @@ Pricer::HeadExchangeCost Pricer::HeadsOf(const Setting& setting, double local_to
 
 const CarriedShares* Pricer::CarriedIn(const Setting& setting, uint64_t tokens, bool dense,
                                        bool backward) {
+  // How much of what stays away packing takes back on GPUs has not been measured: there all of it
+  // is priced.
+  if (cluster_.engine == v1::ResourcesSpec::CUDA) return nullptr;
   const LaidDocuments& documents = setting.documents;
   patterns::AttentionOptions attention = setting.attention;
   const std::optional<int64_t> window = patterns::KnownWindow(attention, dense);
@@ -274,9 +277,8 @@ const CarriedShares* Pricer::CarriedIn(const Setting& setting, uint64_t tokens, 
     sequence.firsts = documents.ring_firsts;
     if (documents.is_uneven) sequence.held = documents.spread_tokens;
   }
-  const bool cuda = cluster_.engine == v1::ResourcesSpec::CUDA;
-  const ring::HopCounts counts = patterns::CountCarriedRows(
-      attention, setting.ring, backward, sequence, *window, cuda ? ring::kMostPacked : 1.0);
+  const ring::HopCounts counts = patterns::CountCarriedRows(attention, setting.ring, backward,
+                                                            sequence, *window, /*most_packed=*/1.0);
   const int64_t slot = documents.tokens.empty() ? sequence.tokens / setting.ring.ranks()
                                                 : documents.travelling_tokens;
   bool leaves_out = false;

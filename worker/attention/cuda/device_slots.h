@@ -46,7 +46,8 @@ struct SlotMemory {
     return row * static_cast<int64_t>(content == SlotContent::kKeys ? 2 : sizeof(float));
   }
 };
-using ring::kMostPacked;
+// The largest share of a shard's rows that is packed; of more, hops carry all.
+inline constexpr double kMostPacked = 0.5;
 
 // Where rows that hops carry lie among those that are packed, on the device: PackedRows::places of
 // what each hop sends and receives.
