@@ -93,14 +93,18 @@ def loss_rows():
     noise = sum((error * steps) ** 2 for _, error, steps in slopes) ** 0.5 / len(slopes)
     trained = f"{slopes[0][2]:,} steps, seeds {flags.seeds}"
     first = flags.seeds.split()[0]
-    again = heldout_losses(f"again-{first}")[steps] / last[first] - 1
-    return [at_most(f"held-out loss after {trained}: furthest from bf16's, as a share", max(map(abs, shares)), 0.0025, last),
+    rows = [at_most(f"held-out loss after {trained}: furthest from bf16's, as a share", max(map(abs, shares)), 0.0025, last),
             row(f"held-out loss after {trained}: mean of the differences from bf16's, as a share", statistics.fmean(shares),
                 "reported", True, last),
-            row(f"held-out loss after {steps:,} steps, seed {first}: bf16 once more from bf16, as a share", again, "reported", True,
-                last[first]),
+            row(f"held-out loss after {trained}: bf16's highest over its lowest, as a share",
+                max(last.values()) / min(last.values()) - 1, "reported", True, last),
             row(f"held-out loss over {trained}: growth of the difference from bf16's, as a share", drift,
                 f"<= two standard errors ({2 * noise:.5f})", drift <= 2 * noise, None)]
+    if (folder / f"again-{first}.csv").exists():
+        again = heldout_losses(f"again-{first}")[steps] / last[first] - 1
+        rows.append(row(f"held-out loss after {steps:,} steps, seed {first}: bf16 once more from bf16, as a share", again, "reported",
+                        True, last[first]))
+    return rows
 
 
 def recall_rows():
