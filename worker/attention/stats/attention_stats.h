@@ -30,7 +30,7 @@ struct LayerStats {
   std::vector<double> probed_recall;
   // The same as whole numbers: what was visited, in units of 2^-kMassBits, by head, and of how many
   // queries, over all probes.
-  std::vector<int64_t> probed_visited;
+  std::vector<int64_t> probed_visited = {};
   int64_t probed_queries = 0;
   int first_head = 0;
   std::vector<uint64_t> tiles_per_ring_step;  // forward, this rank, all heads
