@@ -94,7 +94,7 @@ TEST(CarriedPriceTest, WhatStaysAwayTakesNoTime) {
   EXPECT_LT(contiguous.prediction().communication_seconds(),
             0.2 * striped.prediction().communication_seconds());
   EXPECT_LT(contiguous.prediction().exposed_communication_seconds(),
-            0.2 * striped.prediction().exposed_communication_seconds());
+            0.3 * striped.prediction().exposed_communication_seconds());
   EXPECT_THAT(contiguous.reasons(),
               Contains(HasSubstr("hops of the ring carry what their receivers attend to")));
   // All of it travels where data choose.
