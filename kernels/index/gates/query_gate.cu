@@ -4,8 +4,11 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "kernels/fused/cuda_status.h"
+#include "kernels/index/gates/few_blocks_gate.cuh"
+#include "kernels/index/gates/gate_params.h"
 #include "kernels/index/gates/query_gate.h"
 #include "kernels/sm90/hopper.h"
+#include "kernels/sm90/launch/tensor_map.h"
 #include "kernels/sm90/ptx/sync.cuh"
 #include "kernels/sm90/ptx/wgmma.cuh"
 
@@ -20,23 +23,6 @@ constexpr int kGateQueries = 64;  // of a CTA
 constexpr int kGateBlocks = 64;   // multiplied at a time
 constexpr int kGateThreads = 256;
 constexpr int kGateWarps = kGateThreads / 32;
-
-struct GateParams {
-  TokenMajor<const __nv_bfloat16> q = {};
-  // [2, kv_heads, padded_blocks, d]: of the means their bf16, then the bf16 of what that leaves.
-  const __nv_bfloat16* means = nullptr;
-  ShardLayout layout = {};
-  const int32_t* document_starts = nullptr;  // may be null
-  int kv_heads = 0;
-  int block_size = 0;
-  int blocks = 0;
-  int padded_blocks = 0;  // to whole kGateBlocks
-  int topk_blocks = 0;
-  float density = 0.0f;
-  float scale = 0.0f;
-  ChoiceMove move = {};
-  uint32_t* queries = nullptr;
-};
 
 // A thread takes one dimension and adds tiles in order. Blocks beyond the last are zeros.
 __global__ void SplitMeansKernel(const float* key_sums, GateParams p, int tile, int tiles,
@@ -230,8 +216,7 @@ __global__ void __launch_bounds__(kGateThreads) QueryGateKernel(const GateParams
     const int own = static_cast<int>(p.layout.Position(query) / p.block_size);
     const int first = p.document_starts == nullptr ? 0 : p.document_starts[query] / p.block_size;
     const float* const of_row = scores + row * row_stride;
-    int keep = (p.density > 0 ? MostBlocks(p.density, own - first + 1) : p.topk_blocks) - 1;
-    keep = min(keep, own - first);
+    int keep = p.Keep(first, own);
     if constexpr (kMoved) {
       keep =
           MovedKeep<kSlots>(of_row, first, own, keep, p, MovePlace(p.layout.Position(query), head));
@@ -291,6 +276,30 @@ absl::Status Launch(const GateParams& params, cudaStream_t stream) {
   return absl::OkStatus();
 }
 
+// Whether FewBlocksKernel can take it.
+bool FitsFewBlocks(const GateParams& params) {
+  return params.blocks <= kFewBlocks && params.move.factor == nullptr &&
+         params.Keep(0, params.blocks - 1) <= kMostListed;
+}
+
+template <int kHeadDim>
+absl::Status LaunchFewBlocks(const GateParams& params, cudaStream_t stream) {
+  constexpr char kName[] = "ChooseByQuery: few blocks";
+  ASSIGN_OR_RETURN(const int processors, sm90::MultiprocessorCount());
+  ASSIGN_OR_RETURN(const CUtensorMap query_map,
+                   sm90::LoadMap(params.q, kHalfRows, "ChooseByQuery: q"));
+  const auto kernel = params.Keep(0, params.blocks - 1) <= 8
+                          ? FewBlocksKernel<kHeadDim, 8>
+                          : FewBlocksKernel<kHeadDim, kMostListed>;
+  constexpr int kBytes = static_cast<int>(sizeof(FewShared<kHeadDim>));
+  RETURN_IF_CUDA_ERROR(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), kName);
+  const int ctas = std::max(1, processors / params.kv_heads);
+  kernel<<<params.kv_heads * ctas, kFewThreads, kBytes, stream>>>(params, ctas, query_map);
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), kName);
+  return absl::OkStatus();
+}
+
 template <int kHeadDim>
 absl::Status LaunchForBlocks(const GateParams& params, cudaStream_t stream) {
   if (params.blocks <= 128) return Launch<kHeadDim, 4>(params, stream);
@@ -345,6 +354,7 @@ absl::Status ChooseByQuery(const TokenMajor<const __nv_bfloat16>& q, int32_t kv_
       .layout = step.query_layout,
       .document_starts = step.document_starts,
       .kv_heads = kv_heads,
+      .tile = step.tile,
       .block_size = step.block_size,
       .blocks =
           static_cast<int>((step.query_layout.tokens + step.block_size - 1) / step.block_size),
@@ -353,11 +363,16 @@ absl::Status ChooseByQuery(const TokenMajor<const __nv_bfloat16>& q, int32_t kv_
       .density = step.density,
       .scale = step.scale,
       .move = step.move,
-      .queries = step.queries};
+      .queries = step.queries,
+      .chosen = step.chosen};
   SplitMeansKernel<<<dim3(params.padded_blocks, kv_heads), q.head_dim, 0, stream>>>(
       step.key_sums, params, step.tile, tiles_of(step.query_layout.tokens),
       static_cast<__nv_bfloat16*>(workspace));
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "ChooseByQuery: means");
+  if (FitsFewBlocks(params)) {  // and says what tiles choose, too
+    return q.head_dim == 64 ? LaunchFewBlocks<64>(params, stream)
+                            : LaunchFewBlocks<128>(params, stream);
+  }
   RETURN_IF_ERROR(q.head_dim == 64 ? LaunchForBlocks<64>(params, stream)
                                    : LaunchForBlocks<128>(params, stream));
   constexpr int kThreads = 128;

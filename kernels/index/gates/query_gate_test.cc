@@ -82,6 +82,8 @@ class QueryGateTest : public GpuTest {
 TEST_F(QueryGateTest, IsTheOraclesAndOnRanksThatOfOne) {
   for (const auto& [tokens, head_dim, tile, block_size] : {std::tuple{1000, 64, 64, 64},
                                                            {1024, 128, 128, 256},
+                                                           {8192, 128, 64, 64},
+                                                           {16384, 64, 128, 128},
                                                            {16384, 128, 64, 64},
                                                            {40960, 64, 128, 128},
                                                            {40960, 64, 64, 64},
@@ -93,7 +95,7 @@ TEST_F(QueryGateTest, IsTheOraclesAndOnRanksThatOfOne) {
     for (const bool packed : {false, true}) {
       const auto starts = packed ? documents : std::vector<int32_t>();
       for (const auto& [topk, density] :
-           {std::pair{1, 0.0f}, {5, 0.0f}, {1000, 0.0f}, {1, 0.05f}}) {
+           {std::pair{1, 0.0f}, {5, 0.0f}, {12, 0.0f}, {1000, 0.0f}, {1, 0.05f}}) {
         const QueryGateStep step = {
             .tile = tile, .block_size = block_size, .topk_blocks = topk, .density = density};
         std::vector<ShardLayout> layouts = {{.tokens = tokens}};
@@ -121,6 +123,30 @@ TEST_F(QueryGateTest, IsTheOraclesAndOnRanksThatOfOne) {
             continue;
           }
           ExpectRowsOf(one, choice, step, layout);
+        }
+      }
+    }
+  }
+}
+
+// All keys are one: so are the scores of all blocks.
+TEST_F(QueryGateTest, TiesGoToTheLowerBlock) {
+  for (const int64_t tokens : {int64_t{4096}, int64_t{8192}, int64_t{16384}}) {
+    if (SmallShapes() && tokens > 4096) continue;
+    const Rows q = Random(tokens, 4, 64);
+    Rows k = Random(tokens, 2, 64);
+    for (int64_t i = 64; i < tokens * k.width(); ++i) k.bf16[i] = k.bf16[i % 64];
+    const int64_t blocks = tokens / 64, words = QueryWords(tokens);
+    for (const int topk : {5, 9, 14}) {
+      const Choice choice =
+          Choose(q, k, {.tile = 64, .block_size = 64, .topk_blocks = topk}, {.tokens = tokens}, {});
+      for (int64_t row = 0; row < 4 * blocks; ++row) {
+        for (int64_t i = 0; i < tokens; ++i) {
+          const int64_t own = i / 64, block = row % blocks;
+          const bool expected = block == own || (block < own && block < topk - 1);
+          ASSERT_EQ(choice.queries[row * words + i / 32] >> i % 32 & 1, expected ? 1u : 0u)
+              << "head " << row / blocks << ", block " << block << ", query " << i << " of "
+              << tokens << ", topk " << topk;
         }
       }
     }
