@@ -5,7 +5,7 @@
 //   training_bench [--tokens 32768,131072] [--gpus 1,2,4] [--mode dense,sparse] [--ring flat]
 //       [--nodes 1] [--steps 3] [--csv FILE] [--profile FOLDER] [--trainer bin/ringleader-trainer]
 //       [--config FILE] [--engine cuda|cpu] [--layout striped,documents] [--documents ProLong-like]
-//       [--precision bfloat16,fp8]
+//       [--precision bfloat16,fp8,fp8_all_layers]
 //
 // Sparse: vertical-slash by top-k, --verticals columns and --slash-share of all block diagonals a
 // head. A pattern's name instead has it visit --density of the causal tiles. Weights and tokens are
@@ -421,7 +421,7 @@ void AddOptions(CLI::App& app, Flags* flags) {
       ->check(CLI::IsMember({"LongAlign-like", "ChatQA2-like", "ProLong-like"}));
   app.add_option("--precision", flags->precisions, "training.precision of the job")
       ->delimiter(',')
-      ->check(CLI::IsMember({"bfloat16", "fp8"}));
+      ->check(CLI::IsMember({"bfloat16", "fp8", "fp8_all_layers"}));
   app.add_option("--nodes", flags->nodes, "equal parts of the GPUs that NCCL takes for machines")
       ->check(CLI::PositiveNumber);
   app.add_option("--recompute", flags->recompute, "resources.recompute of the job")

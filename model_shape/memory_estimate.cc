@@ -58,7 +58,7 @@ int64_t WorkingBytes(const ModelConfig& config, const TrainingShape& shape) {
     mlp += 2 * n * w.shared_kv * element;
     attention += 2 * n * (3 * w.attended + w.shared_kv) * element;
   }
-  if (shape.precision == Precision::kFp8) {
+  if (CastLayersOf(config.layers, shape.precision).count() > 0) {
     // A byte an element: the norm's rows and the upstream gradient, with the activation and the
     // gradient of gate and up of a chunk; the stream's gradient, the norm's rows and dq, dk, dv.
     mlp += 2 * n * w.hidden + 3 * chunk * w.inner;
@@ -195,8 +195,10 @@ class Planner {
 
 int64_t HeldCasts(const ModelConfig& config, const TrainingShape& shape,
                   ParameterSharding sharding) {
-  if (shape.precision == Precision::kModelType) return 0;
-  return sharding == ParameterSharding::kWhole && shape.micro_batches > 1 ? config.layers : 1;
+  const int64_t cast = CastLayersOf(config.layers, shape.precision).count();
+  return sharding == ParameterSharding::kWhole && shape.micro_batches > 1
+             ? cast
+             : std::min<int64_t>(cast, 1);
 }
 
 int64_t KeptBytesPerToken(const ModelConfig& config, int64_t element_bytes, Recompute recompute) {

@@ -55,9 +55,9 @@ TEST(TrainingMemoryTest, CountsWhatARankHolds) {
             memory.saved + packed + 2 * n * 2 * (2048 + 2 * 11008));
 }
 
-// FP8 takes two bytes a weight, for all layers where micro-batches share casts, else for one at a
-// time; a byte for each value that is cast of the layer at work; and for the gradient of its
-// largest weight what 32,768 tokens of both operands take, turned, and their sum.
+// FP8 takes two bytes a weight, for all layers that it casts where micro-batches share casts, else
+// for one at a time; a byte for each value that is cast of the layer at work; and for the gradient
+// of its largest weight what 32,768 tokens of both operands take, turned, and their sum.
 TEST(TrainingMemoryTest, CountsCastsOfWeightsAndRows) {
   const int64_t n = 131072;
   TrainingShape shape = Shape(n);
@@ -73,8 +73,10 @@ TEST(TrainingMemoryTest, CountsCastsOfWeightsAndRows) {
       << "attention's";
   EXPECT_EQ(one.total(), without.total() + one.casts + one.working - without.working);
   shape.micro_batches = 2;
-  EXPECT_EQ(EstimateMemory(Config(), shape, {}, kWhole).casts, 36 * 2 * weights);
+  EXPECT_EQ(EstimateMemory(Config(), shape, {}, kWhole).casts, 34 * 2 * weights);
   EXPECT_EQ(EstimateMemory(Config(), shape, {}, ParameterSharding::kShard).casts, 2 * weights);
+  shape.precision = Precision::kFp8AllLayers;
+  EXPECT_EQ(EstimateMemory(Config(), shape, {}, kWhole).casts, 36 * 2 * weights);
   EXPECT_THAT(DescribeMemory(one), HasSubstr("weights in e4m3 0.1,"));
 }
 

@@ -6,6 +6,18 @@
 
 namespace ringleader::model {
 
+CastLayers CastLayersOf(int64_t layers, Precision precision) {
+  switch (precision) {
+    case Precision::kModelType:
+      return {};
+    case Precision::kFp8:
+      return layers > 2 ? CastLayers{.begin = 1, .end = layers - 1} : CastLayers{};
+    case Precision::kFp8AllLayers:
+      return {.begin = 0, .end = layers};
+  }
+  return {};
+}
+
 absl::Status CheckPrecision(const ModelConfig& config, Precision precision) {
   if (precision == Precision::kModelType) return absl::OkStatus();
   constexpr int64_t kMultiple = 16;  // of what a matrix is read by: 16 bytes
@@ -23,6 +35,13 @@ absl::Status CheckPrecision(const ModelConfig& config, Precision precision) {
                         "%d, and the model's "
                         "%s is %d; set training.precision: bfloat16, or change the model",
                         kMultiple, kMost, name, width));
+  }
+  if (config.layers > 0 && CastLayersOf(config.layers, precision).count() == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("training.precision: fp8 leaves a model's first and last layer as they "
+                        "are, and num_hidden_layers is %d; set training.precision: fp8_all_layers "
+                        "or bfloat16",
+                        config.layers));
   }
   return absl::OkStatus();
 }

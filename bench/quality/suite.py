@@ -226,6 +226,11 @@ class Suite:
             "torch_dtype": "float32", "vocab_size": tasks.vocabulary(plan.symbols)}))
         return str(path)
 
+    @property
+    def fp8(self):
+        """A model of one or two layers has none between its first and its last."""
+        return "fp8" if self.plan.layers > 2 else "fp8_all_layers"
+
     def job(self, name, stage, init, attention, seed, precision=None):
         """Trains, and returns the job's report; its model is then in jobs/NAME/model. `precision`: None is the default;
         `attention`: {} is, too."""
@@ -324,7 +329,7 @@ class Suite:
                 name = pattern.lower().replace(",", "").replace(" ", "-") + ("" if density is None else f"-{density * 100:g}")
                 name += "" if seed == SEED else f"-seed-{seed}"
                 started.append((name, pool.submit(self.job, name, plan.more, init, attention, seed=seed,
-                                                  precision="fp8" if pattern == "dense in FP8" else None)))
+                                                  precision=self.fp8 if pattern == "dense in FP8" else None)))
             for pattern, attention, stage in texts:
                 name = f"text-{stage.tokens}-{'apart' if stage.apart else 'together'}-{pattern.replace(' ', '-')}"
                 started.append((name, pool.submit(self.job, name, stage, init, attention, seed=SEED)))

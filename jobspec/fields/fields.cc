@@ -205,9 +205,11 @@ constexpr Field kFieldsAfterPatterns[] = {
     {"training.precision", Need::kDefault, "bfloat16", {}, kAlways,
      "What the products of the decoder's linear layers read. `bfloat16`: the model's type, which on "
      "CPUs is float32. `fp8`: weights, activations and gradients in e4m3 with a scale a row, summed in "
-     "float32, for the outputs and for the gradients of inputs and weights; everything else and "
-     "the checkpoint stay as they are ([precision.md](precision.md)). Widths of the model must be "
-     "multiples of 16. CPUs compute it too, slower than without."},
+     "float32, for the outputs and for the gradients of inputs and weights, in all layers but the "
+     "first and the last; everything else and the checkpoint stay as they are "
+     "([precision.md](precision.md)). `fp8_all_layers`: in those two as well, a little faster; a "
+     "model that is trained from nothing learns less so. Widths of the model must be multiples of "
+     "16. CPUs compute it too, slower than without."},
 
     {"checkpoint.directory", Need::kRequired, "", {}, kAlways,
      "Folder for checkpoints and the exported model, reachable from every node.", true},

@@ -33,6 +33,7 @@ constexpr std::pair<v1::TrainingSpec::Precision, model::Precision> kPrecisions[]
     {v1::TrainingSpec::PRECISION_UNSPECIFIED, model::Precision::kModelType},
     {v1::TrainingSpec::BFLOAT16, model::Precision::kModelType},
     {v1::TrainingSpec::FP8, model::Precision::kFp8},
+    {v1::TrainingSpec::FP8_ALL_LAYERS, model::Precision::kFp8AllLayers},
 };
 
 }  // namespace

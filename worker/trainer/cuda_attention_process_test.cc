@@ -199,7 +199,7 @@ TEST_F(CudaAttentionProcessTest, ChosenTilesAreThoseOfAnyNumberOfRanks) {
   for (const auto pattern : {v1::AttentionSpec::ADASPA, v1::AttentionSpec::KEY_GROUPS}) {
     SCOPED_TRACE(v1::AttentionSpec::Pattern_Name(pattern));
     ExpectAlikeOnAnyRanks([&](int context) {
-      v1::JobSpec spec = PatternJob(context, pattern);
+      v1::JobSpec spec = DocumentsJob(context, pattern);
       spec.mutable_attention()->set_tile(64);
       spec.mutable_attention()->set_density(0.3);
       return spec;

@@ -135,7 +135,7 @@ TEST_F(CudaProcessTest, Fp8LearnsAsBf16AndRepeatsToTheLastBit) {
   v1::JobSpec spec = GpuJob(1);
   spec.mutable_training()->set_deterministic(true);
   const std::vector<double> bf16 = Losses(RunToEnd(spec)[0]);
-  spec.mutable_training()->set_precision(v1::TrainingSpec::FP8);
+  spec.mutable_training()->set_precision(v1::TrainingSpec::FP8_ALL_LAYERS);
   std::vector<std::vector<double>> runs;
   for (const int global_batch : {1, 1, 2}) {
     spec.mutable_training()->set_global_batch(global_batch);

@@ -6,7 +6,9 @@
 
 #include "coordinator/planner/cost/memory.h"
 #include "jobspec/values/attention_spec.h"
+#include "jobspec/values/model_spec.h"
 #include "model_shape/model_config.h"
+#include "model_shape/precision.h"
 #include "patterns/pattern.h"
 
 namespace ringleader::planner {
@@ -52,13 +54,18 @@ double ExchangePerByte(const v1::JobSpec& spec, const ClusterShape& cluster) {
 }
 
 // A weight's and token's operations, at the rate of the model's type: forward 2, backward 4,
-// forward 2 again of what is recomputed. On a Hopper GPU products in FP8 take 1 / 1.43 of the time,
-// casts counted (docs/precision.md); a CPU decodes e4m3 before it multiplies.
+// forward 2 again of what is recomputed. On a Hopper GPU those of layers in FP8 take 1 / 1.43 of
+// the time, casts counted (docs/precision.md); a CPU decodes e4m3 before it multiplies.
 double LinearOperations(const v1::JobSpec& spec, const model::ModelConfig& model,
                         const ClusterShape& cluster) {
   const double operations = 6 + 2 * RecomputedShare(spec, model, cluster);
-  if (spec.training().precision() != v1::TrainingSpec::FP8) return operations;
-  return spec.resources().engine() == v1::ResourcesSpec::CUDA ? operations / 1.43 : operations * 2;
+  const auto precision = jobspec::PrecisionOf(spec.training());
+  if (!precision.ok()) return operations;  // MakePlan() refuses it
+  const double layers = static_cast<double>(std::max<int64_t>(1, model.layers));
+  const double cast =
+      static_cast<double>(model::CastLayersOf(model.layers, *precision).count()) / layers;
+  const double of_cast = spec.resources().engine() == v1::ResourcesSpec::CUDA ? 1 / 1.43 : 2;
+  return operations * (1 - cast + cast * of_cast);
 }
 
 struct PatternCosts {

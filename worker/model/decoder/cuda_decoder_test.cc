@@ -184,8 +184,10 @@ TEST_F(SmallModelTest, Fp8AgreesWithTheCpu) {
     return Run(config, ops, device, type, {}, nullptr, 500, precision);
   };
   const Result exact = run(PlainTokenOps(), torch::kCPU, torch::kFloat, Precision::kModelType);
-  const Result plain = run(PlainTokenOps(), torch::kCPU, torch::kBFloat16, Precision::kFp8);
-  const Result gpu = run(*NewCudaTokenOps(), torch::kCUDA, torch::kBFloat16, Precision::kFp8);
+  const Result plain =
+      run(PlainTokenOps(), torch::kCPU, torch::kBFloat16, Precision::kFp8AllLayers);
+  const Result gpu =
+      run(*NewCudaTokenOps(), torch::kCUDA, torch::kBFloat16, Precision::kFp8AllLayers);
   EXPECT_NEAR(gpu.loss, plain.loss, 1e-3 * exact.loss);
   EXPECT_NEAR(gpu.loss, exact.loss, 3e-3 * exact.loss);
   const Result bf16 =
@@ -206,17 +208,20 @@ TEST_F(SmallModelTest, Fp8AgreesWithTheCpu) {
 }
 
 TEST_F(SmallModelTest, RecomputingFp8DoesNotChangeABit) {
-  const ModelConfig config = SmallConfig(true);
-  const auto run = [&](Recompute recompute) {
-    return Run(config, *NewCudaTokenOps(), torch::kCUDA, torch::kBFloat16, {.recompute = recompute},
-               nullptr, 500, Precision::kFp8);
-  };
-  const Result full = run(Recompute::kFull);
-  for (const Recompute recompute : kPolicies) {
-    const Result other = run(recompute);
-    EXPECT_EQ(other.loss, full.loss);
-    EXPECT_TRUE(torch::equal(other.gradients, full.gradients))
-        << "policy " << static_cast<int>(recompute);
+  ModelConfig config = SmallConfig(true);
+  config.layers = 4;
+  for (const Precision precision : {Precision::kFp8, Precision::kFp8AllLayers}) {
+    const auto run = [&](Recompute recompute) {
+      return Run(config, *NewCudaTokenOps(), torch::kCUDA, torch::kBFloat16,
+                 {.recompute = recompute}, nullptr, 500, precision);
+    };
+    const Result full = run(Recompute::kFull);
+    for (const Recompute recompute : kPolicies) {
+      const Result other = run(recompute);
+      EXPECT_EQ(other.loss, full.loss);
+      EXPECT_TRUE(torch::equal(other.gradients, full.gradients))
+          << "policy " << static_cast<int>(recompute);
+    }
   }
 }
 

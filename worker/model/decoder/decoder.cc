@@ -31,11 +31,10 @@ class Decoder::Pass {
 
   // Returns the normalised hidden states.
   TokenOps::Norm Forward(bool keep) {
-    const int layers = static_cast<int>(config_.layers);
     ResidualStream stream{
         .base = torch::embedding(View(Slot("model.embed_tokens.weight"), 0, 1), batch_.tokens),
         .pending = {}};
-    for (int layer = 0; layer < layers; ++layer) {
+    for (int layer = 0; layer < Layers(); ++layer) {
       SavedLayer saved;
       if (keep) saved_.MakeRoom(layer);
       const LayerParameters parameters = Layer(store_.Parameters(layer + 1, layer + 2));
@@ -59,16 +58,17 @@ class Decoder::Pass {
   // final: Forward's result, with the gradient of y in y.
   void Backward(const TokenOps::Norm& final) {
     const Tensor d_final = store_.OpenGradient(Final());
-    Operand dx =
-        ops_.NormBackward(final.y.values, final.sum, final.rstd, View(FinalNorm(), Final(), -1), {},
-                          ViewGroup(FinalNorm(), d_final, Begin(Final())), LayerForm());
+    Operand dx = ops_.NormBackward(
+        final.y.values, final.sum, final.rstd, View(FinalNorm(), Final(), -1), {},
+        ViewGroup(FinalNorm(), d_final, Begin(Final())), GradientForm(Layers() - 1));
     store_.CloseGradient(Final());
-    for (int layer = static_cast<int>(config_.layers) - 1; layer >= 0; --layer) {
+    for (int layer = Layers() - 1; layer >= 0; --layer) {
       const int block = layer + 1;
       const LayerParameters parameters =
           Layer(store_.Parameters(block, layer > 0 ? block - 1 : -1));
       const LayerParameters gradients = Layer(store_.OpenGradient(block));
-      dx = BackwardLayer(Context(layer, parameters), parameters, gradients, saved_.Take(layer), dx);
+      dx = BackwardLayer(Context(layer, parameters), parameters, gradients, saved_.Take(layer), dx,
+                         GradientForm(layer - 1));
       saved_.Return(layer);
       store_.CloseGradient(block);
     }
@@ -81,9 +81,12 @@ class Decoder::Pass {
   Tensor Logits(const Tensor& hidden) { return hidden.mm(View(Head(), HeadBlock(), -1).t()); }
 
  private:
-  bool IsFp8() const { return decoder_.options_.precision == Precision::kFp8; }
-  // In which layers take the gradient of what they put out.
-  Form LayerForm() const { return IsFp8() ? Form::kBoth : Form::kValues; }
+  int Layers() const { return static_cast<int>(config_.layers); }
+  bool ReadsCasts(int layer) const {
+    return CastLayersOf(config_.layers, decoder_.options_.precision).contains(layer);
+  }
+  // In which a layer, or the embedding below them all, takes the gradient of what it puts out.
+  Form GradientForm(int layer) const { return ReadsCasts(layer) ? Form::kBoth : Form::kValues; }
   LayerContext Context(int layer, const LayerParameters& parameters) {
     const RecomputePlan& plan = decoder_.options_.recompute;
     return {
@@ -92,10 +95,10 @@ class Decoder::Pass {
         .recompute = layer >= config_.layers - plan.kept_layers ? Recompute::kNone : plan.recompute,
         .mlp_chunk_tokens = decoder_.options_.mlp_chunk_tokens,
         .rotary = rotary_,
-        .casts =
-            IsFp8() ? &decoder_.weight_casts_.Of(layer, store_.version(), parameters) : nullptr};
+        .casts = ReadsCasts(layer) ? &decoder_.weight_casts_.Of(layer, store_.version(), parameters)
+                                   : nullptr};
   }
-  int Final() const { return static_cast<int>(config_.layers) + 1; }
+  int Final() const { return Layers() + 1; }
   int HeadBlock() const { return config_.tied_embeddings ? 0 : Final(); }
   int64_t Begin(int block) const { return decoder_.layout_.blocks[block].begin; }
   SlotGroup Slot(const char* name) const { return FindGroup(decoder_.layout_, "", {name}); }

@@ -28,7 +28,7 @@ struct DecoderOptions {
   // Logits exist for this many tokens at a time.
   int64_t loss_chunk_tokens = 8192;
   Precision precision = Precision::kModelType;
-  // kFp8: of how many layers' weights casts are held, 1 or all.
+  // With FP8: of how many layers' weights casts are held, 1 or all that have some.
   int64_t held_casts = 1;
 };
 

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <utility>
 
 #include "worker/model/decoder/decoder.h"
 #include "worker/model/testing/dense_context_attention.h"
@@ -23,7 +24,7 @@ ModelConfig Config() {
   config.vocab_size = 253;
   config.hidden_size = 128;
   config.intermediate_size = 352;
-  config.layers = 3;
+  config.layers = 4;
   config.heads = 8;
   config.kv_heads = 2;
   config.head_dim = 16;
@@ -62,8 +63,8 @@ struct Result {
   Tensor logits, gradients;
 };
 
-Result Train(const TokenOps& ops, torch::ScalarType type, const DecoderOptions& options) {
-  const ModelConfig config = Config();
+Result Train(const TokenOps& ops, torch::ScalarType type, const DecoderOptions& options,
+             const ModelConfig& config = Config()) {
   FlatStore store(MakeParameterLayout(config), Values(config), torch::kCPU, type);
   Decoder decoder(config, ops, store, options);
   DenseContextAttention attention;
@@ -90,9 +91,9 @@ TEST(Fp8DecoderTest, ErrorsByLayerBesideThoseOfBf16) {
   const auto cpu = NewCpuTokenOps(/*threads=*/2);
   // PlainTokenOps computes at least in fp32; gradients are collected in fp32.
   const Result exact = Train(plain, torch::kDouble, Options(Precision::kModelType));
-  const Result fp8 = Train(*cpu, torch::kFloat, Options(Precision::kFp8));
+  const Result fp8 = Train(*cpu, torch::kFloat, Options(Precision::kFp8AllLayers));
   const Result bf16 = Train(plain, torch::kBFloat16, Options(Precision::kModelType));
-  const Result bf16_fp8 = Train(plain, torch::kBFloat16, Options(Precision::kFp8));
+  const Result bf16_fp8 = Train(plain, torch::kBFloat16, Options(Precision::kFp8AllLayers));
   EXPECT_NEAR(fp8.loss, exact.loss, 1e-3 * exact.loss);
   EXPECT_NEAR(bf16_fp8.loss, exact.loss, 1e-3 * exact.loss);
   EXPECT_GT(Error(fp8.logits, exact.logits), 1e-3) << "nothing was cast";
@@ -118,15 +119,36 @@ TEST(Fp8DecoderTest, ErrorsByLayerBesideThoseOfBf16) {
 
 TEST(Fp8DecoderTest, RecomputingDoesNotChangeABit) {
   const auto ops = NewCpuTokenOps(/*threads=*/2);
-  const Result full = Train(*ops, torch::kFloat, Options(Precision::kFp8));
-  for (const Recompute recompute : {Recompute::kNone, Recompute::kAttentionOnly}) {
-    for (const int64_t held : {1, 3}) {
-      const Result other =
-          Train(*ops, torch::kFloat, Options(Precision::kFp8, held, {.recompute = recompute}));
-      EXPECT_EQ(other.loss, full.loss);
-      EXPECT_TRUE(torch::equal(other.gradients, full.gradients)) << static_cast<int>(recompute);
+  for (const Precision precision : {Precision::kFp8, Precision::kFp8AllLayers}) {
+    const Result full = Train(*ops, torch::kFloat, Options(precision));
+    for (const Recompute recompute : {Recompute::kNone, Recompute::kAttentionOnly}) {
+      for (const int64_t held : {1, 2, 4}) {
+        const Result other =
+            Train(*ops, torch::kFloat, Options(precision, held, {.recompute = recompute}));
+        EXPECT_EQ(other.loss, full.loss);
+        EXPECT_TRUE(torch::equal(other.gradients, full.gradients)) << static_cast<int>(recompute);
+      }
     }
   }
+}
+
+// What the layers around it hand to a layer that is cast, and take from it, is in both forms where
+// it has to be. Where there is no layer between the first and the last, nothing is cast.
+TEST(Fp8DecoderTest, FirstAndLastLayerReadTheModelsType) {
+  const auto ops = NewCpuTokenOps(/*threads=*/2);
+  ModelConfig config = Config();
+  const auto train = [&](Precision precision) {
+    return Train(*ops, torch::kFloat, Options(precision), config);
+  };
+  const Result exact = train(Precision::kModelType), inner = train(Precision::kFp8),
+               all = train(Precision::kFp8AllLayers);
+  EXPECT_LT(1e-3, Error(inner.logits, exact.logits));
+  EXPECT_LT(Error(inner.logits, exact.logits), 0.8 * Error(all.logits, exact.logits));
+  EXPECT_LT(Error(inner.gradients, exact.gradients), 0.8 * Error(all.gradients, exact.gradients));
+  config.layers = 2;
+  const Result two = train(Precision::kFp8), plain = train(Precision::kModelType);
+  EXPECT_TRUE(torch::equal(two.logits, plain.logits));
+  EXPECT_TRUE(torch::equal(two.gradients, plain.gradients));
 }
 
 // Counts casts of weights.
@@ -144,11 +166,15 @@ class CountingOps : public PlainTokenOps {
 // Whatever changes parameters gives them a new version, and casts are asked for by version.
 TEST(Fp8DecoderTest, CastsFollowTheirWeights) {
   const ModelConfig config = Config();
-  const int weights = static_cast<int>(4 * config.layers);
-  for (const bool all : {false, true}) {
+  for (const auto& [precision, all] : {std::pair{Precision::kFp8AllLayers, false},
+                                       {Precision::kFp8AllLayers, true},
+                                       {Precision::kFp8, false},
+                                       {Precision::kFp8, true}}) {
+    const int64_t layers = CastLayersOf(config.layers, precision).count();
+    const int weights = static_cast<int>(4 * layers);
     const CountingOps ops;
     FlatStore store(MakeParameterLayout(config), Values(config), torch::kCPU, torch::kFloat);
-    Decoder decoder(config, ops, store, Options(Precision::kFp8, all ? config.layers : 1));
+    Decoder decoder(config, ops, store, Options(precision, all ? layers : 1));
     DenseContextAttention attention;
     const TokenBatch batch = Batch(CountingOps::kTokens);
     const double before = decoder.ForwardBackward(batch, attention).item<double>();
@@ -162,7 +188,7 @@ TEST(Fp8DecoderTest, CastsFollowTheirWeights) {
     store.parameters().mul_(0.5);
     const double after = decoder.ForwardBackward(batch, attention).item<double>();
     FlatStore fresh(MakeParameterLayout(config), store.parameters(), torch::kCPU, torch::kFloat);
-    Decoder other(config, ops, fresh, Options(Precision::kFp8));
+    Decoder other(config, ops, fresh, Options(precision));
     EXPECT_EQ(other.ForwardBackward(batch, attention).item<double>(), after);
     EXPECT_NE(after, before);
   }
@@ -178,7 +204,7 @@ TEST(Fp8DecoderTest, WeightsThatAreNotFiniteShowInLossAndGradients) {
     for (const float bad : {INFINITY, NAN}) {
       FlatStore store(layout, Values(config), torch::kCPU, torch::kFloat);
       store.parameters()[layout.Find(name)->offset + 17] = bad;
-      Decoder decoder(config, *ops, store, Options(Precision::kFp8));
+      Decoder decoder(config, *ops, store, Options(Precision::kFp8AllLayers));
       DenseContextAttention attention;
       const double loss = decoder.ForwardBackward(Batch(64), attention).item<double>();
       EXPECT_FALSE(std::isfinite(loss)) << name;

@@ -121,7 +121,8 @@ void ForwardLayer(const LayerContext& context, int layer, const LayerParameters&
 }
 
 Operand BackwardLayer(const LayerContext& context, const LayerParameters& parameters,
-                      const LayerParameters& gradients, SavedLayer saved, const Operand& dy) {
+                      const LayerParameters& gradients, SavedLayer saved, const Operand& dy,
+                      Form form_below) {
   const ModelConfig& config = context.config;
   const TokenOps& ops = context.ops;
   const LayerProducts products(context, parameters);
@@ -192,7 +193,7 @@ Operand BackwardLayer(const LayerContext& context, const LayerParameters& parame
   const Tensor d_normed = norm.y.values;  // which have served
   products.qkv.InputGradient(rows, d_normed);
   return ops.NormBackward(d_normed, norm.sum, norm.rstd, parameters.input_norm, d_middle.values,
-                          gradients.input_norm, products.down.read_twice());
+                          gradients.input_norm, form_below);
 }
 
 TokenScores LossPass(const TokenOps& ops, const Tensor& hidden, const Tensor& head,

@@ -144,7 +144,7 @@ absl::Status CudaDevice::SetUp(Host& host) {
       comm::CudaError(cudaGetDeviceProperties(&properties, device_), "the GPU's figures"));
   device_name_ = properties.name;
   // LibTorch's FP8 products with a scale for each row need Hopper's tensor cores.
-  if (job_.precision == model::Precision::kFp8 && properties.major < 9) {
+  if (job_.precision != model::Precision::kModelType && properties.major < 9) {
     return absl::FailedPreconditionError(
         absl::StrFormat("training.precision: fp8 needs a GPU of compute capability 9.0 or more "
                         "(Hopper), and %s has "

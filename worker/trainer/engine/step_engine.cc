@@ -162,14 +162,10 @@ std::vector<std::pair<std::string, std::string>> StepEngine::Settings() const {
 }
 
 std::string StepEngine::DescribePrecision() const {
-  switch (job_.precision) {
-    case model::Precision::kModelType:
-      return "the model's type";
-    case model::Precision::kFp8:
-      return absl::StrFormat("fp8 (e4m3), casts of %d of %d layers' weights held",
-                             memory_plan_.held_casts, config().layers);
-  }
-  return "";
+  const model::CastLayers cast = model::CastLayersOf(config().layers, job_.precision);
+  if (cast.count() == 0) return "the model's type";
+  return absl::StrFormat("fp8 (e4m3) in %d of %d layers, casts of %d of them held", cast.count(),
+                         config().layers, memory_plan_.held_casts);
 }
 
 absl::Status StepEngine::SetDocuments(const data::LocalSequence& sequence) {

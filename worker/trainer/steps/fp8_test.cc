@@ -20,7 +20,7 @@ class Fp8TrainingTest : public ::testing::Test {
  protected:
   TrainingJob Job(int context = 1, int data = 1) {
     TrainingJob job = testing::TinyTrainingJob(directory_.path().string(), context, data);
-    job.precision = model::Precision::kFp8;
+    job.precision = model::Precision::kFp8AllLayers;
     job.checkpoint_directory = directory_.File("fp8-" + std::to_string(++jobs_));
     return job;
   }
@@ -83,12 +83,12 @@ TEST_F(Fp8TrainingTest, ResumesToTheLastBit) {
 // A checkpoint holds fp32 master weights either way.
 TEST_F(Fp8TrainingTest, CheckpointsGoFromEachPrecisionToTheOther) {
   const std::vector<double> undisturbed = Train(Job());
-  for (const auto first : {model::Precision::kModelType, model::Precision::kFp8}) {
+  for (const auto first : {model::Precision::kModelType, model::Precision::kFp8AllLayers}) {
     TrainingJob job = Job();
     job.precision = first;
     Train(job, Outcome::kStopped, 3);
-    job.precision =
-        first == model::Precision::kFp8 ? model::Precision::kModelType : model::Precision::kFp8;
+    job.precision = first == model::Precision::kModelType ? model::Precision::kFp8AllLayers
+                                                          : model::Precision::kModelType;
     const std::vector<double> rest = Train(job);
     ASSERT_EQ(rest.size(), undisturbed.size() - 3);
     for (size_t i = 0; i < rest.size(); ++i) {
