@@ -68,7 +68,8 @@ absl::Status CheckSelection(const AttentionOptions& options, const PatternDefini
       "attention.selection: causal does not go with attention.pattern: %s, which chooses what a "
       "query attends to by later queries, too; give full, or one of the patterns %s",
       std::string(definition.name), NamesOf([](const PatternDefinition& other) {
-        return other.causal_choice != CausalChoice::kNever;
+        // Without a choice there is no such field.
+        return other.causal_choice != CausalChoice::kNever && other.pattern != Pattern::kDense;
       })));
 }
 

@@ -79,15 +79,21 @@ class FolderWriter {
         folder_(std::move(folder)),
         token_bytes_(options.vocabulary <= UINT16_MAX + 1u ? 2 : 4) {}
 
-  // `marks`: one a token of `document`; none without tasks or prefixes.
-  absl::Status Add(std::span<const uint32_t> document, absl::string_view marks) {
-    starts_.push_back(tokens_.size());
-    tokens_.insert(tokens_.end(), document.begin(), document.end());
-    tokens_.push_back(*options_.separator);
+  // A file's documents: token ids may hold separators, each of which ends one. The last one's is
+  // added where it is missing. `marks`: one a token; none without tasks or prefixes.
+  absl::Status Add(std::span<const uint32_t> file, absl::string_view marks) {
+    bool begins = true;
+    for (const uint32_t token : file) {
+      if (begins) starts_.push_back(tokens_.size());
+      tokens_.push_back(token);
+      begins = token == *options_.separator;
+    }
     marks_.insert(marks_.end(), marks.begin(), marks.end());
-    if (!options_.tasks.empty()) marks_.push_back(kGivenMark);
-    if (options_.prefix_end.has_value()) marks_.push_back(kPlainMark);
-    ++manifest_.documents;
+    if (!begins) {
+      tokens_.push_back(*options_.separator);
+      if (!options_.tasks.empty()) marks_.push_back(kGivenMark);
+      if (options_.prefix_end.has_value()) marks_.push_back(kPlainMark);
+    }
     return tokens_.size() >= options_.shard_tokens ? Flush() : absl::OkStatus();
   }
 
@@ -110,6 +116,7 @@ class FolderWriter {
         WriteShard(absl::StrCat(folder_, "/", name), tokens_, starts_, token_bytes_, marks_));
     manifest_.shards.push_back(name);
     manifest_.tokens += tokens_.size();
+    manifest_.documents += starts_.size();
     tokens_.clear();
     starts_.clear();
     marks_.clear();
@@ -312,7 +319,8 @@ absl::StatusOr<PackResult> Pack(const PackOptions& user_options) {
   }
   if (options.eval_share > 0 && result.eval.documents == 0) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "none of %d documents was held out: a file is a document, and a share of %g is picked by "
+        "none of %d documents was held out: a file is held out whole, and a share of %g is picked "
+        "by "
         "path; cut the text into more files, hold out more (--eval-share), or nothing "
         "(--eval-share 0)",
         result.train.documents, options.eval_share));

@@ -151,6 +151,27 @@ TEST_F(PackTest, TheManifestSaysWhatIsThere) {
   EXPECT_FALSE(fs::exists(folder_ / "tokens/.packing"));
 }
 
+// 9 ends documents: of the first file, whose last one it ends, and of the second, where it is
+// added.
+TEST_F(PackTest, SeparatorsWithinAFileEndDocuments) {
+  AddText("a", std::string("\x05\0\x09\0\x06\0\x07\0\x09\0", 10));
+  AddText("b", std::string("\x08\0\x09\0\x05\0", 6));
+  PackOptions options = Options();
+  options.input = PackOptions::Input::kUint16;
+  options.vocabulary = 10;
+  options.separator = 9;
+  const auto result = Pack(options);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->train.tokens, 9u);
+  EXPECT_EQ(result->train.documents, 4u);
+  const auto folder = TokenFolder::Open(Train());
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  std::vector<uint32_t> tokens;
+  for (uint64_t i = 0; i < folder->tokens(); ++i) tokens.push_back(folder->token(i));
+  EXPECT_THAT(tokens, ::testing::ElementsAre(5, 9, 6, 7, 9, 8, 9, 5, 9));
+  EXPECT_THAT(folder->DocumentStarts(0, 9), ::testing::ElementsAre(0, 2, 5, 7));
+}
+
 TEST_F(PackTest, TokenIdsTakeAsManyBytesAsTheVocabularyNeeds) {
   AddText("ids", std::string("\x05\x00\xff\xff", 4));
   PackOptions options = Options();
