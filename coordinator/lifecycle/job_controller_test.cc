@@ -258,6 +258,18 @@ TEST_F(JobControllerTest, AGapInTheSequencesEndsTheSession) {
   EXPECT_THAT(LogTexts(), IsEmpty());
 }
 
+// Its trainers may live on, so that its state is that of its lease; that it takes none is said.
+TEST_F(JobControllerTest, ANodeWithoutItsWorkerSaysSoBeforeItsLeaseRunsOut) {
+  auto session = RunJob();
+  EXPECT_EQ(controller_->ListNodes()[0].state_reason(), "");
+  controller_->OnClosed(session);
+  controller_->RunOnce();
+  EXPECT_EQ(controller_->ListNodes()[0].state(), v1::Node::READY);
+  EXPECT_THAT(controller_->ListNodes()[0].state_reason(), HasSubstr("its worker is not connected"));
+  Connect("a", "folder.1", {Running()});
+  EXPECT_EQ(controller_->ListNodes()[0].state_reason(), "");
+}
+
 TEST_F(JobControllerTest, SilenceIsUnknownThenFencedAndStraysAreStopped) {
   auto session = RunJob();
   session->FallSilent();

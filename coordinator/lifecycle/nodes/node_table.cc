@@ -76,6 +76,8 @@ v1::Node NodeRecord::View() const {
   } else if (set_aside() && node.state() == v1::Node::READY) {
     view.set_state(trainers_in_use == 0 ? v1::Node::DRAINED : v1::Node::DRAINING);
     view.set_state_reason(set_aside_reason);
+  } else if (session == nullptr && node.state() == v1::Node::READY) {
+    view.set_state_reason("its worker is not connected; it takes no trainers until it is");
   }
   const std::string faults = GpuFaults(node.inventory());
   if (faults.empty()) return view;
