@@ -400,7 +400,10 @@ TEST_F(WorkerTest, ADrainIsAskedForInEverySessionUntilAllHaveLeft) {
   EXPECT_FALSE(is_over_);
   coordinator_.Send(Abort());
   EXPECT_EQ(Leave(), absl::OkStatus());
-  EXPECT_EQ(coordinator_.Received(IsExit).size(), 1u) << "all was told before it left";
+  const std::vector<v1::WorkerMessage> exits = coordinator_.Received(IsExit);
+  ASSERT_EQ(exits.size(), 1u) << "all was told before it left";
+  EXPECT_THAT(exits[0].event().trainer_exited().message(), HasSubstr("why"))
+      << "a drain gives trainers the time that it was given";
 }
 
 TEST_F(WorkerTest, WithoutACoordinatorADrainStopsWhatRuns) {

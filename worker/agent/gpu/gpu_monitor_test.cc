@@ -113,6 +113,7 @@ TEST(GpuMonitorTest, ListsAndSamplesGpus) {
   for (const std::string& line :
        {absl::StrCat("healthy", gpu, "} 1"), absl::StrCat("utilization_ratio", gpu, "} 0.97"),
         absl::StrCat("memory_used_bytes", gpu, "} 21474836480"),
+        absl::StrCat("memory_total_bytes", gpu, "} 85899345920"),
         absl::StrCat("power_watts", gpu, "} 652.4"),
         absl::StrCat("temperature_celsius", gpu, "} 61"),
         absl::StrCat("clock_hertz", gpu, R"(,clock="sm"} 1755000000)"),

@@ -128,6 +128,26 @@ TEST_F(CoordinatorLinkTest, WorksForACoordinatorOfItsProtocolVersion) {
   EXPECT_EQ(sessions_, 1u);
 }
 
+TEST_F(CoordinatorLinkTest, IsConnectedOnceItIsWelcome) {
+  const FakeCoordinator stranger(kProtocolVersion + 1), coordinator(kProtocolVersion);
+  for (const FakeCoordinator* const other : {&stranger, &coordinator}) {
+    CoordinatorLink link(other->Channel(), &buffer_,
+                         {.hello = [] { return v1::WorkerHello(); },
+                          .on_welcome = [] {},
+                          .on_command = [](v1::Command) {}});
+    EXPECT_FALSE(link.connected());
+    link.Start();
+    if (other == &coordinator) {
+      EXPECT_TRUE(Eventually([&] { return link.connected(); }));
+    } else {
+      ASSERT_TRUE(Eventually([&] { return other->sessions() >= 2; }));
+      EXPECT_FALSE(link.connected());
+    }
+    link.Stop();
+    EXPECT_FALSE(link.connected());
+  }
+}
+
 TEST_F(CoordinatorLinkTest, TakesNoCommandFromAnotherVersionAndTriesAgainSlowly) {
   for (const uint32_t version : {0u, kProtocolVersion + 1}) {
     const FakeCoordinator coordinator(version);
@@ -282,6 +302,24 @@ TEST_F(CoordinatorLinkTest, SendsNoFurtherAheadThanTheCoordinatorSays) {
   EXPECT_TRUE(link.connected());
   coordinator.Take();
   EXPECT_TRUE(await([&] { return coordinator.events() == kEvents; }));
+  EXPECT_EQ(coordinator.sessions(), 1);
+}
+
+// One goes ahead however large it is, and the next once that one is taken: not the one behind it.
+TEST_F(CoordinatorLinkTest, EventsLargerThanTheWindowGoOneByOne) {
+  for (int i = 0; i < 5; ++i) {
+    v1::WorkerMessage message;
+    message.mutable_drain()->set_reason(std::string(1000, 'x'));
+    buffer_.Push(std::move(message));
+  }
+  FakeCoordinator coordinator(kProtocolVersion, 500);
+  coordinator.Take();
+  CoordinatorLink link(coordinator.Channel(), &buffer_,
+                       {.hello = [] { return v1::WorkerHello(); },
+                        .on_welcome = [] {},
+                        .on_command = [](v1::Command) {}});
+  link.Start();
+  EXPECT_TRUE(Eventually([&] { return coordinator.events() == 5; }));
   EXPECT_EQ(coordinator.sessions(), 1);
 }
 

@@ -251,6 +251,8 @@ TEST(LineSplitterTest, CutsLinesAndKeepsTheRest) {
   EXPECT_THAT(lines, ElementsAre("one", "two", ""));
   splitter.Finish(&lines);
   EXPECT_EQ(lines.back(), "three");
+  splitter.Finish(&lines);
+  EXPECT_EQ(lines.size(), 4u) << "nothing is no line";
 }
 
 TEST(LineSplitterTest, CutsEndlessLinesBetweenCharacters) {
