@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -22,6 +23,8 @@ class DocumentDealer {
         by_length_(tokens.size()) {
     for (const int64_t length : tokens) {
       microseconds_.push_back(weights.Microseconds(static_cast<uint64_t>(length)));
+      attention_.push_back(weights.AttentionMicroseconds(static_cast<uint64_t>(length)));
+      firsts_.push_back(firsts_.empty() ? 0 : firsts_.back() + tokens_[firsts_.size() - 1]);
     }
     std::iota(by_length_.begin(), by_length_.end(), 0);
     std::stable_sort(by_length_.begin(), by_length_.end(),
@@ -30,15 +33,17 @@ class DocumentDealer {
 
   DocumentDealing Deal(int64_t stripe) const {
     // All documents stay whole where they fill the ranks exactly: nothing travels.
-    DocumentDealing dealing = SpreadLongest(0, share_);
-    if (dealing.imbalance <= kEven && NoneIsSpread(dealing)) return dealing;
+    DocumentDealing dealing = SpreadLongest(0, share_, stripe);
+    if (dealing.imbalance <= kEven && NoneIsSpread(dealing.holders)) return dealing;
     // Otherwise every rank holds at least one stripe of those that are spread.
     for (size_t spread = 0; spread < tokens_.size(); spread += 1 + spread / 8) {
       if (share_ <= stripe) break;
-      dealing = SpreadLongest(spread, share_ - stripe);
-      if (dealing.imbalance <= kEven && !NoneIsSpread(dealing)) return dealing;
+      dealing = SpreadLongest(spread, share_ - stripe, stripe);
+      if (dealing.imbalance <= kEven && !NoneIsSpread(dealing.holders)) return dealing;
     }
-    return {.holders = std::vector<std::optional<int>>(tokens_.size())};
+    dealing = {.holders = std::vector<std::optional<int>>(tokens_.size())};
+    dealing.imbalance = MostOverMean(Times(dealing.holders, stripe));
+    return dealing;
   }
 
   DocumentDealing DealApart(int64_t stripe) const {
@@ -52,12 +57,34 @@ class DocumentDealer {
   }
 
  private:
-  static bool NoneIsSpread(const DocumentDealing& dealing) {
-    return std::ranges::all_of(dealing.holders, [](const auto& h) { return h.has_value(); });
+  static bool NoneIsSpread(const std::vector<std::optional<int>>& holders) {
+    return std::ranges::all_of(holders, [](const auto& holder) { return holder.has_value(); });
   }
 
-  // Spreads the `spread` longest, and those that find no room in `room` tokens a rank.
-  DocumentDealing SpreadLongest(size_t spread, int64_t room) const {
+  // Spreads the `spread` longest, and those that find no room in `room` tokens a rank. Whole ones
+  // are placed as if a token of spread ones took as long on every rank; how far ranks are off that
+  // then counts when they are placed again.
+  DocumentDealing SpreadLongest(size_t spread, int64_t room, int64_t stripe) const {
+    constexpr int kRounds = 4;
+    DocumentDealing best = {.holders = {}, .imbalance = std::numeric_limits<double>::infinity()};
+    std::vector<double> ahead(ranks_, 0);  // how much more a rank takes than placing takes it for
+    for (int round = 0; round < kRounds && best.imbalance > kEven; ++round) {
+      std::vector<double> load = ahead;
+      DocumentDealing dealing = PlaceWhole(spread, room, load);
+      const std::vector<double> times = Times(dealing.holders, stripe);
+      if (times.empty()) break;
+      dealing.imbalance = MostOverMean(times);
+      const double apart = (Sum(times) - Sum(load)) / ranks_;
+      for (int rank = 0; rank < ranks_; ++rank) ahead[rank] += times[rank] - load[rank] - apart;
+      if (best.holders.empty() || dealing.imbalance < best.imbalance) best = std::move(dealing);
+    }
+    if (best.holders.empty()) best.holders.resize(tokens_.size());
+    return best;
+  }
+
+  // One such dealing, without its imbalance. `load`: what ranks take already; returns what they
+  // take then, less what spread documents take on a rank that holds no whole ones.
+  DocumentDealing PlaceWhole(size_t spread, int64_t room, std::vector<double>& load) const {
     DocumentDealing dealing = {.holders = std::vector<std::optional<int>>(tokens_.size())};
     int64_t spread_tokens = 0, spread_time = 0;
     for (size_t i = 0; i < spread; ++i) {
@@ -65,19 +92,19 @@ class DocumentDealer {
       spread_time += microseconds_[by_length_[i]];
     }
     // A whole document keeps as many tokens of spread ones off its rank.
-    std::vector<std::pair<int64_t, size_t>> added;  // time that a rank gets with it, document
+    std::vector<std::pair<double, size_t>> added;  // time that a rank gets with it, document
     for (size_t i = spread; i < by_length_.size(); ++i) {
       const size_t document = by_length_[i];
       const double saved = spread == 0 ? 0
                                        : static_cast<double>(tokens_[document]) *
                                              static_cast<double>(spread_time) /
                                              static_cast<double>(spread_tokens);
-      added.emplace_back(microseconds_[document] - std::llround(saved), document);
+      added.emplace_back(static_cast<double>(microseconds_[document]) - saved, document);
     }
     std::stable_sort(added.begin(), added.end(), [](const auto& a, const auto& b) {
       return std::abs(a.first) > std::abs(b.first);
     });
-    std::vector<int64_t> load(ranks_, 0), held(ranks_, 0);
+    std::vector<int64_t> held(ranks_, 0);
     for (const auto& [time, document] : added) {
       // Takes the rank that ends first. A document that takes less time than the spread tokens that
       // it keeps away goes to the rank that ends last.
@@ -94,7 +121,6 @@ class DocumentDealer {
       load[best] += time;
       held[best] += tokens_[document];
     }
-    dealing.imbalance = Imbalance(dealing.holders);
     return dealing;
   }
 
@@ -138,31 +164,38 @@ class DocumentDealer {
     return sum == 0 ? 1.0 : most * static_cast<double>(values.size()) / sum;
   }
 
-  double Imbalance(const std::vector<std::optional<int>>& holders) const {
-    std::vector<double> load(ranks_, 0);
-    std::vector<int64_t> room(ranks_, share_);
-    int64_t spread_tokens = 0, spread_time = 0;
+  static double Sum(const std::vector<double>& values) {
+    return std::accumulate(values.begin(), values.end(), 0.0);
+  }
+
+  // What each rank takes, [ranks]; empty if documents cannot lie so. A token of a spread document
+  // takes as much of its attention as it has keys, and of the rest as much as any other.
+  std::vector<double> Times(const std::vector<std::optional<int>>& holders, int64_t stripe) const {
+    std::vector<double> times(ranks_, 0);
     for (size_t i = 0; i < tokens_.size(); ++i) {
-      if (holders[i].has_value()) {
-        load[*holders[i]] += static_cast<double>(microseconds_[i]);
-        room[*holders[i]] -= tokens_[i];
-      } else {
-        spread_tokens += tokens_[i];
-        spread_time += microseconds_[i];
-      }
+      if (holders[i].has_value()) times[*holders[i]] += static_cast<double>(microseconds_[i]);
     }
-    for (int rank = 0; rank < ranks_ && spread_tokens > 0; ++rank) {
-      load[rank] += static_cast<double>(spread_time) * static_cast<double>(room[rank]) /
-                    static_cast<double>(spread_tokens);
-    }
-    return MostOverMean(load);
+    if (NoneIsSpread(holders)) return times;
+    const auto layout = ring::DocumentLayout::Create(share_ * ranks_, firsts_, holders, ranks_,
+                                                     static_cast<int>(stripe));
+    if (!layout.ok()) return {};
+    layout->VisitSpread([&](int rank, size_t document, int64_t first, int64_t count) {
+      const auto all = static_cast<double>(tokens_[document]), n = static_cast<double>(count);
+      const auto before = static_cast<double>(first - firsts_[document]);
+      const auto attention = static_cast<double>(attention_[document]);
+      times[rank] += (static_cast<double>(microseconds_[document]) - attention) * n / all +
+                     attention * n * (2 * before + n) / (all * all);
+    });
+    return times;
   }
 
   const std::span<const int64_t> tokens_;
   const int ranks_;
-  const int64_t share_;  // tokens of a rank
-  std::vector<int64_t> microseconds_;
-  std::vector<size_t> by_length_;  // documents, the longest first
+  const int64_t share_;                // tokens of a rank
+  std::vector<int64_t> firsts_;        // tokens before each document
+  std::vector<int64_t> microseconds_;  // of each document
+  std::vector<int64_t> attention_;     // what of them is attention's
+  std::vector<size_t> by_length_;      // documents, the longest first
 };
 
 }  // namespace

@@ -13,8 +13,9 @@ namespace ringleader::balance {
 
 struct DocumentDealing {
   std::vector<std::optional<int>> holders;  // [documents]; nullopt: spread
-  // Max over ranks / mean of the predicted times, those of spread documents by the tokens held;
-  // apart, of tokens where that is more.
+  // Max over ranks / mean of the predicted times: of spread documents' attention by the visible
+  // pairs of the tokens held, of the rest by their number; apart, all by their number, and of
+  // tokens where that is more.
   double imbalance = 1;
 };
 

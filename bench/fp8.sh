@@ -6,9 +6,11 @@
 #       steps of Qwen2.5-3B's shape at 64K and 128K tokens a GPU; with --longest also at 512K a GPU, and with --peer, as
 #       bench/compare_peer.sh takes it, beside a dense peer
 #   bench/fp8.sh loss --text DIR [--steps 1000] [--tokens 8192] [--seeds "1 2 3"] [--engine cuda|cpu] [--config FILE]
-#       held-out losses of both precisions on real text, for each seed (default: bench/models/bytes-100m.json, one GPU),
+#                     [--first-step N] [--last-step N] [--at-once 1]
+#       held-out losses of both precisions on real text, for each seed (default: bench/models/bytes-100m.json, a GPU a job),
 #       32,768 tokens a step in sequences of --tokens; and bf16 once more with the first seed, which tells what two runs
-#       of one precision differ by
+#       of one precision differ by. --first-step, --last-step: training.fp8_first_step and fp8_last_step of the jobs in FP8;
+#       --at-once: so many jobs share the machine's GPUs
 #   bench/fp8.sh recall --quality FILE
 #       answers of the recall tasks in both precisions, from the quality.json of bench/quality/run.sh
 #   bench/fp8.sh error
@@ -20,16 +22,17 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 command="bench/fp8.sh $*"
 if [[ -f $root/CMakeLists.txt ]]; then bin=$root/build/bin; else bin=$root/bin; fi
 what=${1:-} gpus=2 steps='' peer='' longest='' quality='' text='' tokens=8192 seeds="1 2 3" engine=cuda run=''
+first_step='' last_step='' at_once=1
 config=$root/bench/models/bytes-100m.json output=$root/bench/results/figures/fp8.json
 case $what in
   speed | loss | recall | error) shift ;;
-  -h | --help) sed -n '2,18s/^# \{0,1\}//p' "$0"; exit ;;
+  -h | --help) sed -n '2,21s/^# \{0,1\}//p' "$0"; exit ;;
   *) echo "fp8: '$what' is nothing to measure; give speed, loss, recall or error (see --help)" >&2; exit 2 ;;
 esac
 while (($#)); do
   case $1 in
     --longest) longest=1; shift; continue ;;
-    -h | --help) sed -n '2,18s/^# \{0,1\}//p' "$0"; exit ;;
+    -h | --help) sed -n '2,21s/^# \{0,1\}//p' "$0"; exit ;;
   esac
   (($# > 1)) || { echo "fp8: $1 needs a value, or is no option (see --help)" >&2; exit 2; }
   case $1 in
@@ -41,6 +44,9 @@ while (($#)); do
     --tokens) tokens=$2 ;;
     --seeds) seeds=$2 ;;
     --engine) engine=$2 ;;
+    --first-step) first_step=$2 ;;
+    --last-step) last_step=$2 ;;
+    --at-once) at_once=$2 ;;
     --config) config=$(realpath -e "$2") || exit 2 ;;
     --bin) bin=$(realpath -e "$2") || exit 2 ;;
     --dir) run=$2 ;;
@@ -91,11 +97,17 @@ loss() {
   cp "$config" "$run/config.json"
   [[ -d $run/tokens ]] || "$bin/ringctl" data pack --input "$text" --output "$run/tokens" --eval-share 0.05
   start_coordinator
-  start_worker fp8 --trainers 1
-  await_nodes 1
+  # A worker's slots are GPUs of their own; several workers share one.
+  local here worker following=() name fp8_steps
+  here=$(nvidia-smi --list-gpus 2>/dev/null | wc -l || true)
+  for ((worker = 0; worker < at_once; ++worker)); do
+    CUDA_VISIBLE_DEVICES=$((worker % (here > 0 ? here : 1))) start_worker "fp8-$worker" --trainers 1
+  done
+  await_nodes "$at_once"
   for seed in $seeds; do
     for precision in bfloat16 fp8 again; do
-      local name=$precision-$seed
+      name=$precision-$seed fp8_steps=''
+      [[ $precision != fp8 ]] || fp8_steps=${first_step:+, fp8_first_step: $first_step}${last_step:+, fp8_last_step: $last_step}
       [[ $precision != again || $seed == "${seeds%% *}" ]] || continue
       [[ ! -e $run/$name.csv ]] || continue
       cat >"$run/$name.yaml" <<END
@@ -103,16 +115,20 @@ name: $name
 model: {config: ./config.json, init: random}
 data: {train: ./tokens/train, eval: ./tokens/eval, sequence_length: $tokens}
 attention: {pattern: dense}
-training: {steps: $steps, learning_rate: 6e-4, warmup_steps: $((steps / 20)), seed: $seed, precision: ${precision/again/bfloat16},
+training: {steps: $steps, learning_rate: 6e-4, warmup_steps: $((steps / 20)), seed: $seed, precision: ${precision/again/bfloat16}$fp8_steps,
            global_batch: $((32768 / tokens)), eval_every_steps: $((steps / 20)), eval_sequences: $((262144 / tokens))}
 checkpoint: {directory: ./$name, every_steps: 0, keep_last: 1}
 resources: {trainers: 1, engine: $engine}
 END
-      "$bin/ringctl" submit "$run/$name.yaml" --follow >"$run/logs/$name.log" 2>&1 ||
-        { tail -n 20 "$run/logs/$name.log" >&2; exit 1; }
-      "$bin/ringctl" history "$name" -o csv >"$run/$name.csv.part"
-      mv "$run/$name.csv.part" "$run/$name.csv"
+      "$bin/ringctl" submit "$run/$name.yaml" --follow >"$run/logs/$name.log" 2>&1 &
+      following+=("$! $name")
     done
+  done
+  for job in "${following[@]}"; do
+    name=${job#* }
+    wait "${job% *}" || { tail -n 20 "$run/logs/$name.log" >&2; exit 1; }
+    "$bin/ringctl" history "$name" -o csv >"$run/$name.csv.part"
+    mv "$run/$name.csv.part" "$run/$name.csv"
   done
   HARDWARE=${HARDWARE/#$gpus x/1 x} rows --seeds "$seeds"
 }

@@ -35,6 +35,7 @@
 #include "bench/length_distributions.h"
 #include "bench/training_figures.h"
 #include "coordinator/lifecycle/job/step_merger.h"
+#include "coordinator/planner/planner.h"
 #include "jobspec/jobspec.h"
 #include "patterns/pattern.h"
 #include "proto/phase_fields.h"
@@ -213,28 +214,28 @@ v1::JobSpec MakeSpec(const Flags& flags, const TrainingCase& run, const TokenFol
   return spec;
 }
 
-// What a document takes by its arithmetic, in 10^12 operations.
-void SetWeights(const model::ModelConfig& config, uint64_t tokens, v1::StepPlan* plan) {
-  for (uint64_t length = 64; length < 2 * tokens; length *= 2) {
-    const auto n = static_cast<double>(length);
-    v1::SampleWeight* const row = plan->add_sample_weights();
-    row->set_tokens(length);
-    row->set_milliseconds(
-        1e-12 * n *
-        (6 * static_cast<double>(config.weights_per_token()) +
-         6 * n * static_cast<double>(config.layers * config.heads * config.head_dim)));
-  }
+// What documents are predicted to take, as jobs get it on machines that nobody has measured.
+void SetWeights(v1::JobSpec spec, const model::ModelConfig& config, v1::StepPlan* plan) {
+  jobspec::ApplyDefaults(&spec);
+  spec.mutable_parallelism()->set_layout(v1::ParallelismSpec::DOCUMENTS);
+  const planner::ClusterShape cluster = planner::TypicalCluster(
+      spec.resources().engine(), /*nodes=*/1, static_cast<int>(spec.resources().trainers()));
+  const planner::CostModel costs(spec, config, cluster);
+  const absl::StatusOr<v1::StepPlan> made = planner::MakePlan(spec, config, cluster, costs);
+  if (!made.ok()) Die(std::string(made.status().message()));
+  *plan->mutable_sample_weights() = made->sample_weights();
 }
 
-v1::StepPlan MakePlan(const model::ModelConfig& config, const TrainingCase& run,
-                      const std::string& ring, const std::string& layout, int nodes) {
+v1::StepPlan MakePlan(const v1::JobSpec& spec, const model::ModelConfig& config,
+                      const TrainingCase& run, const std::string& ring, const std::string& layout,
+                      int nodes) {
   v1::StepPlan plan;
   plan.set_version(1);
   plan.set_effective_step(1);
   plan.set_layout(v1::ParallelismSpec::STRIPED);
   if (layout == "documents") {
     plan.set_layout(v1::ParallelismSpec::DOCUMENTS);
-    SetWeights(config, static_cast<uint64_t>(run.tokens), &plan);
+    SetWeights(spec, config, &plan);
   }
   plan.set_stripe(128);
   v1::RingShape* shape = plan.mutable_ring();
@@ -285,8 +286,9 @@ v1::StepReport Measure(const Flags& flags, const model::ModelConfig& config,
                        const TrainingCase& run, const std::string& ring, const std::string& layout,
                        const TokenFolder& folder) {
   const int threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / run.gpus);
-  FakeAgent agent(folder.path() + "/agent.sock", MakeSpec(flags, run, folder),
-                  MakePlan(config, run, ring, layout, flags.nodes), run.gpus, threads);
+  const v1::JobSpec spec = MakeSpec(flags, run, folder);
+  FakeAgent agent(folder.path() + "/agent.sock", spec,
+                  MakePlan(spec, config, run, ring, layout, flags.nodes), run.gpus, threads);
   agent.Spawn(flags.trainer, folder.path(), flags.nodes);
   const size_t wanted = flags.steps + 1;
   std::vector<v1::StepReport> steps;

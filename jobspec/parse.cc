@@ -246,6 +246,7 @@ void DropMisfits(const std::vector<std::string>& overrides, v1::JobSpec* spec) {
   const bool decides = paths.contains("attention.pattern") || paths.contains("attention.select") ||
                        paths.contains("attention.density") || paths.contains("data.batching") ||
                        paths.contains("parallelism.layout") ||
+                       paths.contains("training.precision") ||
                        paths.contains("training.schedule") || paths.contains("resources.engine");
   if (!decides) return;
   v1::JobSpec effective = *spec;

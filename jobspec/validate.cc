@@ -272,6 +272,15 @@ void CheckTraining(const v1::JobSpec& spec, Mistakes* mistakes) {
     refuse("training.warmup_steps", training.warmup_steps(), " is more than training.steps (",
            training.steps(), ")");
   }
+  if (training.precision() != v1::TrainingSpec::BFLOAT16) {
+    const uint64_t last =
+        training.fp8_last_step() != 0 ? training.fp8_last_step() : training.steps();
+    if (training.fp8_first_step() > std::min(last, training.steps())) {
+      refuse("training.fp8_first_step", training.fp8_first_step(),
+             " is after the last step in FP8 (", std::min(last, training.steps()),
+             "), so that no step would be; set training.precision: bfloat16");
+    }
+  }
   if (training.min_learning_rate() > training.learning_rate()) {
     refuse("training.min_learning_rate", FormatNumber(training.min_learning_rate()),
            " is more than training.learning_rate (", FormatNumber(training.learning_rate()), ")");

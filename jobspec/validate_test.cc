@@ -65,6 +65,16 @@ TEST(ValidateTest, RangesNameFieldValueAndLimits) {
   EXPECT_THAT(Complaint({"training.global_batch=3", "parallelism.data=2", "parallelism.context=2"}),
               HasSubstr("training.global_batch: 3 does not divide by parallelism.data (2)"));
   EXPECT_THAT(Complaint({"training.warmup_steps=41"}), HasSubstr("more than training.steps (40)"));
+  EXPECT_THAT(Complaint({"training.precision=fp8", "training.fp8_first_step=41"}),
+              HasSubstr("after the last step in FP8 (40)"));
+  EXPECT_THAT(Complaint({"training.precision=fp8", "training.fp8_first_step=9",
+                         "training.fp8_last_step=8"}),
+              HasSubstr("after the last step in FP8 (8)"));
+  EXPECT_EQ(Complaint({"training.precision=fp8", "training.fp8_first_step=8",
+                       "training.fp8_last_step=8"}),
+            "");
+  EXPECT_THAT(Complaint({"training.fp8_last_step=8"}),
+              HasSubstr("only fits training.precision other than bfloat16"));
   EXPECT_THAT(Complaint({"model.config="}), HasSubstr("model.config: required"));
   EXPECT_THAT(Complaint({"model.init=/m"}), HasSubstr("remove one of the two"));
 }

@@ -45,7 +45,7 @@ absl::StatusOr<DocumentLayout> DocumentLayout::Sort(int64_t tokens, std::span<co
                           i, firsts[i], end, holders[i].value_or(-1), ranks));
     }
     (holders[i].has_value() ? layout.whole_[*holders[i]] : layout.spread_)
-        .push_back({.first = firsts[i], .tokens = end - firsts[i]});
+        .push_back({.number = i, .first = firsts[i], .tokens = end - firsts[i]});
   }
   return layout;
 }
@@ -59,6 +59,9 @@ absl::StatusOr<DocumentLayout> DocumentLayout::Create(int64_t tokens,
         "documents: %d tokens do not divide by ranks × stripe = %d × %d", tokens, ranks, stripe));
   }
   ASSIGN_OR_RETURN(DocumentLayout layout, Sort(tokens, firsts, holders, ranks, stripe));
+  if (layout.spread_.size() < firsts.size()) {
+    std::ranges::stable_sort(layout.spread_, std::greater(), &Document::tokens);
+  }
   layout.local_tokens_ = tokens / ranks;
   for (int rank = 0; rank < ranks; ++rank) {
     layout.spread_tokens_.push_back(layout.local_tokens() - Sum(layout.WholeLengths(rank)));
@@ -120,6 +123,23 @@ void DocumentLayout::VisitStripes(Visit visit) const {
   }
 }
 
+void DocumentLayout::VisitSpread(
+    absl::FunctionRef<void(int, size_t, int64_t, int64_t)> visit) const {
+  auto document = spread_.begin();
+  int64_t read = 0;  // of the document
+  VisitStripes([&](int rank, int64_t /*place*/, int64_t count) {
+    while (count > 0) {
+      const int64_t run = std::min(count, document->tokens - read);
+      visit(rank, document->number, document->first + read, run);
+      count -= run;
+      read += run;
+      if (read < document->tokens) continue;
+      ++document;
+      read = 0;
+    }
+  });
+}
+
 int64_t DocumentLayout::ring_tokens() const {
   const int64_t largest = *std::ranges::max_element(spread_tokens_);
   return (largest + stripe_ - 1) / stripe_ * stripe_ * ranks_;
@@ -128,15 +148,9 @@ int64_t DocumentLayout::ring_tokens() const {
 std::vector<int64_t> DocumentLayout::Positions(int rank) const {
   std::vector<int64_t> positions;
   positions.reserve(local_tokens());
-  auto document = spread_.begin();
-  int64_t read = 0;  // of the document
-  VisitStripes([&](int holder, int64_t /*place*/, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) {
-      if (holder == rank) positions.push_back(document->first + read);
-      if (++read < document->tokens) continue;
-      ++document;
-      read = 0;
-    }
+  VisitSpread([&](int holder, size_t /*document*/, int64_t first, int64_t count) {
+    if (holder != rank) return;
+    for (int64_t i = 0; i < count; ++i) positions.push_back(first + i);
   });
   for (const Document& whole : whole_[rank]) {
     for (int64_t i = 0; i < whole.tokens; ++i) positions.push_back(whole.first + i);

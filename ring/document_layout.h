@@ -3,11 +3,11 @@
 // says which (balance/document_dealing.h chooses).
 //
 // A rank's tokens are, in its local order, those of the spread documents, then its whole ones. The
-// spread documents, one after the other, are dealt in stripes; where whole documents leave some
-// ranks more room than others, those go on getting stripes when the others are full. Their stripes
-// are numbered as if all ranks had got as many (ShardLayout's kStriped of ring_tokens() tokens):
-// places that nobody holds are passed over, so places keep the order of tokens, but not their
-// distances.
+// spread documents, the longest first, are dealt in stripes; where whole documents leave some ranks
+// more room than others, those go on getting stripes when the others are full: of the shortest, of
+// which no token sees much. Their stripes are numbered as if all ranks had got as many
+// (ShardLayout's kStriped of ring_tokens() tokens): places that nobody holds are passed over, so
+// places keep the order of a document's tokens, but not their distances.
 //
 // Patterns that go by distances want those. Apart, each spread document is dealt in stripes by
 // itself, the first to rank 0, as if it were a sequence: places are its positions. Then ranks hold
@@ -19,6 +19,7 @@
 #include <span>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 
 namespace ringleader::ring {
@@ -67,6 +68,10 @@ class DocumentLayout {
   std::vector<int64_t> RingFirsts() const;
   // Lengths of the spread documents, in the order in which ranks hold parts of them.
   std::vector<int64_t> SpreadLengths() const;
+  // Calls visit(rank, document, first, count) for all tokens of spread documents, as ranks hold
+  // them, by runs of a stripe or less: `rank` holds `count` tokens from position `first` of the
+  // sequence on, of its document number `document`.
+  void VisitSpread(absl::FunctionRef<void(int, size_t, int64_t, int64_t)> visit) const;
   // Which of the rank's tokens after those a document starts with: their numbers, ascending from 0.
   std::vector<int64_t> WholeFirsts(int rank) const;
   // Lengths of the rank's whole documents, in their local order; apart, the longest first.
@@ -77,6 +82,7 @@ class DocumentLayout {
 
  private:
   struct Document {
+    size_t number = 0;  // in the sequence
     int64_t first = 0, tokens = 0;
   };
 
@@ -94,7 +100,7 @@ class DocumentLayout {
   int stripe_ = 1;
   bool is_apart_ = false;
   int64_t local_tokens_ = 0;
-  std::vector<Document> spread_;              // in the order of the sequence
+  std::vector<Document> spread_;              // in the order in which they are dealt
   std::vector<std::vector<Document>> whole_;  // [rank], in their local order
   std::vector<int64_t> spread_tokens_;        // [rank]
 };

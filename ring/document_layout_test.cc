@@ -56,6 +56,19 @@ Problem RandomProblem(std::mt19937& random) {
   return problem;
 }
 
+// The spread documents, the longest first unless all are spread.
+std::vector<size_t> SpreadOf(const Problem& problem) {
+  std::vector<size_t> spread;
+  for (size_t i = 0; i < problem.holders.size(); ++i) {
+    if (!problem.holders[i].has_value()) spread.push_back(i);
+  }
+  if (spread.size() == problem.holders.size()) return spread;
+  std::ranges::stable_sort(spread, std::greater(), [&](size_t document) {
+    return problem.End(document) - problem.firsts[document];
+  });
+  return spread;
+}
+
 // What the ring knows of the spread documents: their tokens in the order of the places that ranks
 // hold, and the places with which they start.
 void CheckRing(const Problem& problem, const DocumentLayout& layout) {
@@ -75,8 +88,7 @@ void CheckRing(const Problem& problem, const DocumentLayout& layout) {
   const std::vector<int64_t> firsts = layout.RingFirsts();
   auto first = firsts.begin();
   auto at = position_at.begin();
-  for (size_t i = 0; i < problem.firsts.size(); ++i) {
-    if (problem.holders[i].has_value()) continue;
+  for (const size_t i : SpreadOf(problem)) {
     ASSERT_NE(first, firsts.end());
     EXPECT_EQ(*first++, at->first);
     for (int64_t position = problem.firsts[i]; position < problem.End(i); ++position, ++at) {
@@ -86,6 +98,23 @@ void CheckRing(const Problem& problem, const DocumentLayout& layout) {
   }
   EXPECT_EQ(first, firsts.end());
   EXPECT_EQ(at, position_at.end());
+}
+
+// Runs of spread documents are of one document, and what each rank holds of them.
+void CheckVisits(const Problem& problem, const DocumentLayout& layout) {
+  std::vector<std::vector<int64_t>> visited(problem.ranks);
+  layout.VisitSpread([&](int rank, size_t document, int64_t first, int64_t count) {
+    EXPECT_FALSE(problem.holders[document].has_value());
+    EXPECT_GE(first, problem.firsts[document]);
+    EXPECT_LE(first + count, problem.End(document));
+    EXPECT_LE(count, problem.stripe);
+    for (int64_t i = 0; i < count; ++i) visited[rank].push_back(first + i);
+  });
+  for (int rank = 0; rank < problem.ranks; ++rank) {
+    std::vector<int64_t> positions = layout.Positions(rank);
+    positions.resize(layout.spread_tokens()[rank]);
+    EXPECT_EQ(visited[rank], positions);
+  }
 }
 
 TEST(DocumentLayoutTest, EveryTokenLiesOnceWhereItsDocumentLies) {
@@ -117,6 +146,7 @@ TEST(DocumentLayoutTest, EveryTokenLiesOnceWhereItsDocumentLies) {
     }
     EXPECT_EQ(static_cast<int64_t>(seen.size()), problem.tokens);
     CheckRing(problem, *layout);
+    CheckVisits(problem, *layout);
   }
 }
 

@@ -33,6 +33,7 @@ constexpr When kBlockCausal = {"attention.mask", "block_causal"};
 constexpr When kNotCausal = {"attention.mask", "causal", /*is_not=*/true};
 constexpr When kNotPrefixLm = {"attention.mask", "prefix_lm", /*is_not=*/true};
 constexpr When kCuda = {"resources.engine", "cuda"};
+constexpr When kFp8 = {"training.precision", "bfloat16", /*is_not=*/true};
 
 // clang-format off
 constexpr Field kFieldsBeforePatterns[] = {
@@ -210,6 +211,11 @@ constexpr Field kFieldsAfterPatterns[] = {
      "([precision.md](precision.md)). `fp8_all_layers`: in those two as well, a little faster; a "
      "model that is trained from nothing learns less so. Widths of the model must be multiples of "
      "16. CPUs compute it too, slower than without."},
+    {"training.fp8_first_step", Need::kDefault, "1", {1, kMaxSteps}, kFp8,
+     "The first step whose products read e4m3; those before read the model's type. What is learned "
+     "first suffers most from rounding ([precision.md](precision.md))."},
+    {"training.fp8_last_step", Need::kDefault, "0", {0, kMaxSteps}, kFp8,
+     "The last one, so that training ends in the model's type; 0: `training.steps`."},
 
     {"checkpoint.directory", Need::kRequired, "", {}, kAlways,
      "Folder for checkpoints and the exported model, reachable from every node.", true},

@@ -13,7 +13,7 @@ constexpr char kPreamble[] = R"(# The job file
 `ringctl submit job.yaml` sends one job. The file is YAML; every field is in the tables below, with
 its default and its limits. Unknown fields are errors. Relative paths are taken from the job file's
 folder. `--set path=value` overrides a field (`--set training.steps=100`), and `--set path=` puts
-it back to its default; one that changes the pattern, select, density, batching, layout, schedule or
+it back to its default; one that changes the pattern, select, density, batching, layout, precision, schedule or
 engine drops the file's fields that no longer fit. `ringctl validate job.yaml` says all that is wrong, or shows the
 file with every default, with what `auto` becomes as comments and what the planner makes of it, and asks no coordinator;
 `ringctl submit job.yaml --dry-run` does the same and asks one that answers.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -146,6 +147,9 @@ struct TrainingJob {
   uint32_t max_skipped_steps = 0;
   bool deterministic = false;  // the same bits in every run, on GPUs too
   model::Precision precision = model::Precision::kModelType;
+  // Of a precision that casts: the steps whose products read casts; the others read the model's
+  // type.
+  uint64_t first_cast_step = 1, last_cast_step = std::numeric_limits<uint64_t>::max();
 
   std::string checkpoint_directory;
   uint64_t checkpoint_every_steps = 0;  // 0: only at the end

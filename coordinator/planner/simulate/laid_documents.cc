@@ -123,6 +123,15 @@ absl::StatusOr<LaidDocuments> LayByDocuments(std::vector<int64_t> tokens,
                      ring::DocumentLayout::Create(all, firsts, documents.holders, ranks,
                                                   static_cast<int>(stripe)));
     documents.spread_tokens.assign(layout.spread_tokens().begin(), layout.spread_tokens().end());
+    documents.spread_pairs.assign(ranks, 0);
+    double all_pairs = 0;
+    layout.VisitSpread([&](int rank, size_t document, int64_t first, int64_t count) {
+      const int64_t before = first - firsts[document];
+      const double pairs = static_cast<double>(count) * static_cast<double>(2 * before + count) / 2;
+      documents.spread_pairs[rank] += pairs;
+      all_pairs += pairs;
+    });
+    for (double& share : documents.spread_pairs) share /= all_pairs;
     documents.ring_tokens = layout.ring_tokens();
     documents.ring_firsts = layout.RingFirsts();
     documents.is_uneven = true;
@@ -176,12 +185,9 @@ ring::TileLoads LaidDocuments::Loads(const patterns::AttentionOptions& attention
     spread_tiles += tiles;
   }
   if (are_apart) return loads;
-  // Ranks that hold more of them do more.
-  const auto all =
-      static_cast<double>(std::accumulate(spread_tokens.begin(), spread_tokens.end(), int64_t{0}));
-  for (int rank = 0; rank < ranks && all > 0; ++rank) {
-    const double share = static_cast<double>(spread_tokens[rank]) / all;
-    loads.AddRing(rank, rank, spread_tiles * (share - 1.0 / ranks));
+  // Ranks that hold more of them, or later parts, do more.
+  for (int rank = 0; rank < std::ssize(spread_pairs); ++rank) {
+    loads.AddRing(rank, rank, spread_tiles * (spread_pairs[rank] - 1.0 / ranks));
   }
   return loads;
 }

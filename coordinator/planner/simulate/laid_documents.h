@@ -19,6 +19,8 @@ struct LaidDocuments {
   std::vector<std::optional<int>> holders = {};  // nullopt: spread over all ranks
   double imbalance = 1;                          // of predicted times
   std::vector<int64_t> spread_tokens = {};       // [rank]: of spread documents
+  // [rank], where is_uneven: what share of the pairs in spread documents its queries have.
+  std::vector<double> spread_pairs = {};
   // What a rank passes on in a hop: the keys of so many tokens.
   int64_t travelling_tokens = 0;
   // Where what is seen is chosen for each document by itself (patterns::AreApart), each spread one

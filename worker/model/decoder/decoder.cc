@@ -83,7 +83,8 @@ class Decoder::Pass {
  private:
   int Layers() const { return static_cast<int>(config_.layers); }
   bool ReadsCasts(int layer) const {
-    return CastLayersOf(config_.layers, decoder_.options_.precision).contains(layer);
+    return decoder_.reads_casts_ &&
+           CastLayersOf(config_.layers, decoder_.options_.precision).contains(layer);
   }
   // In which a layer, or the embedding below them all, takes the gradient of what it puts out.
   Form GradientForm(int layer) const { return ReadsCasts(layer) ? Form::kBoth : Form::kValues; }

@@ -51,6 +51,10 @@ class Decoder {
   const ModelConfig& config() const { return config_; }
   const ParameterLayout& layout() const { return layout_; }
 
+  // Whether the next passes' products read casts, where options.precision has any; they do unless
+  // told otherwise. A forward and its backward are one pass.
+  void SetReadsCasts(bool reads_casts) { reads_casts_ = reads_casts; }
+
   // The summed cross entropy of the labelled tokens, an fp64 scalar on the device. Adds its
   // gradient to the store's buffers, so micro-batches add up. On the CPU, tokens and labels outside
   // the vocabulary are c10::Errors.
@@ -71,6 +75,7 @@ class Decoder {
   ParameterStore& store_;
   DecoderOptions options_;
   WeightCasts weight_casts_;
+  bool reads_casts_ = true;
 };
 
 }  // namespace ringleader::model

@@ -84,6 +84,7 @@ absl::Status StepEngine::SetUp(Host& host) {
                                                                 config, element, plan.recompute)));
   }
   decoder_ = std::make_unique<model::Decoder>(config, device_->token_ops(), *optimizer_, options);
+  SetPrecisionOf(/*step=*/1);  // an evaluation precedes it
   return absl::OkStatus();
 }
 
@@ -164,8 +165,13 @@ std::vector<std::pair<std::string, std::string>> StepEngine::Settings() const {
 std::string StepEngine::DescribePrecision() const {
   const model::CastLayers cast = model::CastLayersOf(config().layers, job_.precision);
   if (cast.count() == 0) return "the model's type";
-  return absl::StrFormat("fp8 (e4m3) in %d of %d layers, casts of %d of them held", cast.count(),
-                         config().layers, memory_plan_.held_casts);
+  std::string steps;
+  if (job_.first_cast_step > 1 || job_.last_cast_step < job_.steps) {
+    steps = absl::StrFormat(" of steps %d to %d", job_.first_cast_step,
+                            std::min(job_.last_cast_step, job_.steps));
+  }
+  return absl::StrFormat("fp8 (e4m3) in %d of %d layers%s, casts of %d of them held", cast.count(),
+                         config().layers, steps, memory_plan_.held_casts);
 }
 
 absl::Status StepEngine::SetDocuments(const data::LocalSequence& sequence) {
@@ -186,8 +192,13 @@ model::TokenBatch StepEngine::Batch(const data::LocalSequence& sequence) const {
           .sequence_length = sequence.rotary_length};
 }
 
+void StepEngine::SetPrecisionOf(uint64_t step) {
+  decoder_->SetReadsCasts(job_.first_cast_step <= step && step <= job_.last_cast_step);
+}
+
 void StepEngine::BeginStep(uint64_t step) {
   const torch::NoGradGuard no_grad;
+  SetPrecisionOf(step);
   device_->attention().SetStep(step);
   device_->Begin(EngineDevice::Interval::kModel);
   optimizer_->ZeroGradients();

@@ -136,6 +136,8 @@ class StepEngine {
   absl::StatusOr<std::vector<float>> StartWeights(const model::ModelConfig& config,
                                                   const model::ParameterLayout& layout) const;
   std::string DescribePrecision() const;
+  // Evaluations after the step read what it read.
+  void SetPrecisionOf(uint64_t step);
   absl::Status SetDocuments(const data::LocalSequence& sequence);
   model::TokenBatch Batch(const data::LocalSequence& sequence) const;
   // Of the longest micro-batch, as memory is planned for it.

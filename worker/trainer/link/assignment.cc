@@ -110,6 +110,8 @@ absl::Status ReadTraining(const v1::TrainingSpec& training, TrainingJob& job) {
                                                         "training.eval_attention"));
   job.max_skipped_steps = training.max_skipped_steps();
   ASSIGN_OR_RETURN(job.precision, jobspec::PrecisionOf(training));
+  if (training.fp8_first_step() != 0) job.first_cast_step = training.fp8_first_step();
+  if (training.fp8_last_step() != 0) job.last_cast_step = training.fp8_last_step();
   job.attention.deterministic = job.deterministic = training.deterministic();
   return absl::OkStatus();
 }

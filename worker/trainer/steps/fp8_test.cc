@@ -80,6 +80,34 @@ TEST_F(Fp8TrainingTest, ResumesToTheLastBit) {
   EXPECT_EQ(Train(job), std::vector<double>(undisturbed.begin() + 3, undisturbed.end()));
 }
 
+// Steps before the first and after the last read the model's type, whoever trains them.
+TEST_F(Fp8TrainingTest, OnlyTheStepsThatAreToReadCastsDo) {
+  TrainingJob plain = Job();
+  plain.precision = model::Precision::kModelType;
+  const std::vector<double> fp32 = Train(plain), fp8 = Train(Job());
+  ASSERT_EQ(fp32.size(), 6);
+  TrainingJob late = Job();
+  late.first_cast_step = 4;
+  const std::vector<double> from_four = Train(late);
+  for (size_t i = 0; i < fp32.size(); ++i) {
+    EXPECT_EQ(from_four[i] == fp32[i], i < 3) << "step " << i + 1;
+  }
+  TrainingJob early = Job();
+  early.last_cast_step = 2;
+  const std::vector<double> to_two = Train(early);
+  EXPECT_EQ(to_two[0], fp8[0]);
+  EXPECT_EQ(to_two[1], fp8[1]);
+  EXPECT_NE(to_two[2], fp8[2]);
+  // An attempt that goes on in between knows which step it is.
+  TrainingJob resumed = Job();
+  resumed.first_cast_step = 2;
+  resumed.last_cast_step = 4;
+  const std::vector<double> undisturbed = Train(resumed);
+  resumed.checkpoint_directory = directory_.File("resumed");
+  Train(resumed, Outcome::kStopped, 3);
+  EXPECT_EQ(Train(resumed), std::vector<double>(undisturbed.begin() + 3, undisturbed.end()));
+}
+
 // A checkpoint holds fp32 master weights either way.
 TEST_F(Fp8TrainingTest, CheckpointsGoFromEachPrecisionToTheOther) {
   const std::vector<double> undisturbed = Train(Job());
