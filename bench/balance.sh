@@ -11,33 +11,41 @@
 #   bench/balance.sh --plan [...]             what `ringctl plan` says of a step against the step, on one GPU, in 24 cases: three
 #                                             lengths of each pattern, density, documents, recomputation and precision, of the
 #                                             same small model; what it reads of the machine is its latency table, no step
-#   bench/balance.sh --cpus [--plan | --one-gpu] ...
+#   bench/balance.sh --plan --gpus [...]      the same of two ranks, through the whole service on two GPUs of this machine: three
+#                                             lengths of each layout, ring, pattern, density and documents
+#   bench/balance.sh --live [--sockets] [...] a dense job of two GPUs whose documents grow from 4K tokens to 128K in mid-run: live
+#                                             plans against the best fixed plan of each half, with the same small model;
+#                                             --sockets: two workers that NCCL takes for machines of their own
+#   bench/balance.sh --cpus [--plan [--gpus] | --one-gpu | --live] ...
 #                                             the same on CPU ranks and short samples, to try the script: prints rows and writes
 #                                             none
 #
 # --plan --dir FOLDER --again predicts anew what a call measured with that --dir. Rows that other calls measured stay; a row of docs/balance.md that nobody measured says so. --config: the model
-# (default: bench/models/bytes-100m.json, of --plan and --one-gpu qwen2.5-3b.json); --steps: of a job (of --plan 6), a third of
-# them warm up; of --one-gpu those that count (12).
+# (default: bench/models/bytes-100m.json, of --plan, --one-gpu and --live qwen2.5-3b.json); --steps: of a job (of --plan 6), a third
+# of them warm up; of --one-gpu those that count (12); of --live those with long documents (56), after three times as many with
+# short ones.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 if [[ -f $root/CMakeLists.txt ]]; then bin=$root/build/bin; else bin=$root/bin; fi
-gpus='' plan='' one='' again='' engine=cuda divide=1 sequence=65536 config='' steps='' run=''
+gpus='' plan='' one='' live='' pair='' sockets='' again='' engine=cuda divide=1 sequence=65536 config='' steps='' run=''
 while (($#)); do
   case $1 in
-    --gpus) gpus=1; shift; continue ;;
+    --gpus) gpus=1 pair=1; shift; continue ;;
     --plan) gpus=1 plan=1; shift; continue ;;
     --one-gpu) gpus=1 one=1; shift; continue ;;
+    --live) gpus=1 live=1; shift; continue ;;
+    --sockets) sockets=1; shift; continue ;;
     --again) again=1; shift; continue ;;
     --cpus) gpus=1 engine=cpu divide=64 sequence=1024; shift; continue ;;
     --config) config=$2 ;;
     --steps) steps=$2 ;;
     --dir) run=$2 ;;
-    -h | --help) sed -n '2,23p' "$0" | sed 's/^# \{0,1\}//'; exit ;;
+    -h | --help) sed -n '2,26p' "$0" | sed 's/^# \{0,1\}//'; exit ;;
     *) echo "balance: unknown option $1 (see --help)" >&2; exit 2 ;;
   esac
   shift 2
 done
-if [[ ! $steps ]]; then if [[ $plan ]]; then steps=6; else steps=12; fi; fi
+if [[ ! $steps ]]; then if [[ $plan ]]; then steps=6; elif [[ $live ]]; then steps=56; else steps=12; fi; fi
 
 if [[ ! $gpus ]]; then
   "$bin/dealing_bench" | python3 "$root/bench/balance_rows.py" dealing
@@ -111,7 +119,7 @@ with open(sys.argv[2], "w") as out:
 }
 
 # Prints the rows of what was measured, or writes them.
-rows() {  # gpus | one | plan
+rows() {  # gpus | one | plan | pair-plan | live | sockets-live
   local hardware="CPU ranks, short samples" rows=("$1")
   if [[ $engine == cpu ]]; then
     rows=(print "$1")
@@ -122,16 +130,22 @@ rows() {  # gpus | one | plan
   echo "balance: $SECONDS s" >&2
 }
 
-# Documents of one length, so that every sequence holds the same ones.
-pack_even() {  # NAME TOKENS COUNT
+# Documents of the lengths that are read, a token a byte and one that ends each.
+pack_lengths() {  # NAME
   mkdir -p "$run/text-$1"
   python3 -c '
 import pathlib, random, sys
-folder, tokens, count = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-for number in range(count):  # a token a byte, and one that ends the document
-    text = "".join(random.Random(number).choices("abcdefgh ", k=tokens - 1))
-    (folder / f"{number:04}.txt").write_text(text)' "$run/text-$1" "$2" "$3"
+for number, tokens in enumerate(map(int, sys.stdin)):
+    text = "".join(random.Random(number).choices("abcdefgh ", k=min(tokens, 4096)))  # what follows repeats it
+    text = (text * (tokens // len(text) + 1))[:tokens - 1]
+    (pathlib.Path(sys.argv[1]) / f"{number:05}.txt").write_text(text)' "$run/text-$1"
   "$bin/ringctl" data pack --input "$run/text-$1" --output "$run/$1" --eval-share 0 >/dev/null
+}
+
+# Documents of one length, so that every sequence holds the same ones.
+pack_even() {  # NAME TOKENS COUNT
+  # shellcheck disable=SC2046
+  printf "$2%.0s\n" $(seq "$3") | pack_lengths "$1"
 }
 
 # The 3B's shape with an eighteenth of its layers and of its vocabulary: what attention, linear layers and the head take
@@ -145,19 +159,18 @@ config["vocab_size"] = max(512, -(-config["vocab_size"] // 18 // 128) * 128)
 print(json.dumps(config))' "${config:-$root/bench/models/qwen2.5-3b.json}" >"$run/config.json"
 }
 
-# Writes a job of one trainer, and what it is for people.
-plan_job() {  # NAME TOKENS CASE DATA LAYOUT ATTENTION TRAINING RECOMPUTE
+# Writes a job of packed sequences, one a step.
+packed_job() {  # NAME TRAINERS TOKENS DATA ATTENTION PARALLELISM [TRAINING RECOMPUTE]
   cat >"$run/$1.yaml" <<END
 name: $1
 model: {config: ./config.json, init: random}
-data: {$4, sequence_length: $2}
-attention: {$6}
-parallelism: {layout: $5, replan: never}
-training: {steps: 1000, global_batch: 1, learning_rate: 3e-4, seed: 1$7}
-checkpoint: {directory: ./$1, every_steps: 1000}
-resources: {trainers: 1, engine: $engine, recompute: $8}
+data: {$4, sequence_length: $3}
+attention: {$5}
+parallelism: {$6}
+training: {steps: 1000, global_batch: 1, learning_rate: 3e-4, seed: 1${7:-}}
+checkpoint: {directory: ./$1, every_steps: 0}
+resources: {trainers: $2, engine: $engine, recompute: ${8:-auto}}
 END
-  echo "$2 tokens, $3" >"$run/$1.case"
 }
 
 measure_cases() {
@@ -173,7 +186,8 @@ measure_cases() {
       number=$((number + 1))
       data='train: ./LongAlign-like/train, document_mask: false' layout=auto
       [[ ! $documents ]] || { data='train: ./eighths/train' layout=striped; }
-      plan_job "$name" "$tokens" "$what" "$data" "$layout" "$attention" "$training" "$recompute"
+      packed_job "$name" 1 "$tokens" "$data" "$attention" "layout: $layout, replan: never" "$training" "$recompute"
+      echo "$tokens tokens, $what" >"$run/$name.case"
       [[ ! $documents ]] || echo "$((sequence / 8))" >"$run/$name.documents"
       case $training$recompute in  # a call of jobs_bench has one model
         auto) auto+=("$run/$name.yaml") ;;
@@ -184,7 +198,7 @@ measure_cases() {
 dense, documents of $((sequence / 8)) tokens|apart|pattern: dense||auto
 dense||pattern: dense||auto
 dense, layers computed again||pattern: dense||full
-dense, fp8||pattern: dense|, precision: fp8|auto
+dense, fp8 in all layers||pattern: dense|, precision: fp8_all_layers|auto
 vertical-slash at 5 %||$slash 0.05||auto
 vertical-slash at 20 %||$slash 0.2||auto
 vertical-slash at 5 %, layers computed again||$slash 0.05||full
@@ -194,6 +208,39 @@ END
   "$bin/jobs_bench" --steps "$steps" --measured "$run/measured.json" "${auto[@]}"
   "$bin/jobs_bench" --steps "$steps" --measured "$run/measured.json" "${full[@]}"
   "$bin/jobs_bench" --steps "$steps" --measured "$run/measured.json" "${fp8[@]}"
+}
+
+# The same of two ranks, each case a job of the service.
+measure_pair_cases() {
+  local tokens name number=0 what documents layout ring attention data
+  shrink_model
+  pack LongAlign-like
+  pack_even eighths $((sequence / 8)) 64
+  start_services --measure-seconds 5
+  local slash='pattern: vertical_slash, select: top_k, density:'
+  # As above, the first job of a pattern measures its latency table.
+  for tokens in $((4 * sequence)) $((2 * sequence)) $sequence; do
+    while IFS='|' read -ru 3 what documents layout ring attention; do
+      printf -v name 'plan-%02d' "$number"
+      number=$((number + 1))
+      data='train: ./LongAlign-like/train, document_mask: false'
+      [[ ! $documents ]] || data='train: ./eighths/train'
+      packed_job "$name" 2 "$tokens" "$data" "$attention" "layout: $layout, ring: $ring, replan: never"
+      measure "$name"
+      echo "$tokens tokens, $what, $layout, $ring" >"$run/$name.case"
+      [[ ! $documents ]] || echo "$((sequence / 8))" >"$run/$name.documents"
+    done 3<<END
+dense, documents of $((sequence / 8)) tokens|apart|documents|flat|pattern: dense
+dense, documents of $((sequence / 8)) tokens|apart|striped|flat|pattern: dense
+dense||striped|flat|pattern: dense
+dense||zigzag|flat|pattern: dense
+dense||striped|all_gather|pattern: dense
+vertical-slash at 5 %||striped|flat|$slash 0.05
+vertical-slash at 20 %||zigzag|all_gather|$slash 0.2
+key groups at 10 %||striped|flat|pattern: key_groups, density: 0.1
+END
+  done
+  "$bin/ringctl" latency -o json >"$run/measured.json"
 }
 
 # What `ringctl plan` says of each case.
@@ -233,6 +280,63 @@ learn() {
   done
 }
 
+# Coordinator and workers of two trainers: of one machine or, by --sockets, of what NCCL takes for two.
+start_services() {  # [FLAG...] of the coordinator
+  local host
+  start_coordinator "$@"
+  if [[ ! $sockets ]]; then
+    start_worker balance --trainers 2
+    await_nodes 1
+    return
+  fi
+  export NCCL_IB_DISABLE=1
+  for host in 0 1; do
+    NCCL_HOSTID=host-$host CUDA_VISIBLE_DEVICES=$host start_worker "balance-$host" --trainers 1
+  done
+  await_nodes 2
+}
+
+# Sequences of documents of a thirty-second of their length, which come first, and of one document. Sequences of an epoch
+# are shuffled by the seed, so each is put where its step finds it, as worker/data/loader.cc says; what steps report of
+# their documents is compared.
+pack_growing() {  # NAME TOKENS SHORT LONG
+  python3 -c '
+import sys
+tokens, short, long = map(int, sys.argv[1:])
+count, seed, epoch, low = short + long, 1, 0, 2**64 - 1
+def mix(x):
+    x = x + 0x9e3779b97f4a7c15 & low
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9 & low
+    x = (x ^ x >> 27) * 0x94d049bb133111eb & low
+    return x ^ x >> 31
+def place(step):
+    half, key = 1, mix(seed) ^ mix(~epoch & low)
+    while 1 << 2 * half < count:
+        half += 1
+    mask, i = (1 << half) - 1, step
+    while True:
+        left, right = i >> half, i & mask
+        for part in range(4):
+            left, right = right, left ^ mix(key ^ mix(right + (part << 60))) & mask
+        i = left << half | right
+        if i < count:
+            return i
+early = {place(step) for step in range(short)}
+for sequence in range(count):
+    parts = 32 if sequence in early else 1
+    for _ in range(parts):
+        print(tokens // parts)
+print(2)  # the label of the last token is the one behind it' "$2" "$3" "$4" | pack_lengths "$1"
+}
+
+# A job whose documents grow, and what became of its plan.
+grow() {  # NAME DATA STEPS PARALLELISM
+  local steps=$3
+  packed_job "$1" 2 $((131072 / divide)) "train: ./$2/train" 'pattern: dense' "$4"
+  measure "$1"
+  "$bin/ringctl" get "$1" -o json >"$run/$1.job"
+}
+
 if [[ $one ]]; then
   shrink_model
   play_groups prolong ProLong-like 262144 16 'pattern: dense' in_order,by_cost
@@ -246,14 +350,31 @@ if [[ $one ]]; then
   exit
 fi
 if [[ $plan ]]; then
-  [[ $again ]] || measure_cases
+  cases=measure_cases
+  [[ ! $pair ]] || cases=measure_pair_cases
+  [[ $again ]] || $cases
   predict
-  rows plan
+  rows "${pair:+pair-}plan"
   exit
 fi
-start_coordinator
-start_worker balance --trainers 2
-await_nodes 1
+if [[ $live ]]; then
+  shrink_model
+  few=$((steps / 5))  # fixed plans want no time to settle: a third of these warm up in each half
+  # Short documents until a change is looked for, announced five seconds ahead, in force and settled.
+  pack_growing growing $((131072 / divide)) $((3 * steps)) "$steps"
+  pack_growing grown $((131072 / divide)) "$few" "$few"
+  start_services --measure-seconds 5
+  replan=auto
+  [[ $engine == cuda ]] || replan=always
+  grow live growing $((4 * steps)) "replan: $replan"
+  for layout in striped documents zigzag; do
+    grow "fixed-$layout" grown $((2 * few)) "layout: $layout, ring: flat, replan: never"
+  done
+  grow fixed-gathered grown $((2 * few)) 'layout: striped, ring: all_gather, replan: never'
+  rows "${sockets:+sockets-}live"
+  exit
+fi
+start_services
 cp "${config:-$root/bench/models/bytes-100m.json}" "$run/config.json"
 slash='pattern: vertical_slash, vertical_mass: 0.8, slash_mass: 0.8'
 for data in ChatQA2-like LongAlign-like ProLong-like; do

@@ -1,10 +1,11 @@
 """Turns what bench/balance.sh measured into rows of bench/results/figures/balance.json.
 
     ... | balance_rows.py dealing
-    balance_rows.py gpus FOLDER      with the steps of its jobs, NAME.steps
-    balance_rows.py one FOLDER       with the steps of groups_bench, NAME.steps
-    balance_rows.py plan FOLDER      with the steps of its jobs and what was predicted of each, NAME.plan
-    balance_rows.py print gpus|one|plan FOLDER     the same, of jobs that are no measurement: prints the rows alone
+    balance_rows.py gpus FOLDER               with the steps of its jobs, NAME.steps
+    balance_rows.py one FOLDER                with the steps of groups_bench, NAME.steps
+    balance_rows.py plan|pair-plan FOLDER     with the steps of its jobs and what was predicted of each, NAME.plan
+    balance_rows.py live|sockets-live FOLDER  with the steps of its jobs and what became of their plans, NAME.job
+    balance_rows.py print gpus|... FOLDER     the same, of jobs that are no measurement: prints the rows alone
 """
 
 import datetime
@@ -19,6 +20,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FIGURES = ROOT / "bench/results/figures/balance.json"
 GPUS = "bench/balance.sh --gpus"
+LIVE = "documents that grow from 4K to 128K{}: live plans against the best fixed plan of each half"
 
 # What docs/balance.md asks for and nobody has measured; a call that measures one replaces it.
 UNMEASURED = [
@@ -35,8 +37,7 @@ UNMEASURED = [
     ("ProLong-like in 256K sequences, two nodes through sockets: documents against stripes", 2.0,
      "bench/document_layout.sh was not run"),
     ("ProLong-like in 256K sequences, NVLink: documents against stripes", 1.03, "bench/document_layout.sh was not run"),
-    ("documents that grow from 4K to 128K: live plans against the best fixed plan of each half", 0.97,
-     "no run on GPUs was made"),
+    (LIVE.format(""), 0.97, "no run on GPUs was made"),
 ]
 
 
@@ -192,7 +193,8 @@ def one_rows(folder):
     ]
 
 
-def plan_rows(folder):
+def plan_rows(folder, name=" on one GPU (length, pattern, density, documents, precision)",
+              command="bench/balance.sh --plan"):
     errors = []
     for plan in sorted(pathlib.Path(folder).glob("*.plan")):
         predicted = json.loads(plan.read_text())["prediction"]["step_seconds"]
@@ -200,12 +202,75 @@ def plan_rows(folder):
         errors.append(abs(predicted / taken - 1))
         case = plan.with_suffix(".case").read_text().strip()
         print(f"{case}: predicted {predicted:.4f} s, took {taken:.4f} s, {predicted / taken - 1:+.1%}", file=sys.stderr)
-    name = f"plan against measured step, {len(errors)} cases on one GPU (length, pattern, density, documents, precision), "
-    at_most = lambda what, value, asked: row(name + what, value, asked, value <= asked, None, "bench/balance.sh --plan")
+    name = f"plan against measured step, {len(errors)} cases{name}, "
+    at_most = lambda what, value, asked: row(name + what, value, asked, value <= asked, None, command)
     return [at_most("median error", statistics.median(errors), 0.03), at_most("worst error", max(errors), 0.08)]
 
 
-ROWS = {"dealing": dealing_rows, "gpus": gpu_rows, "one": one_rows, "plan": plan_rows}
+def pair_plan_rows(folder):
+    return plan_rows(folder, "", "bench/balance.sh --plan --gpus")
+
+
+class Halves:
+    """A job's steps with short documents and, after them, those with one document a sequence."""
+
+    def __init__(self, folder, name):
+        steps = [json.loads(line) for line in (pathlib.Path(folder) / f"{name}.steps").read_text().splitlines()]
+        self.name = name
+        self.attempt = json.loads((pathlib.Path(folder) / f"{name}.job").read_text())["attempts"][-1]
+        longest = [max(int(length["tokens"]) for length in step["documents"]) for step in steps]
+        is_long = [tokens == max(longest) for tokens in longest]
+        if is_long != sorted(is_long) or len(set(is_long)) != 2:
+            sys.exit(f"{name}: short documents do not come first: has the order of the loader changed?")
+        self.halves = [steps[:is_long.index(True)], steps[is_long.index(True):]]
+
+    def seconds(self, half, left_out):
+        """The mean of a half's steps less such a share of them, which come first."""
+        steps = self.halves[half]
+        return statistics.fmean(float(step["step_seconds"]) for step in steps[int(len(steps) * left_out):])
+
+    def changes(self):
+        return [change for change in self.attempt.get("plan_changes", []) if change["state"] == "IN_FORCE"]
+
+    def shapes(self, half):
+        """In which shapes its steps were trained, and how many in each."""
+        starts = [(0, self.attempt["plan"])] + [(int(change["effective_step"]), change) for change in self.changes()]
+        counts = {}
+        for step in self.halves[half]:
+            shape = [shape for start, shape in starts if start <= int(step["step"])][-1]
+            name = f"{shape['layout'].lower()}, {shape['ring']['kind'].lower()}"
+            counts[name] = counts.get(name, 0) + 1
+        return "; ".join(f"{name} ({count} steps)" for name, count in counts.items())
+
+
+def live_rows(folder, where="", command="bench/balance.sh --live"):
+    live = Halves(folder, "live")
+    fixed = [Halves(folder, steps.stem) for steps in sorted(pathlib.Path(folder).glob("fixed-*.steps"))]
+    for change in live.attempt.get("plan_changes", []):
+        print(f"live: plan {change['version']} from step {change['effective_step']}, {change['state']}: "
+              f"{'; '.join(change.get('reasons', []))}", file=sys.stderr)
+    ratios = {}
+    for half, what in enumerate(("short documents", "long documents")):
+        # What is fixed has nothing to settle but the start of a half; what lives has three quarters of it for that.
+        best = min(job.seconds(half, 1 / 3) for job in fixed)
+        for job in fixed:
+            print(f"{job.name}, {what}: {job.seconds(half, 1 / 3):.4f} s a step, {job.shapes(half)}", file=sys.stderr)
+        for way, left_out in (("settled", 3 / 4), ("every step counted", 0)):
+            seconds = live.seconds(half, left_out)
+            ratios.setdefault(way, []).append(best / seconds)
+            print(f"live, {what}, {way}: {seconds:.4f} s a step, {best / seconds:.3f} of the best fixed plan's speed; "
+                  f"{live.shapes(half)}", file=sys.stderr)
+    name, value = LIVE.format(where), min(ratios["settled"])
+    return [row(name, value, 0.97, value >= 0.97, None, command),
+            row(f"{name}, every step counted", min(ratios["every step counted"]), None, None, None, command)]
+
+
+def sockets_live_rows(folder):
+    return live_rows(folder, ", two nodes through sockets", "bench/balance.sh --live --sockets")
+
+
+ROWS = {"dealing": dealing_rows, "gpus": gpu_rows, "one": one_rows, "plan": plan_rows, "pair-plan": pair_plan_rows,
+        "live": live_rows, "sockets-live": sockets_live_rows}
 
 
 def main():

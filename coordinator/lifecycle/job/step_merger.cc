@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <set>
 #include <span>
 
 #include "base/mean.h"
@@ -180,6 +181,7 @@ v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports) {
   merged.clear_group();
   merged.clear_rank_tokens();
   std::map<uint64_t, uint64_t> documents;        // by tokens
+  std::set<uint32_t> counted;                    // groups whose documents these are
   std::map<uint64_t, v1::LengthReport> lengths;  // by tokens
   std::map<uint32_t, LayerSums> layers;
   std::vector<uint64_t> rank_tiles;
@@ -204,8 +206,11 @@ v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports) {
       sum.set_visited_tiles(sum.visited_tiles() + bin.visited_tiles());
       sum.set_causal_tiles(sum.causal_tiles() + bin.causal_tiles());
     }
-    for (const v1::DocumentReport& bin : report.documents()) {
-      documents[bin.tokens()] += bin.count();
+    // All ranks of a group say the same of them.
+    if (!report.documents().empty() && counted.insert(report.group()).second) {
+      for (const v1::DocumentReport& bin : report.documents()) {
+        documents[bin.tokens()] += bin.count();
+      }
     }
     merged.add_rank_paces(PaceOf(report));
     if (report.time().seconds() > merged.time().seconds()) *merged.mutable_time() = report.time();

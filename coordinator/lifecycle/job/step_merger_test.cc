@@ -259,7 +259,7 @@ TEST(MergeStepsTest, FieldByField) {
       R"(step: 3 rank: 1 loss: 2.5 gradient_norm: 1.5 learning_rate: 0.125 tokens: 600 step_seconds: 4
          phases { data: 2 attention_forward: 1 attention_backward: 1 linear: 1 }
          peak_memory_bytes: 30 skipped: true plan_version: 2 time { seconds: 102 }
-         group: 1 group_micro_batches: 5 group_tokens: 400 documents { tokens: 64 count: 3 }
+         group: 1 group_micro_batches: 5 group_tokens: 400 documents { tokens: 64 count: 2 }
          head_bytes: 8 ring_bytes: 1 whole_ring_bytes: 2
          layers { layer: 1 density: 0.5 verticals: 2 slashes: 1 recall: -1
                   tiles_per_ring_step: [2, 2] column_tiles: 4 verticals_at_budget: 0.25
@@ -286,7 +286,7 @@ TEST(MergeStepsTest, FieldByField) {
     overlong_tokens: 70 group_micro_batches: 5 group_tokens: 400
     lengths { tokens: 64 micro_batches: 3 visited_tiles: 11 causal_tiles: 30 }
     lengths { tokens: 128 micro_batches: 1 visited_tiles: 1 causal_tiles: 1 }
-    documents { tokens: 64 count: 5 } documents { tokens: 128 count: 1 }
+    documents { tokens: 64 count: 2 } documents { tokens: 128 count: 1 }
     head_bytes: 8 ring_bytes: 12 whole_ring_bytes: 19
     layers { layer: 1 density: 0.5 verticals: 2 slashes: 2 recall: 0.75 tiles_per_ring_step: [12, 8]
              column_tiles: 12 verticals_at_budget: 0.5 slashes_at_budget: 0.5 balanced: 6
