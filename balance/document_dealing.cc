@@ -11,8 +11,8 @@
 namespace ringleader::balance {
 namespace {
 
-// Predicted times this near to each other are even.
-constexpr double kEven = 1.02;
+// Predicted times this near to each other are even, and nothing is gained by bringing them nearer.
+constexpr double kEven = 1.02, kAlike = 1.002;
 
 class DocumentDealer {
  public:
@@ -24,6 +24,7 @@ class DocumentDealer {
     for (const int64_t length : tokens) {
       microseconds_.push_back(weights.Microseconds(static_cast<uint64_t>(length)));
       attention_.push_back(weights.AttentionMicroseconds(static_cast<uint64_t>(length)));
+      all_microseconds_ += microseconds_.back();
       firsts_.push_back(firsts_.empty() ? 0 : firsts_.back() + tokens_[firsts_.size() - 1]);
     }
     std::iota(by_length_.begin(), by_length_.end(), 0);
@@ -65,10 +66,10 @@ class DocumentDealer {
   // are placed as if a token of spread ones took as long on every rank; how far ranks are off that
   // then counts when they are placed again.
   DocumentDealing SpreadLongest(size_t spread, int64_t room, int64_t stripe) const {
-    constexpr int kRounds = 4;
+    constexpr int kRounds = 6;
     DocumentDealing best = {.holders = {}, .imbalance = std::numeric_limits<double>::infinity()};
     std::vector<double> ahead(ranks_, 0);  // how much more a rank takes than placing takes it for
-    for (int round = 0; round < kRounds && best.imbalance > kEven; ++round) {
+    for (int round = 0; round < kRounds && best.imbalance > kAlike; ++round) {
       std::vector<double> load = ahead;
       DocumentDealing dealing = PlaceWhole(spread, room, load);
       const std::vector<double> times = Times(dealing.holders, stripe);
@@ -121,7 +122,75 @@ class DocumentDealer {
       load[best] += time;
       held[best] += tokens_[document];
     }
+    std::vector<std::vector<Placed>> placed(ranks_);
+    for (const auto& [time, document] : added) {
+      const std::optional<int> holder = dealing.holders[document];
+      if (holder.has_value()) placed[*holder].push_back({time, document});
+    }
+    const double alike = (kAlike - 1) * static_cast<double>(all_microseconds_) / ranks_;
+    for (int i = 0; i < 8 * ranks_; ++i) {
+      const auto first = std::ranges::max_element(load) - load.begin();
+      const auto last = std::ranges::min_element(load) - load.begin();
+      if (load[first] - load[last] <= alike) break;
+      const std::optional<Exchange> best =
+          BestExchange(placed[first], placed[last], load[first] - load[last], room - held[first],
+                       room - held[last]);
+      if (!best.has_value()) break;
+      const auto give = [&](ptrdiff_t from, ptrdiff_t to, size_t number) {
+        const Placed given = placed[from][number];
+        placed[from].erase(placed[from].begin() + static_cast<ptrdiff_t>(number));
+        placed[to].push_back(given);
+        dealing.holders[given.document] = static_cast<int>(to);
+        load[from] -= given.time;
+        load[to] += given.time;
+        held[from] -= tokens_[given.document];
+        held[to] += tokens_[given.document];
+      };
+      if (best->back.has_value()) give(last, first, *best->back);
+      if (best->away.has_value()) give(first, last, *best->away);
+    }
     return dealing;
+  }
+
+  // What a whole document adds to the rank that holds it, and which one it is.
+  struct Placed {
+    double time = 0;
+    size_t document = 0;
+  };
+  // Which of the documents of a rank that takes longer, and of one that takes less, change places.
+  struct Exchange {
+    std::optional<size_t> away = {}, back = {};
+  };
+
+  // The exchange, of at most one document each way, that brings two ranks `gap` apart nearest to
+  // each other; nullopt where none brings them nearer. Sorts `last`. Rooms are in tokens.
+  std::optional<Exchange> BestExchange(const std::vector<Placed>& first, std::vector<Placed>& last,
+                                       double gap, int64_t first_room, int64_t last_room) const {
+    std::ranges::sort(last, [](const Placed& a, const Placed& b) {
+      return std::pair(a.time, a.document) < std::pair(b.time, b.document);
+    });
+    std::optional<Exchange> best;
+    double nearest = gap * (1 - 1e-9);
+    const auto consider = [&](std::optional<size_t> away, std::optional<size_t> back) {
+      const double moved = (away ? first[*away].time : 0) - (back ? last[*back].time : 0);
+      const int64_t tokens =
+          (away ? tokens_[first[*away].document] : 0) - (back ? tokens_[last[*back].document] : 0);
+      if (tokens > last_room || -tokens > first_room) return;
+      if (std::abs(gap - 2 * moved) >= nearest) return;
+      nearest = std::abs(gap - 2 * moved);
+      best = {.away = away, .back = back};
+    };
+    for (size_t back = 0; back < last.size(); ++back) consider(std::nullopt, back);
+    for (size_t away = 0; away < first.size(); ++away) {
+      consider(away, std::nullopt);
+      // Of those that could come back the two whose times are around what would make both even.
+      const auto above =
+          std::ranges::lower_bound(last, first[away].time - gap / 2, {}, &Placed::time) -
+          last.begin();
+      if (above < std::ssize(last)) consider(away, static_cast<size_t>(above));
+      if (above > 0) consider(away, static_cast<size_t>(above) - 1);
+    }
+    return best;
   }
 
   // Spreads the `spread` longest. The others go to the rank that ends first of those with room, or
@@ -195,7 +264,8 @@ class DocumentDealer {
   std::vector<int64_t> firsts_;        // tokens before each document
   std::vector<int64_t> microseconds_;  // of each document
   std::vector<int64_t> attention_;     // what of them is attention's
-  std::vector<size_t> by_length_;      // documents, the longest first
+  int64_t all_microseconds_ = 0;
+  std::vector<size_t> by_length_;  // documents, the longest first
 };
 
 }  // namespace

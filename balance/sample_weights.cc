@@ -48,6 +48,9 @@ double SampleWeights::Interpolate(uint64_t tokens, double SampleWeight::*value) 
   const SampleWeight& below = *(above - 1);
   const double share =
       (at - static_cast<double>(below.tokens)) / static_cast<double>(above->tokens - below.tokens);
+  const double low = below.*value / static_cast<double>(below.tokens);
+  const double high = (*above).*value / static_cast<double>(above->tokens);
+  if (high > low) return at * (low + share * (high - low));
   return below.*value + share * ((*above).*value - below.*value);
 }
 
@@ -60,7 +63,8 @@ int64_t SampleWeights::Microseconds(uint64_t tokens) const {
 int64_t SampleWeights::AttentionMicroseconds(uint64_t tokens) const {
   if (rows_.empty()) return 0;
   const double milliseconds = Interpolate(tokens, &SampleWeight::attention_milliseconds);
-  return std::llround(std::min(milliseconds, kMostMilliseconds) * 1e3);
+  return std::min(std::llround(std::min(milliseconds, kMostMilliseconds) * 1e3),
+                  static_cast<long long>(Microseconds(tokens)));
 }
 
 uint64_t SampleWeights::BinOf(uint64_t tokens) const {

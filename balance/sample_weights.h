@@ -1,5 +1,6 @@
-// What training on a sample is predicted to take, by its tokens: rows of a plan, and lines between
-// them.
+// What training on a sample is predicted to take, by its tokens: rows of a plan, and between them
+// lines: of what a token takes where that grows, as attention makes it, so that a square between
+// two rows is met exactly, and else of what a sample takes.
 #pragma once
 
 #include <cstdint>

@@ -18,16 +18,44 @@ TEST(SampleWeightsTest, LinesRunBetweenRowsAndFromTheOriginBeyond) {
   const auto weights = SampleWeights::Create({{100, 2.0}, {200, 6.0}});
   ASSERT_TRUE(weights.ok()) << weights.status();
   EXPECT_EQ(weights->Microseconds(100), 2000);
-  EXPECT_EQ(weights->Microseconds(150), 4000);
+  EXPECT_EQ(weights->Microseconds(150), 3750) << "25 microseconds a token, between 20 and 30";
   EXPECT_EQ(weights->Microseconds(200), 6000);
   EXPECT_EQ(weights->Microseconds(50), 1000);
   EXPECT_EQ(weights->Microseconds(400), 12000);
 }
 
+// A line between rows an octave apart would say an eighth more of the square.
+TEST(SampleWeightsTest, WhatGrowsWithTheSquareIsMetBetweenRows) {
+  const auto milliseconds = [](double tokens) { return 1e-3 * tokens + 1e-6 * tokens * tokens; };
+  std::vector<SampleWeight> rows;
+  for (uint64_t tokens = 1024; tokens <= 65536; tokens *= 2) {
+    rows.push_back({tokens, milliseconds(static_cast<double>(tokens))});
+  }
+  const auto weights = SampleWeights::Create(rows);
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  for (const uint64_t tokens : {1025, 1500, 3000, 24576, 48000, 65535}) {
+    EXPECT_NEAR(static_cast<double>(weights->Microseconds(tokens)),
+                1e3 * milliseconds(static_cast<double>(tokens)), 1);
+  }
+}
+
+// A sample that costs as much at both lengths costs no more between them.
+TEST(SampleWeightsTest, WhatDoesNotGrowDoesNotBulgeBetweenRows) {
+  const auto weights = SampleWeights::Create({{100, 2.0, 1.9}, {200, 2.0, 2.0}, {400, 8.0, 2.0}});
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  for (uint64_t tokens = 100; tokens < 200; ++tokens) {
+    EXPECT_EQ(weights->Microseconds(tokens), 2000);
+  }
+  for (uint64_t tokens = 100; tokens < 400; ++tokens) {
+    EXPECT_LE(weights->Microseconds(tokens), weights->Microseconds(tokens + 1));
+    EXPECT_LE(weights->AttentionMicroseconds(tokens), weights->Microseconds(tokens));
+  }
+}
+
 TEST(SampleWeightsTest, AttentionIsAPartOfThem) {
   const auto weights = SampleWeights::Create({{100, 2.0, 1.0}, {200, 6.0, 4.0}});
   ASSERT_TRUE(weights.ok()) << weights.status();
-  EXPECT_EQ(weights->AttentionMicroseconds(150), 2500);
+  EXPECT_EQ(weights->AttentionMicroseconds(150), 2250);
   EXPECT_EQ(weights->AttentionMicroseconds(400), 8000);
   EXPECT_EQ(SampleWeights::Create({{100, 2.0}})->AttentionMicroseconds(100), 0);
   EXPECT_EQ(SampleWeights().AttentionMicroseconds(100), 0);

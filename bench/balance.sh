@@ -2,9 +2,10 @@
 # Measures what docs/balance.md promises and writes bench/results/figures/balance.json, a row each.
 #
 #   bench/balance.sh                          the dealing, on any machine, after a build of dealing_bench
-#   bench/balance.sh --gpus [--config FILE] [--steps 12] [--dir FOLDER]
+#   bench/balance.sh --gpus [--config FILE] [--steps 12] [--dir FOLDER] [--only PATTERN]
 #                                             batching and tuning, on two GPUs of this machine: the same samples with
 #                                             and without; from a checkout or a bundle (deploy/bundle.sh)
+#                                             --only: of its jobs those whose name matches this extended regular expression
 #   bench/balance.sh --one-gpu [...]          batching, and tuning on top of it, on one GPU, which plays two data-parallel groups in
 #                                             turn (groups_bench); gradients are not exchanged. A model of the 3B's shape, an
 #                                             eighteenth of its layers and vocabulary
@@ -27,7 +28,7 @@
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 if [[ -f $root/CMakeLists.txt ]]; then bin=$root/build/bin; else bin=$root/bin; fi
-gpus='' plan='' one='' live='' pair='' sockets='' again='' engine=cuda divide=1 sequence=65536 config='' steps='' run=''
+gpus='' plan='' one='' live='' pair='' sockets='' again='' only=. engine=cuda divide=1 sequence=65536 config='' steps='' run=''
 while (($#)); do
   case $1 in
     --gpus) gpus=1 pair=1; shift; continue ;;
@@ -39,8 +40,9 @@ while (($#)); do
     --cpus) gpus=1 engine=cpu divide=64 sequence=1024; shift; continue ;;
     --config) config=$2 ;;
     --steps) steps=$2 ;;
+    --only) only=$2 ;;
     --dir) run=$2 ;;
-    -h | --help) sed -n '2,26p' "$0" | sed 's/^# \{0,1\}//'; exit ;;
+    -h | --help) sed -n '2,27p' "$0" | sed 's/^# \{0,1\}//'; exit ;;
     *) echo "balance: unknown option $1 (see --help)" >&2; exit 2 ;;
   esac
   shift 2
@@ -77,18 +79,29 @@ for number, length in enumerate(map(int, sys.stdin)):
   "$bin/ringctl" data pack --input "$run/text-$folder" --output "$run/$folder" --eval-share "${3:-0}" >/dev/null
 }
 
+# Trains a job until it has reported the steps or, where `last` says which step is its last, to its end. `init`: its model where
+# that is not random; `held_out`: samples of the data's evaluation at the end.
 job() {  # NAME DATA CONTEXT GROUPS SAMPLES ATTENTION ANCHOR DEALING [LAYOUT]
+  [[ $1 =~ $only ]] || return 0
   cat >"$run/$1.yaml" <<END
 name: $1
-model: {config: ./config.json, init: random}
-data: {train: ./$2/train, sequence_length: $sequence, batching: samples, overlong: split, dealing: $8}
+model: {${init:-config: ./config.json, init: random}}
+data: {train: ./$2/train${held_out:+, eval: ./$2/eval}, sequence_length: $sequence, batching: samples, overlong: split, dealing: $8}
 attention: {$6$7}
 parallelism: {context: $3, data: $4, layout: ${9:-auto}, replan: never}
-training: {steps: 1000, global_batch: $5, learning_rate: 3e-4, seed: 1}
+training: {steps: ${last:-1000}, global_batch: $5, learning_rate: 3e-4, seed: 1${held_out:+, eval_sequences: $held_out}}
 checkpoint: {directory: ./$1, every_steps: 1000}
 resources: {trainers: 2, engine: $engine}
 END
-  measure "$1"
+  if [[ ${last-} ]]; then finish "$1"; else measure "$1"; fi
+}
+
+# Trains the job NAME.yaml to its end; its steps are in NAME.steps then, and with its evaluations in NAME.csv.
+finish() {  # NAME
+  echo "balance: $1, at $SECONDS s"
+  "$bin/ringctl" submit "$run/$1.yaml" --follow >"$run/logs/$1.log" 2>&1 || { tail -n 20 "$run/logs/$1.log" >&2; exit 1; }
+  "$bin/ringctl" history "$1" -o jsonl >"$run/$1.steps"
+  "$bin/ringctl" history "$1" -o csv >"$run/$1.csv"
 }
 
 # Trains the job NAME.yaml until it has reported the steps, into NAME.steps.
@@ -126,7 +139,7 @@ rows() {  # gpus | one | plan | pair-plan | live | sockets-live
   else
     hardware=$(nvidia-smi --query-gpu=name --format=csv,noheader | sort | uniq -c | sed 's/^ *//' | paste -sd, -)
   fi
-  HARDWARE="$hardware" python3 "$root/bench/balance_rows.py" "${rows[@]}" "$run"
+  ONLY=${only#.} HARDWARE="$hardware" python3 "$root/bench/balance_rows.py" "${rows[@]}" "$run"
   echo "balance: $SECONDS s" >&2
 }
 
@@ -381,13 +394,21 @@ for data in ChatQA2-like LongAlign-like ProLong-like; do
   pack $data
   name=${data%%-*}
   name=${name,,}
+  # Its longest document is whole in one sample.
+  if [[ $name == prolong ]]; then sequence=$((4 * sequence)); fi
   job "$name-order" $data 1 2 16 'pattern: dense' '' in_order
   job "$name-dealt" $data 1 2 16 'pattern: dense' '' by_cost
 done
 job prolong-documents ProLong-like 2 1 16 'pattern: dense' '' by_cost documents
+sequence=$((sequence / 16))
+# Patterns choose little of what a fresh model's attention is, which is flat: theirs has learned from samples of a quarter of the length.
+pack ChatQA2-like quarter 0 4
+last=$((15 * steps)) job learned-groups quarter 1 2 16 'pattern: dense' '' by_cost
+sequence=$((4 * sequence))
+pack ChatQA2-like four 0.1
 for anchor in none mean; do
   balance=", balance: {anchor: $anchor, tolerance: 0.1}"
-  job "groups-$anchor" ChatQA2-like 1 2 4 "$slash" "$balance" by_cost
+  init='init: ./learned-groups/model' last=$((5 * steps)) held_out=32 job "groups-$anchor" four 1 2 4 "$slash" "$balance" by_cost
   job "ring-$anchor" ChatQA2-like 2 1 2 'pattern: xattention, threshold: 0.8' "$balance" by_cost
 done
 rows gpus

@@ -109,9 +109,10 @@ class PricedLengths {
       return;
     }
     const auto& [low, below] = *(above - 1);
+    // What a token takes runs along a line, so that what grows with the square is met.
     const double share = (at - static_cast<double>(low)) / static_cast<double>(above->first - low);
-    AddScaled(below, scale * (1 - share), sum);
-    AddScaled(above->second, scale * share, sum);
+    AddScaled(below, scale * (1 - share) * at / static_cast<double>(low), sum);
+    AddScaled(above->second, scale * share * at / static_cast<double>(above->first), sum);
   }
 
  private:

@@ -184,7 +184,7 @@ ring::TileLoads LaidDocuments::Loads(const patterns::AttentionOptions& attention
     }
     spread_tiles += tiles;
   }
-  if (are_apart) return loads;
+  if (spread == std::ssize(tokens)) return loads;
   // Ranks that hold more of them, or later parts, do more.
   for (int rank = 0; rank < std::ssize(spread_pairs); ++rank) {
     loads.AddRing(rank, rank, spread_tiles * (spread_pairs[rank] - 1.0 / ranks));
