@@ -44,6 +44,15 @@ Rates RatesOf(const ClusterShape& cluster) {
           .seconds_per_call = 30e-6};
 }
 
+// What attention and products take more on a GPU of several than on one by itself, where NCCL has
+// some of its blocks and, its links being awake, some of its power (bench/results/trainer_gpu.md,
+// "Where weak scaling goes").
+constexpr double kAttentionBesideTransfers = 1.03, kProductsBesideTransfers = 1.02;
+
+bool IsBesideTransfers(const v1::JobSpec& spec, const ClusterShape& cluster) {
+  return cluster.engine == v1::ResourcesSpec::CUDA && spec.resources().trainers() > 1;
+}
+
 // Gradients there and parameters back, to all other trainers. On GPUs gradients, three quarters of
 // the bytes, travel while backward goes on.
 double ExchangePerByte(const v1::JobSpec& spec, const ClusterShape& cluster) {
@@ -107,7 +116,9 @@ std::array<NonNegativeRegression, kPhases> Priors(const v1::JobSpec& spec,
           Vector{tile * tile * costs.pair_operations / rates.attention_forward_flops, row_seconds,
                  0, call}),
       NonNegativeRegression(
-          Vector{0, LinearOperations(spec, model, cluster) * weights / layers / rates.linear_flops,
+          Vector{0,
+                 LinearOperations(spec, model, cluster) * weights / layers / rates.linear_flops *
+                     (IsBesideTransfers(spec, cluster) ? kProductsBesideTransfers : 1),
                  0, call}),
       NonNegativeRegression(
           Vector{0, 0, ExchangePerByte(spec, cluster) + 1 / rates.memory_bytes, call}),
@@ -142,10 +153,14 @@ Vector FitRows(const Vector& prior, const balance::LatencyTable& measured, bool 
 CostModel::CostModel(const v1::JobSpec& spec, const model::ModelConfig& model,
                      const ClusterShape& cluster, const balance::LatencyTable& measured)
     : phases_(Priors(spec, model, cluster)), measured_(measured) {
+  const bool beside = IsBesideTransfers(spec, cluster);
   for (const Phase phase : {Phase::kAttentionForward, Phase::kAttentionBackward}) {
     NonNegativeRegression& fit = phases_[static_cast<int>(phase)];
-    fit = NonNegativeRegression(
-        FitRows(fit.coefficients(), measured, phase == Phase::kAttentionBackward));
+    Vector start = FitRows(fit.coefficients(), measured, phase == Phase::kAttentionBackward);
+    if (beside && !measured.rows.empty()) {
+      for (double& seconds : start) seconds *= kAttentionBesideTransfers;
+    }
+    fit = NonNegativeRegression(start);
   }
   const double exchange = ExchangePerByte(spec, cluster);
   exchange_share_ = exchange / coefficients(Phase::kOptimizer)[2];

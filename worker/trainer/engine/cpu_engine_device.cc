@@ -51,7 +51,7 @@ class CpuDevice : public EngineDevice {
     }
     return attention::CreateCpuRingAttention(options, alone_.get());
   }
-  absl::StatusOr<double> Exchange(int partner, size_t bytes) override;
+  absl::StatusOr<std::vector<double>> Exchange(int partner, size_t bytes, int times) override;
   balance::MachineKind Machine() const override;
   absl::StatusOr<std::unique_ptr<optim::ShardDevice>> MakeShardDevice() override {
     return std::make_unique<optim::CpuShardDevice>(world_, job_.threads);
@@ -107,15 +107,19 @@ absl::Status CpuDevice::SetAttention(const patterns::AttentionOptions& options) 
   return absl::OkStatus();
 }
 
-absl::StatusOr<double> CpuDevice::Exchange(int partner, size_t bytes) {
+absl::StatusOr<std::vector<double>> CpuDevice::Exchange(int partner, size_t bytes, int times) {
   const std::vector<char> sent(bytes);
   std::vector<char> received(bytes);
-  const Clock::time_point start = Clock::now();
-  RETURN_IF_ERROR(world_
-                      .SendReceive(comm::Channel::kKvInner, sent.data(), bytes, partner,
-                                   received.data(), bytes, partner)
-                      ->Wait());
-  return std::chrono::duration<double>(Clock::now() - start).count();
+  std::vector<double> seconds;
+  for (int i = 0; i < times; ++i) {
+    const Clock::time_point start = Clock::now();
+    RETURN_IF_ERROR(world_
+                        .SendReceive(comm::Channel::kKvInner, sent.data(), bytes, partner,
+                                     received.data(), bytes, partner)
+                        ->Wait());
+    seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+  }
+  return seconds;
 }
 
 balance::MachineKind CpuDevice::Machine() const {

@@ -86,7 +86,7 @@ class CudaDevice : public EngineDevice {
   }
   absl::StatusOr<std::unique_ptr<attention::ContextAttention>> MakeAttentionAlone(
       const patterns::AttentionOptions& options) override;
-  absl::StatusOr<double> Exchange(int partner, size_t bytes) override;
+  absl::StatusOr<std::vector<double>> Exchange(int partner, size_t bytes, int times) override;
   balance::MachineKind Machine() const override;
   absl::StatusOr<std::unique_ptr<optim::ShardDevice>> MakeShardDevice() override {
     return optim::CudaShardDevice::Create(gpus_.get());
@@ -179,7 +179,7 @@ absl::StatusOr<std::unique_ptr<attention::ContextAttention>> CudaDevice::MakeAtt
   return attention::CreateCudaRingAttention(options, alone_.get());
 }
 
-absl::StatusOr<double> CudaDevice::Exchange(int partner, size_t bytes) {
+absl::StatusOr<std::vector<double>> CudaDevice::Exchange(int partner, size_t bytes, int times) {
   std::unique_ptr<comm::DeviceCommunicator>& pair = pairs_[partner];
   const int rank = world_.rank();
   if (pair == nullptr) {
@@ -190,14 +190,19 @@ absl::StatusOr<double> CudaDevice::Exchange(int partner, size_t bytes) {
   ASSIGN_OR_RETURN(const std::shared_ptr<void> received, pair->Allocate(bytes, kChannel));
   const cudaStream_t stream = kernels::ops::Stream();
   RETURN_IF_ERROR(comm::CudaError(cudaStreamSynchronize(stream), "measuring a link"));
-  const auto start = std::chrono::steady_clock::now();
   const int other = 1 - pair->rank();
-  ASSIGN_OR_RETURN(const comm::DeviceTransfer transfer,
-                   pair->SendReceive(kChannel[0], sent.get(), bytes, other, received.get(), bytes,
-                                     other, stream));
-  RETURN_IF_ERROR(transfer->Order(stream));
-  RETURN_IF_ERROR(comm::CudaError(cudaStreamSynchronize(stream), "measuring a link"));
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  std::vector<double> seconds;
+  for (int i = 0; i < times; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    ASSIGN_OR_RETURN(const comm::DeviceTransfer transfer,
+                     pair->SendReceive(kChannel[0], sent.get(), bytes, other, received.get(), bytes,
+                                       other, stream));
+    RETURN_IF_ERROR(transfer->Order(stream));
+    RETURN_IF_ERROR(comm::CudaError(cudaStreamSynchronize(stream), "measuring a link"));
+    seconds.push_back(
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  return seconds;
 }
 
 balance::MachineKind CudaDevice::Machine() const {

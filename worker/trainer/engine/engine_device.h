@@ -48,9 +48,11 @@ class EngineDevice {
   // rank takes part.
   virtual absl::StatusOr<std::unique_ptr<attention::ContextAttention>> MakeAttentionAlone(
       const patterns::AttentionOptions& options) = 0;
-  // Returns the seconds in which this rank and `partner`, which calls it too, send each other
-  // `bytes` through the transport of the ring's hops.
-  virtual absl::StatusOr<double> Exchange(int partner, size_t bytes) = 0;
+  // Returns the seconds, `times` of them, in which this rank and `partner`, which calls it too,
+  // send each other `bytes` through the transport of the ring's hops, each time from and to the
+  // same memory. The first time also makes the connection, and makes that memory known to the
+  // transport.
+  virtual absl::StatusOr<std::vector<double>> Exchange(int partner, size_t bytes, int times) = 0;
   // Returns the kind of machine for which measurements on this device hold.
   virtual balance::MachineKind Machine() const = 0;
   // Makes the device of the optimizer's tensors, over all ranks. Called once.

@@ -13,13 +13,10 @@ constexpr size_t kSmallBytes = 4096;
 constexpr size_t kLargeBytesOnHost = size_t{4} << 20, kLargeBytesOnDevice = size_t{64} << 20;
 constexpr int kRepeats = 7;
 
-// Returns the median seconds of several exchanges after a first one, which makes the connection.
+// Returns the median seconds of several exchanges after a first one.
 absl::StatusOr<double> Median(EngineDevice& device, int partner, size_t bytes) {
-  std::vector<double> seconds;
-  for (int i = 0; i <= kRepeats; ++i) {
-    ASSIGN_OR_RETURN(const double taken, device.Exchange(partner, bytes));
-    if (i > 0) seconds.push_back(taken);
-  }
+  ASSIGN_OR_RETURN(std::vector<double> seconds, device.Exchange(partner, bytes, kRepeats + 1));
+  seconds.erase(seconds.begin());
   std::nth_element(seconds.begin(), seconds.begin() + kRepeats / 2, seconds.end());
   return seconds[kRepeats / 2];
 }

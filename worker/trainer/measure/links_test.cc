@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "absl/synchronization/mutex.h"
+#include "base/status_macros.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/comm/testing/local_communicator.h"
@@ -23,11 +24,15 @@ class PlayedDevice : public EngineDevice {
   using Seconds = std::function<absl::StatusOr<double>(int partner, size_t bytes, int number)>;
   explicit PlayedDevice(Seconds seconds) : seconds_(std::move(seconds)) {}
 
-  absl::StatusOr<double> Exchange(int partner, size_t bytes) override {
-    partners_.push_back(partner);
-    number_ = bytes == bytes_ ? number_ + 1 : 1;
-    bytes_ = bytes;
-    return seconds_(partner, bytes, number_);
+  absl::StatusOr<std::vector<double>> Exchange(int partner, size_t bytes, int times) override {
+    std::vector<double> all;
+    for (int number = 1; number <= times; ++number) {
+      partners_.push_back(partner);
+      ASSIGN_OR_RETURN(const double seconds, seconds_(partner, bytes, number));
+      all.push_back(seconds);
+    }
+    ++calls_;
+    return all;
   }
   balance::MachineKind Machine() const override { return {.device = "played"}; }
   bool is_host() const override { return is_host_; }
@@ -59,13 +64,12 @@ class PlayedDevice : public EngineDevice {
 
   bool is_host_ = true;
   std::vector<int> partners_;
+  int calls_ = 0;
 
  private:
   static absl::Status Unasked() { return absl::InternalError("nobody asks for it"); }
 
   const Seconds seconds_;
-  size_t bytes_ = 0;
-  int number_ = 0;
 };
 
 // 10 us and 1 GB/s, but for what a call says otherwise.
@@ -128,6 +132,10 @@ TEST_F(LinksTest, ABandwidthIsOfTheBytesThatAMessageHasMore) {
   EXPECT_EQ(devices_[1].partners_, std::vector<int>(16, 0));
   EXPECT_EQ(devices_[2].partners_, std::vector<int>(16, 0));
   EXPECT_THAT(devices_[3].partners_, SizeIs(0));
+  // Messages of a size have one memory, for a GPU's transport takes milliseconds to learn of
+  // another.
+  EXPECT_EQ(devices_[0].calls_, 4);
+  EXPECT_EQ(devices_[1].calls_, 2);
 }
 
 // A connection is made with the first; what is seldom counts for nothing either.
