@@ -258,6 +258,7 @@ class PlannerSource : public lifecycle::PlanSource {
                                        .plan = running.live->plan(),
                                        .taken = planner::MeanOf(running.recent),
                                        .misses = running.live->misses(),
+                                       .link_halvings = running.live->link_halvings(),
                                        .steps_left = running.live->StepsLeft(merged),
                                        .change_seconds = running.live->change_seconds()};
     if (jobspec::TrainsAlikeByDocuments(spec)) {

@@ -146,6 +146,7 @@ bool LivePlan::WantsShape(const v1::StepReport& report) {
 void LivePlan::TakeShape(uint64_t version, Reshaping found) {
   if (version != plan_.version()) return;
   misses_[NameOf(plan_)] = found.miss;
+  link_halvings_ = found.link_halvings;
   better_ = std::move(found.better);
 }
 

@@ -47,6 +47,7 @@ class LivePlan {
   // shapes. Asked at most once in some steps.
   bool WantsShape(const v1::StepReport& report);
   const std::map<std::string, double>& misses() const { return misses_; }
+  int link_halvings() const { return link_halvings_; }
   double change_seconds() const;
   // Steps that a change would have before the job ends if it were announced now.
   uint64_t StepsLeft(const v1::StepReport& report) const;
@@ -75,6 +76,7 @@ class LivePlan {
   uint64_t looked_at_ = 0;  // the step of the last look for a better shape
   std::optional<v1::StepPlan> better_;
   std::map<std::string, double> misses_;
+  int link_halvings_ = 0;
   double mean_seconds_ = 0;                // of a step
   std::optional<double> change_seconds_;   // measured
   std::optional<uint64_t> changing_step_;  // the first of a shape that is announced

@@ -1,6 +1,7 @@
 #include "coordinator/planner/live/reshape.h"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <set>
 #include <utility>
@@ -28,21 +29,33 @@ constexpr double kTie = 0.005;
 constexpr double kShareOfBin = 0.75;
 
 // Links that are slower than they were taken to be show in what ranks wait for. Halves their speed
-// until the plan in force would wait as long as was seen; `pricer` reads `cluster`.
-absl::Status FitLinks(const ReshapeRequest& request, Pricer& pricer, ClusterShape* cluster) {
+// until the plan in force would wait as long as was seen, and returns how often; `pricer` reads
+// `cluster`. Where next to nothing is waited for, links are as slow as they were found before,
+// unless the plan in force would have had to wait for such.
+absl::StatusOr<int> FitLinks(const ReshapeRequest& request, Pricer& pricer, ClusterShape* cluster) {
   constexpr double kNoticeable = 0.05, kExplained = 0.75;
   constexpr int kMostHalvings = 8;
   const double seen = request.taken.exposed_communication;
-  if (seen < kNoticeable * request.taken.seconds) return absl::OkStatus();
+  const double noticeable = kNoticeable * request.taken.seconds;
   const GroupShape group = RingGroupOf(request.spec, *cluster);
   Link* const link = group.outer > 1 ? &cluster->inter_node : &cluster->intra_node;
-  for (int i = 0; i < kMostHalvings; ++i) {
+  const double given = link->bytes_per_second;
+  const auto waits = [&](int halvings) -> absl::StatusOr<double> {
+    link->bytes_per_second = std::ldexp(given, -halvings);
     ASSIGN_OR_RETURN(const v1::Prediction now, pricer.Price(request.plan, request.costs));
-    const double predicted = now.exposed_communication_seconds() + now.wait_seconds();
-    if (predicted >= kExplained * seen) return absl::OkStatus();
-    link->bytes_per_second /= 2;
+    return now.exposed_communication_seconds() + now.wait_seconds();
+  };
+  int halvings = seen < noticeable ? request.link_halvings : 0;
+  for (; seen < noticeable && halvings > 0; --halvings) {
+    ASSIGN_OR_RETURN(const double predicted, waits(halvings));
+    if (predicted < noticeable) return halvings;
   }
-  return absl::OkStatus();
+  for (; seen >= noticeable && halvings < kMostHalvings; ++halvings) {
+    ASSIGN_OR_RETURN(const double predicted, waits(halvings));
+    if (predicted >= kExplained * seen) return halvings;
+  }
+  link->bytes_per_second = std::ldexp(given, -halvings);
+  return halvings;
 }
 
 // Whether prices in such a layout know the lengths of documents. They are compared with no others.
@@ -115,7 +128,7 @@ absl::StatusOr<Reshaping> Reshape(const ReshapeRequest& request, const PlanLimit
                                    2 * static_cast<int>(candidates.size() + 4)),
                             spec, limits));
   Pricer pricer(spec, request.model, cluster, hints, layouts);
-  RETURN_IF_ERROR(FitLinks(request, pricer, &cluster));
+  ASSIGN_OR_RETURN(result.link_halvings, FitLinks(request, pricer, &cluster));
   ASSIGN_OR_RETURN(const v1::Prediction now, pricer.Price(request.plan, request.costs));
   result.miss = request.taken.seconds / now.step_seconds();
 

@@ -41,12 +41,16 @@ struct ReshapeRequest {
   StepsTaken taken = {};              // under it
   // What steps took over what was predicted, by the shapes (NameOf) that were in force so far.
   std::map<std::string, double> misses = {};
+  int link_halvings = 0;      // what the last look found
   uint64_t steps_left = 0;    // that a change announced now would have
   double change_seconds = 0;  // what a change of shape costs
 };
 
 struct Reshaping {
   double miss = 1;  // of the plan in force: what steps took over what is predicted of it
+  // How often the speed of links had to be halved to explain what was waited for; where the plan in
+  // force sends too little to tell, what was found under one that did.
+  int link_halvings = 0;
   // Another shape, with the weights of samples or documents that go with it, its prediction and the
   // reason. Nullopt: none is worth the change.
   std::optional<v1::StepPlan> better = {};

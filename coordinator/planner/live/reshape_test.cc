@@ -135,6 +135,37 @@ TEST_F(ReshapeTest, AShapeThatDisappointedIsRemembered) {
                found.better->layout() != v1::ParallelismSpec::CONTIGUOUS);
 }
 
+// Links that were found slow stay so while short documents lie whole and nothing travels: on links
+// as they were given stripes, which were left for their waits, would look better than what is
+// taken.
+TEST_F(ReshapeTest, SlowLinksAreRememberedWhereNothingTravels) {
+  hints_.document_tokens = std::vector<int64_t>(64, 4096);
+  Start(v1::ParallelismSpec::STRIPED, v1::ParallelismSpec::FLAT);
+  ReshapeRequest request = Request(1, 0);
+  request.taken.exposed_communication = request.taken.seconds;
+  request.taken.seconds *= 2;
+  const Reshaping found = Look(request);
+  EXPECT_GT(found.link_halvings, 1);
+  ASSERT_TRUE(found.better.has_value());
+  EXPECT_EQ(found.better->layout(), v1::ParallelismSpec::DOCUMENTS);
+  misses_[NameOf(plan_)] = found.miss;
+  plan_ = *found.better;
+  request = Request(1.3, 0);
+  EXPECT_TRUE(Look(request).better.has_value()) << "as if nothing were known of links";
+  request.link_halvings = found.link_halvings;
+  const Reshaping later = Look(request);
+  EXPECT_EQ(later.link_halvings, found.link_halvings);
+  EXPECT_FALSE(later.better.has_value());
+}
+
+TEST_F(ReshapeTest, LinksThatAreFastAgainAreNoLongerTakenForSlow) {
+  hints_.document_tokens = std::vector<int64_t>(64, 4096);
+  Start(v1::ParallelismSpec::STRIPED, v1::ParallelismSpec::FLAT);
+  ReshapeRequest request = Request(1, 0);
+  request.link_halvings = 8;
+  EXPECT_LT(Look(request).link_halvings, 4) << "stripes would wait for such links";
+}
+
 // Prices of other layouts do not know the lengths of documents: what they miss would look like a
 // gain.
 TEST_F(ReshapeTest, LengthsOfDocumentsCountWhereAllPricesKnowThem) {
