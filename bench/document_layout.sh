@@ -18,7 +18,7 @@ trap 'rm -rf "$work"' EXIT
 # A layer costs as much as another: fewer of them say the same in less time.
 config=$work/qwen2.5-3b-${LAYERS:-12}-layers.json
 sed "s/\"num_hidden_layers\": *[0-9]*/\"num_hidden_layers\": ${LAYERS:-12}/" "$root/bench/models/qwen2.5-3b.json" >"$config"
-commit=$(git -C "$root" rev-parse --short HEAD 2>/dev/null || cat "$root/COMMIT" 2>/dev/null || echo unknown)
+commit=$(cat "$root/COMMIT" 2>/dev/null || git -C "$root" rev-parse --short HEAD 2>/dev/null || echo unknown)
 hardware="2 x $({ nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null || echo CPU; } | head -n 1)"
 : >"$csv"
 for nodes in 2 1; do

@@ -19,7 +19,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 config=$work/qwen2.5-3b-$layers-layers.json
 sed "s/\"num_hidden_layers\": *[0-9]*/\"num_hidden_layers\": $layers/" "$root/bench/models/qwen2.5-3b.json" >"$config"
-commit=$(git -C "$root" rev-parse --short HEAD 2>/dev/null || cat "$root/COMMIT" 2>/dev/null || echo unknown)
+commit=$(cat "$root/COMMIT" 2>/dev/null || git -C "$root" rev-parse --short HEAD 2>/dev/null || echo unknown)
 hardware=$({ nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null || echo CPU; } | head -n 1)
 measure() {  # MODES DENSITY CSV
   "$bin/training_bench" --engine "$engine" --config "$config" --gpus "$gpus" --tokens "$tokens" --mode "$1" --density "$2" \

@@ -205,6 +205,41 @@ TEST(CostModelTest, GroupsOfATileAreAddedOneByOneInBackward) {
               0.041, 0.004);
 }
 
+// A trainer by itself takes what was measured of one by itself; beside transfers it takes longer
+// (bench/results/trainer_gpu.md, "Where weak scaling goes"). CPUs have no such blocks and limits.
+TEST(CostModelTest, GpusBesideTransfersTakeLongerThanTheyWereMeasuredToTake) {
+  balance::LatencyTable measured;
+  for (const int64_t tokens : {8192, 32768, 131072}) {
+    const auto blocks = static_cast<double>(tokens) / 64;
+    const double ms = 4e-6 * 16 * blocks * (blocks + 1) / 2;
+    measured.rows.push_back({.pattern = "dense",
+                             .tile = 64,
+                             .heads = 16,
+                             .kv_heads = 2,
+                             .head_dim = 128,
+                             .tokens = tokens,
+                             .density = 1,
+                             .p50_ms = 4 * ms,
+                             .p90_ms = 4 * ms,
+                             .forward_p50_ms = ms});
+  }
+  const auto seconds = [&](uint32_t trainers, Phase phase, v1::ResourcesSpec::Engine engine) {
+    v1::JobSpec spec = LongJob(trainers, 131072);
+    spec.mutable_resources()->set_engine(engine);
+    spec.mutable_resources()->set_recompute(v1::ResourcesSpec::NONE);
+    return CostModel(spec, ThreeBillion(), TypicalCluster(engine, 1, static_cast<int>(trainers)),
+                     measured)
+        .Seconds(phase, {.tiles = 16 * 2048 * 2049 / 2.0, .rows = 131072 * 16, .calls = 1});
+  };
+  const auto cuda = v1::ResourcesSpec::CUDA, cpu = v1::ResourcesSpec::CPU;
+  EXPECT_NEAR(seconds(1, Phase::kAttentionForward, cuda), 4e-9 * 16 * 2048 * 2049 / 2, 2e-3);
+  for (const Phase phase : {Phase::kAttentionForward, Phase::kAttentionBackward}) {
+    EXPECT_NEAR(seconds(2, phase, cuda) / seconds(1, phase, cuda), 1.03, 1e-9);
+    EXPECT_EQ(seconds(2, phase, cpu), seconds(1, phase, cpu));
+  }
+  EXPECT_NEAR(seconds(2, Phase::kLinear, cuda) / seconds(1, Phase::kLinear, cuda), 1.02, 2e-3);
+}
+
 // What reports taught is left out, what was measured before is not.
 TEST(CostModelTest, UnfittedIsAsItBegan) {
   const v1::JobSpec spec = LongJob(4, 131072);

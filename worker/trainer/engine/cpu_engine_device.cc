@@ -10,7 +10,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "base/process/version.h"
 #include "base/status_macros.h"
 #include "worker/attention/cpu/cpu_ring_attention.h"
 #include "worker/model/token_ops/cpu_token_ops.h"
@@ -124,7 +123,7 @@ absl::StatusOr<std::vector<double>> CpuDevice::Exchange(int partner, size_t byte
 
 balance::MachineKind CpuDevice::Machine() const {
   balance::MachineKind machine = {.device = absl::StrFormat("cpu, %d threads", job_.threads),
-                                  .build = std::string(kVersion)};
+                                  .build = MeasuringBuild()};
   utsname system{};
   if (uname(&system) == 0) machine.driver = absl::StrCat(system.sysname, " ", system.release);
   // Virtual machines have no such file.

@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
-#include "base/process/version.h"
 #include "base/status_macros.h"
 #include "kernels/ops/cuda_call.h"
 #include "worker/attention/cuda/cuda_ring_attention.h"
@@ -212,7 +211,7 @@ balance::MachineKind CudaDevice::Machine() const {
   return {.device = device_name_,
           .clocks = absl::StrFormat("SM up to %d MHz", kilohertz / 1000),
           .driver = absl::StrFormat("CUDA %d.%d", driver / 1000, driver % 1000 / 10),
-          .build = std::string(kVersion)};
+          .build = MeasuringBuild()};
 }
 
 absl::StatusOr<model::MemoryLimits> CudaDevice::FreeMemory() {

@@ -12,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "balance/measurements.h"
+#include "base/process/version.h"
 #include "model_shape/memory_estimate.h"
 #include "worker/attention/runner/context_attention.h"
 #include "worker/comm/communicator.h"
@@ -22,6 +23,12 @@
 #include "worker/trainer/training_job.h"
 
 namespace ringleader::trainer {
+
+// The build that measures, as latency tables name it. The number grows where what trainers of the
+// same version measured before would mislead: since 2 a link's messages of a size have one memory.
+inline std::string MeasuringBuild() {
+  return std::string(kVersion) + "-2";
+}
 
 // Used from one thread. LibTorch's exceptions pass through. What it hands out by reference lives as
 // long as the device does.
