@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -58,6 +59,16 @@ class DocumentDealer {
   }
 
  private:
+  // What a whole document adds to the rank that holds it, and which one it is.
+  struct Placed {
+    double time = 0;
+    size_t document = 0;
+  };
+  // Which of the documents of a rank that takes longer, and of one that takes less, change places.
+  struct Exchange {
+    std::optional<size_t> away = {}, back = {};
+  };
+
   static bool NoneIsSpread(const std::vector<std::optional<int>>& holders) {
     return std::ranges::all_of(holders, [](const auto& holder) { return holder.has_value(); });
   }
@@ -77,7 +88,8 @@ class DocumentDealer {
       dealing.imbalance = MostOverMean(times);
       const double apart = (Sum(times) - Sum(load)) / ranks_;
       for (int rank = 0; rank < ranks_; ++rank) ahead[rank] += times[rank] - load[rank] - apart;
-      if (best.holders.empty() || dealing.imbalance < best.imbalance) best = std::move(dealing);
+      if (dealing.imbalance >= best.imbalance) break;
+      best = std::move(dealing);
     }
     if (best.holders.empty()) best.holders.resize(tokens_.size());
     return best;
@@ -93,18 +105,17 @@ class DocumentDealer {
       spread_time += microseconds_[by_length_[i]];
     }
     // A whole document keeps as many tokens of spread ones off its rank.
-    std::vector<std::pair<double, size_t>> added;  // time that a rank gets with it, document
+    std::vector<Placed> added;
     for (size_t i = spread; i < by_length_.size(); ++i) {
       const size_t document = by_length_[i];
       const double saved = spread == 0 ? 0
                                        : static_cast<double>(tokens_[document]) *
                                              static_cast<double>(spread_time) /
                                              static_cast<double>(spread_tokens);
-      added.emplace_back(static_cast<double>(microseconds_[document]) - saved, document);
+      added.push_back({static_cast<double>(microseconds_[document]) - saved, document});
     }
-    std::stable_sort(added.begin(), added.end(), [](const auto& a, const auto& b) {
-      return std::abs(a.first) > std::abs(b.first);
-    });
+    std::ranges::stable_sort(added, std::greater(),
+                             [](const Placed& one) { return std::abs(one.time); });
     std::vector<int64_t> held(ranks_, 0);
     for (const auto& [time, document] : added) {
       // Takes the rank that ends first. A document that takes less time than the spread tokens that
@@ -122,55 +133,19 @@ class DocumentDealer {
       load[best] += time;
       held[best] += tokens_[document];
     }
-    std::vector<std::vector<Placed>> placed(ranks_);
-    for (const auto& [time, document] : added) {
-      const std::optional<int> holder = dealing.holders[document];
-      if (holder.has_value()) placed[*holder].push_back({time, document});
-    }
-    const double alike = (kAlike - 1) * static_cast<double>(all_microseconds_) / ranks_;
-    for (int i = 0; i < 8 * ranks_; ++i) {
-      const auto first = std::ranges::max_element(load) - load.begin();
-      const auto last = std::ranges::min_element(load) - load.begin();
-      if (load[first] - load[last] <= alike) break;
-      const std::optional<Exchange> best =
-          BestExchange(placed[first], placed[last], load[first] - load[last], room - held[first],
-                       room - held[last]);
-      if (!best.has_value()) break;
-      const auto give = [&](ptrdiff_t from, ptrdiff_t to, size_t number) {
-        const Placed given = placed[from][number];
-        placed[from].erase(placed[from].begin() + static_cast<ptrdiff_t>(number));
-        placed[to].push_back(given);
-        dealing.holders[given.document] = static_cast<int>(to);
-        load[from] -= given.time;
-        load[to] += given.time;
-        held[from] -= tokens_[given.document];
-        held[to] += tokens_[given.document];
-      };
-      if (best->back.has_value()) give(last, first, *best->back);
-      if (best->away.has_value()) give(first, last, *best->away);
-    }
+    Even(added, room, load, held, dealing);
     return dealing;
   }
 
-  // What a whole document adds to the rank that holds it, and which one it is.
-  struct Placed {
-    double time = 0;
-    size_t document = 0;
-  };
-  // Which of the documents of a rank that takes longer, and of one that takes less, change places.
-  struct Exchange {
-    std::optional<size_t> away = {}, back = {};
-  };
-
   // The exchange, of at most one document each way, that brings two ranks `gap` apart nearest to
-  // each other; nullopt where none brings them nearer. Sorts `last`. Rooms are in tokens.
+  // each other; nullopt where none brings them much nearer. Sorts `last`. Rooms are in tokens.
   std::optional<Exchange> BestExchange(const std::vector<Placed>& first, std::vector<Placed>& last,
                                        double gap, int64_t first_room, int64_t last_room) const {
     std::ranges::sort(last, [](const Placed& a, const Placed& b) {
       return std::pair(a.time, a.document) < std::pair(b.time, b.document);
     });
     std::optional<Exchange> best;
-    double nearest = gap * (1 - 1e-9);
+    double nearest = 0.9 * gap;
     const auto consider = [&](std::optional<size_t> away, std::optional<size_t> back) {
       const double moved = (away ? first[*away].time : 0) - (back ? last[*back].time : 0);
       const int64_t tokens =
@@ -191,6 +166,41 @@ class DocumentDealer {
       if (above > 0) consider(away, static_cast<size_t>(above) - 1);
     }
     return best;
+  }
+
+  // Exchanges whole documents between the rank that takes longest and the one that ends first, as
+  // long as that brings them nearer. `load` and `held`: what ranks take, and their tokens in whole
+  // ones.
+  void Even(std::span<const Placed> added, int64_t room, std::vector<double>& load,
+            std::vector<int64_t>& held, DocumentDealing& dealing) const {
+    std::vector<std::vector<Placed>> placed(ranks_);
+    for (const Placed& one : added) {
+      const std::optional<int> holder = dealing.holders[one.document];
+      if (holder.has_value()) placed[*holder].push_back(one);
+    }
+    const double alike = (kAlike - 1) * static_cast<double>(all_microseconds_) / ranks_;
+    for (int i = 0; i < 8 * ranks_; ++i) {
+      const auto first = std::ranges::max_element(load) - load.begin();
+      const auto last = std::ranges::min_element(load) - load.begin();
+      if (load[first] - load[last] <= alike) return;
+      const std::optional<Exchange> best =
+          BestExchange(placed[first], placed[last], load[first] - load[last], room - held[first],
+                       room - held[last]);
+      if (!best.has_value()) return;
+      const auto give = [&](ptrdiff_t from, ptrdiff_t to, size_t number) {
+        const Placed given = placed[from][number];
+        placed[from].erase(placed[from].begin() + static_cast<ptrdiff_t>(number));
+        placed[to].push_back(given);
+        dealing.holders[given.document] = static_cast<int>(to);
+        load[from] -= given.time;
+        load[to] += given.time;
+        held[from] -= tokens_[given.document];
+        held[to] += tokens_[given.document];
+      };
+      // What comes back stands behind what `first` had, whose numbers stay.
+      if (best->back.has_value()) give(last, first, *best->back);
+      if (best->away.has_value()) give(first, last, *best->away);
+    }
   }
 
   // Spreads the `spread` longest. The others go to the rank that ends first of those with room, or
