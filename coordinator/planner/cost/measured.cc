@@ -1,6 +1,7 @@
 #include "coordinator/planner/cost/measured.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -159,8 +160,12 @@ void UseLinks(const std::vector<v1::LinkSpeed>& links, const std::vector<std::st
              std::find(devices.begin(), devices.end(), link.machine().device()) != devices.end();
     });
     if (found == links.end()) continue;
-    (between ? cluster->inter_node : cluster->intra_node) = {
-        .bytes_per_second = found->bytes_per_second(), .latency_seconds = found->latency_seconds()};
+    Link& link = between ? cluster->inter_node : cluster->intra_node;
+    const bool is_bounded = !between && cluster->engine == v1::ResourcesSpec::CUDA;
+    const double most =
+        is_bounded ? link.bytes_per_second : std::numeric_limits<double>::infinity();
+    link = {.bytes_per_second = std::min(found->bytes_per_second(), most),
+            .latency_seconds = found->latency_seconds()};
   }
 }
 

@@ -139,5 +139,23 @@ TEST(MeasurementsTest, TheCostModelStartsFromThem) {
   EXPECT_EQ(cluster.intra_node.latency_seconds, 1e-5);
 }
 
+// What a link does where nothing else runs, it does not do beside attention.
+TEST(MeasurementsTest, HopsInANodeAreNoFasterThanTheyAreBesideAttention) {
+  ClusterShape cluster = TypicalCluster(v1::ResourcesSpec::CUDA, 2, 2);
+  const double usual = cluster.intra_node.bytes_per_second;
+  v1::LinkSpeed alone = MeasuredBy("H200").links(0), between = alone;
+  alone.set_bytes_per_second(4e11);
+  between.set_bytes_per_second(3e11);
+  between.set_between_nodes(true);
+  UseLinks({alone, between}, {"H200"}, &cluster);
+  EXPECT_EQ(cluster.intra_node.bytes_per_second, usual);
+  EXPECT_EQ(cluster.intra_node.latency_seconds, alone.latency_seconds());
+  EXPECT_EQ(cluster.inter_node.bytes_per_second, 3e11);
+  // CPUs share their cores with what travels in either case.
+  cluster = TypicalCluster(v1::ResourcesSpec::CPU, 1, 2);
+  UseLinks({alone}, {"H200"}, &cluster);
+  EXPECT_EQ(cluster.intra_node.bytes_per_second, 4e11);
+}
+
 }  // namespace
 }  // namespace ringleader::planner
