@@ -17,6 +17,7 @@ int64_t Sum(const std::vector<int64_t>& lengths) {
 template <typename Documents>
 std::vector<int64_t> Lengths(const Documents& documents) {
   std::vector<int64_t> lengths;
+  lengths.reserve(documents.size());
   for (const auto& document : documents) lengths.push_back(document.tokens);
   return lengths;
 }

@@ -92,7 +92,7 @@ double LaidDocuments::ChosenTiles(double heads, const patterns::AttentionOptions
   double tiles = 0;
   for (const int64_t of_document : tokens) {
     if (IsShort(attention, of_document)) continue;
-    const auto blocks = static_cast<double>(RoundUp(of_document, attention.tile) / attention.tile);
+    const auto blocks = static_cast<double>(RoundUp(of_document, attention.tile)) / attention.tile;
     tiles += heads * blocks * (blocks + 1) / 2;
   }
   return tiles / ranks;

@@ -91,7 +91,7 @@ struct HeadChoice {
   // In tiles: a column that may lie anywhere is visited by half of the query blocks, and a tile has
   // `tile` columns.
   RINGLEADER_HOST_DEVICE int64_t Work(int64_t blocks, int32_t tile) const {
-    return diagonal_tiles + columns * blocks / (2 * tile);
+    return diagonal_tiles + columns * blocks / (int64_t{2} * tile);
   }
 };
 
