@@ -191,6 +191,20 @@ TEST(GpuMonitorTest, AnXidOfTheHardwareIsAFaultAndOneOfAProgramIsNot) {
   EXPECT_THAT(monitor.Faults(), IsEmpty());
 }
 
+TEST(FaultOfTest, XidsOfTheHardwareAreFaultsAndNamed) {
+  const auto fault_after = [](uint64_t xid) {
+    return FaultOf({.gpu = {}, .sample = {}, .xids = {{xid, 1}}});
+  };
+  EXPECT_EQ(fault_after(48), "XID 48: uncorrectable memory error");
+  EXPECT_EQ(fault_after(64), "XID 64: a faulty memory row could not be replaced");
+  EXPECT_EQ(fault_after(79), "XID 79: the GPU has fallen off the bus");
+  EXPECT_EQ(fault_after(94), "XID 94: uncorrectable memory error, contained");
+  EXPECT_EQ(fault_after(95), "XID 95: uncorrectable memory error, not contained");
+  EXPECT_EQ(fault_after(140), "XID 140: uncorrectable memory error");
+  // A program's exception or fault, its end, a row that was replaced, a GPU that is too busy.
+  for (const uint64_t xid : {13, 31, 43, 45, 63, 65, 92}) EXPECT_EQ(fault_after(xid), "") << xid;
+}
+
 // Whoever asks is answered at once with what was seen last; and the monitor can go.
 TEST(GpuMonitorTest, ADriverThatHangsHoldsNobodyUp) {
   FakeDriver driver("gpus 1");

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <thread>
@@ -86,6 +87,16 @@ TEST_F(ProcessTest, RunsInItsFolderWithItsEnvironment) {
   const ExitStatus exit = Wait(process);
   EXPECT_EQ(exit.code, 3);
   EXPECT_EQ(exit.signal, 0);
+}
+
+// Which of two of one name counts is up to the program.
+TEST_F(ProcessTest, ItsEnvironmentTakesThePlaceOfItsParents) {
+  setenv("GREETING", "goodbye", 1);
+  setenv("GREETINGS", "many", 1);
+  Process process = Shell("tr '\\0' '\\n' </proc/$$/environ | grep ^GREETING | sort");
+  unsetenv("GREETING");
+  unsetenv("GREETINGS");
+  EXPECT_THAT(Output(process), ElementsAre("GREETING=hello", "GREETINGS=many"));
 }
 
 // The worker's own signals, files and input are none of a trainer's.
