@@ -76,6 +76,29 @@ TEST(NvmlTest, NamesTheFunctionThatIsMissingOrFails) {
   }
 }
 
+// As NVIDIA's nvml.h has them. The library of these tests is built with the same names as the
+// worker: it would agree with any other numbers.
+TEST(NvmlTest, NumbersAreTheDrivers) {
+  EXPECT_EQ(nvml::kSuccess, 0);
+  EXPECT_EQ(nvml::kNotSupported, 3);
+  EXPECT_EQ(nvml::kTimeout, 10);
+  EXPECT_EQ(nvml::kGpuIsLost, 15);
+  EXPECT_EQ(nvml::kSmClock, 1);
+  EXPECT_EQ(nvml::kMemoryClock, 2);
+  EXPECT_EQ(nvml::kGpuDie, 0);
+  EXPECT_EQ(nvml::kCorrected, 0);
+  EXPECT_EQ(nvml::kUncorrected, 1);
+  EXPECT_EQ(nvml::kSinceDriverLoad, 0);
+  EXPECT_EQ(nvml::kPowerCap, 0x4u);
+  EXPECT_EQ(nvml::kHardwareSlowdown, 0x8u);
+  EXPECT_EQ(nvml::kSoftwareThermal, 0x20u);
+  EXPECT_EQ(nvml::kHardwareThermal, 0x40u);
+  EXPECT_EQ(nvml::kPowerBrake, 0x80u);
+  EXPECT_EQ(nvml::kXidEvents, 0x8u);
+  EXPECT_EQ(sizeof(nvml::Memory), 24u);
+  EXPECT_EQ(sizeof(nvml::EventData), 32u);
+}
+
 TEST(NvmlTest, GivesBackWhatItTookOfTheDriver) {
   FakeDriver driver("gpus 2");
   void* const library = dlopen(FAKE_NVML, RTLD_NOW | RTLD_LOCAL);

@@ -1,5 +1,6 @@
 #include "worker/agent/process/child_process.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -8,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -163,6 +165,19 @@ TEST_F(ProcessTest, AStartThatFailsLeavesNoPipeOpen) {
   setrlimit(RLIMIT_NOFILE, &limit);
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
   EXPECT_EQ(OpenPipes(), before);
+}
+
+// A number that is free again may be another thread's by the time that it would be closed twice.
+TEST_F(ProcessTest, AStartClosesNoFileOfAnotherThread) {
+  std::atomic<bool> over = false;
+  int lost = 0;
+  std::thread other([&] {
+    while (!over) lost += close(open("/dev/null", O_RDONLY | O_CLOEXEC)) != 0;
+  });
+  for (int i = 0; i < 20; ++i) Shell("exit 0");
+  over = true;
+  other.join();
+  EXPECT_EQ(lost, 0);
 }
 
 TEST_F(ProcessTest, AMissingProgramIsAnErrorThatNamesIt) {
