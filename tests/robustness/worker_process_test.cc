@@ -15,6 +15,7 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -207,9 +208,52 @@ TEST_F(WorkerProcessTest, TakesNoTimeOfTheCoresWhileNothingRuns) {
     EXPECT_EQ(clock_gettime(clock, &time), 0);
     return absl::DurationFromTimespec(time);
   };
+  // How often its threads have gone to sleep. A short sleep takes little time, and wakes a core.
+  const auto sleeps = [&] {
+    uint64_t sum = 0;
+    for (const auto& thread :
+         std::filesystem::directory_iterator(absl::StrCat("/proc/", worker.pid(), "/task"))) {
+      std::ifstream status(thread.path() / "status");
+      for (std::string key, value; status >> key && std::getline(status, value);) {
+        if (key == "voluntary_ctxt_switches:") sum += std::stoull(value);
+      }
+    }
+    return sum;
+  };
   const absl::Duration before = used();
+  const uint64_t sleeps_before = sleeps();
   absl::SleepFor(absl::Seconds(1));
   EXPECT_LT(used() - before, absl::Milliseconds(250));
+  EXPECT_LT(sleeps() - sleeps_before, 1000u);
+}
+
+// Or it would be "exe" to whoever lists processes, or looks for what a worker has left behind.
+TEST_F(WorkerProcessTest, ItsWitnessIsKnownByName) {
+  namespace fs = std::filesystem;
+  Process worker = Start({{"--coordinator", coordinator_.address()}});
+  std::error_code gone;  // processes and files come and go meanwhile
+  const auto pipe_at = [&](const fs::path& descriptor) {
+    const std::string target = fs::read_symlink(descriptor, gone).string();
+    return target.starts_with("pipe:") ? target : "";
+  };
+  // Of those whose input is a pipe that the worker has open.
+  const auto names = [&] {
+    std::set<std::string> pipes, found;
+    for (const auto& file :
+         fs::directory_iterator(absl::StrCat("/proc/", worker.pid(), "/fd"), gone)) {
+      if (std::stoi(file.path().filename()) > STDERR_FILENO) pipes.insert(pipe_at(file.path()));
+    }
+    pipes.erase("");
+    for (const auto& process : fs::directory_iterator("/proc", gone)) {
+      if (!pipes.contains(pipe_at(process.path() / "fd/0"))) continue;
+      std::string name;
+      std::getline(std::ifstream(process.path() / "comm"), name);
+      found.insert(name);
+    }
+    return found;
+  };
+  EXPECT_TRUE(Eventually([&] { return names() == std::set<std::string>{"rl-witness"}; }))
+      << worker.Log();
 }
 
 // Takes no sessions, and reports of deaths only from the fourth on.

@@ -373,6 +373,8 @@ TEST_F(WorkerTest, OutOfContactItsTrainersEnd) {
   const v1::TrainerExited exited = coordinator_.Await(IsExit).event().trainer_exited();
   EXPECT_THAT(exited.message(), HasSubstr("out of contact with the coordinator"));
   EXPECT_GT(Metric("out_of_contact_seconds"), 0.3);
+  EXPECT_TRUE(Becomes([&] { return Metric("buffered_messages") == 1; }))
+      << "nobody has acknowledged the trainer's end";
   coordinator_.silent = false;
 }
 

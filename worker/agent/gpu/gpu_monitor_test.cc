@@ -76,6 +76,29 @@ TEST(NvmlTest, NamesTheFunctionThatIsMissingOrFails) {
   }
 }
 
+// As NVIDIA's nvml.h has them. The library of these tests is built with the same names as the
+// worker: it would agree with any other numbers.
+TEST(NvmlTest, NumbersAreTheDrivers) {
+  EXPECT_EQ(nvml::kSuccess, 0);
+  EXPECT_EQ(nvml::kNotSupported, 3);
+  EXPECT_EQ(nvml::kTimeout, 10);
+  EXPECT_EQ(nvml::kGpuIsLost, 15);
+  EXPECT_EQ(nvml::kSmClock, 1);
+  EXPECT_EQ(nvml::kMemoryClock, 2);
+  EXPECT_EQ(nvml::kGpuDie, 0);
+  EXPECT_EQ(nvml::kCorrected, 0);
+  EXPECT_EQ(nvml::kUncorrected, 1);
+  EXPECT_EQ(nvml::kSinceDriverLoad, 0);
+  EXPECT_EQ(nvml::kPowerCap, 0x4u);
+  EXPECT_EQ(nvml::kHardwareSlowdown, 0x8u);
+  EXPECT_EQ(nvml::kSoftwareThermal, 0x20u);
+  EXPECT_EQ(nvml::kHardwareThermal, 0x40u);
+  EXPECT_EQ(nvml::kPowerBrake, 0x80u);
+  EXPECT_EQ(nvml::kXidEvents, 0x8u);
+  EXPECT_EQ(sizeof(nvml::Memory), 24u);
+  EXPECT_EQ(sizeof(nvml::EventData), 32u);
+}
+
 TEST(NvmlTest, GivesBackWhatItTookOfTheDriver) {
   FakeDriver driver("gpus 2");
   void* const library = dlopen(FAKE_NVML, RTLD_NOW | RTLD_LOCAL);
@@ -189,6 +212,20 @@ TEST(GpuMonitorTest, AnXidOfTheHardwareIsAFaultAndOneOfAProgramIsNot) {
   const GpuMonitor monitor(With(FAKE_NVML));
   EXPECT_TRUE(Eventually([&] { return PageOf(monitor).find("xid=\"13\"") != std::string::npos; }));
   EXPECT_THAT(monitor.Faults(), IsEmpty());
+}
+
+TEST(FaultOfTest, XidsOfTheHardwareAreFaultsAndNamed) {
+  const auto fault_after = [](uint64_t xid) {
+    return FaultOf({.gpu = {}, .sample = {}, .xids = {{xid, 1}}});
+  };
+  EXPECT_EQ(fault_after(48), "XID 48: uncorrectable memory error");
+  EXPECT_EQ(fault_after(64), "XID 64: a faulty memory row could not be replaced");
+  EXPECT_EQ(fault_after(79), "XID 79: the GPU has fallen off the bus");
+  EXPECT_EQ(fault_after(94), "XID 94: uncorrectable memory error, contained");
+  EXPECT_EQ(fault_after(95), "XID 95: uncorrectable memory error, not contained");
+  EXPECT_EQ(fault_after(140), "XID 140: uncorrectable memory error");
+  // A program's exception or fault, its end, a row that was replaced, a GPU that is too busy.
+  for (const uint64_t xid : {13, 31, 43, 45, 63, 65, 92}) EXPECT_EQ(fault_after(xid), "") << xid;
 }
 
 // Whoever asks is answered at once with what was seen last; and the monitor can go.

@@ -156,7 +156,6 @@ bool IsWitness(int argc, char** argv) {
 int RunWitness() {
   if (fork() != 0) _exit(0);
   prctl(PR_SET_NAME, "rl-witness");
-  signal(SIGPIPE, SIG_IGN);
   const std::optional<WitnessOptions> options = ReadOptions();
   if (!options || ReadByte()) return 0;
   return Testify(*options).ok() ? 0 : 1;

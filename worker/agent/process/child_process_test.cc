@@ -1,5 +1,6 @@
 #include "worker/agent/process/child_process.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -8,6 +9,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <thread>
@@ -88,6 +91,16 @@ TEST_F(ProcessTest, RunsInItsFolderWithItsEnvironment) {
   EXPECT_EQ(exit.signal, 0);
 }
 
+// Which of two of one name counts is up to the program.
+TEST_F(ProcessTest, ItsEnvironmentTakesThePlaceOfItsParents) {
+  setenv("GREETING", "goodbye", 1);
+  setenv("GREETINGS", "many", 1);
+  Process process = Shell("tr '\\0' '\\n' </proc/$$/environ | grep ^GREETING | sort");
+  unsetenv("GREETING");
+  unsetenv("GREETINGS");
+  EXPECT_THAT(Output(process), ElementsAre("GREETING=hello", "GREETINGS=many"));
+}
+
 // The worker's own signals, files and input are none of a trainer's.
 TEST_F(ProcessTest, StartsWithNothingOfItsParents) {
   sigset_t blocked, before;
@@ -152,6 +165,19 @@ TEST_F(ProcessTest, AStartThatFailsLeavesNoPipeOpen) {
   setrlimit(RLIMIT_NOFILE, &limit);
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
   EXPECT_EQ(OpenPipes(), before);
+}
+
+// A number that is free again may be another thread's by the time that it would be closed twice.
+TEST_F(ProcessTest, AStartClosesNoFileOfAnotherThread) {
+  std::atomic<bool> over = false;
+  int lost = 0;
+  std::thread other([&] {
+    while (!over) lost += close(open("/dev/null", O_RDONLY | O_CLOEXEC)) != 0;
+  });
+  for (int i = 0; i < 20; ++i) Shell("exit 0");
+  over = true;
+  other.join();
+  EXPECT_EQ(lost, 0);
 }
 
 TEST_F(ProcessTest, AMissingProgramIsAnErrorThatNamesIt) {

@@ -7,11 +7,14 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <regex>
+#include <string>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -90,6 +93,16 @@ TEST(InventoryTest, CountsWhatIsThere) {
   ASSERT_EQ(sched_getaffinity(0, sizeof(cores), &cores), 0);
   EXPECT_EQ(inventory.cpu_cores(), CPU_COUNT(&cores));
   EXPECT_GT(inventory.memory_bytes(), 0);
+}
+
+TEST(InventoryTest, IsOfTheMachinesNameUnlessItIsToldAnother) {
+  char name[256] = {};
+  ASSERT_EQ(gethostname(name, sizeof(name) - 1), 0);
+  EXPECT_EQ(TakeInventory({}).hostname(), name);
+  EXPECT_EQ(TakeInventory({.hostname = "machine-3"}).hostname(), "machine-3");
+  // A node's id has the characters that a job's name may have.
+  EXPECT_EQ(DefaultNodeId(),
+            std::regex_replace(std::string(name), std::regex("[^A-Za-z0-9._-]"), "-"));
 }
 
 // Whoever starts the worker may leave it some of the machine's.
