@@ -37,9 +37,9 @@ balance::LatencyTable SlowestTable(const std::vector<v1::LatencyTable>& tables,
                                    const v1::LatencyShape& shape,
                                    const std::vector<std::string>& devices);
 
-// Replaces the links of `cluster` by the newest speeds that were measured on any of `devices`, while
-// nothing else ran. Between GPUs of a node hops are as fast as they usually are beside attention at
-// most, which leaves NCCL few of its blocks: NVLink alone is three times as fast.
+// Replaces the links of `cluster` by the newest speeds that were measured on any of `devices`,
+// while nothing else ran. Between GPUs of a node hops are as fast as they usually are beside
+// attention at most, which leaves NCCL few of its blocks: NVLink alone is three times as fast.
 void UseLinks(const std::vector<v1::LinkSpeed>& links, const std::vector<std::string>& devices,
               ClusterShape* cluster);
 
