@@ -44,7 +44,8 @@ class DocumentDealer {
       if (dealing.imbalance <= kEven && !NoneIsSpread(dealing.holders)) return dealing;
     }
     dealing = {.holders = std::vector<std::optional<int>>(tokens_.size())};
-    dealing.imbalance = MostOverMean(Times(dealing.holders, stripe));
+    const std::vector<double> times = Times(dealing.holders, stripe);
+    if (!times.empty()) dealing.imbalance = MostOverMean(times);
     return dealing;
   }
 

@@ -187,6 +187,17 @@ TEST(DocumentDealingTest, OneDocumentIsSpread) {
   EXPECT_FALSE(DealDocuments(std::vector<int64_t>{4096}, 4, 128, Weights()).holders[0].has_value());
 }
 
+// Whoever lays them out is told what does not divide.
+TEST(DocumentDealingTest, ASumThatDoesNotDivideIsSpreadWhole) {
+  for (const std::vector<int64_t>& lengths :
+       std::vector<std::vector<int64_t>>{{1000, 500, 23}, {100}, {7, 5, 1}}) {
+    const DocumentDealing dealing = DealDocuments(lengths, 4, 128, WeightsOfAttention());
+    ASSERT_EQ(dealing.holders.size(), lengths.size());
+    for (const auto holder : dealing.holders) EXPECT_FALSE(holder.has_value());
+    EXPECT_EQ(dealing.imbalance, 1.0);
+  }
+}
+
 TEST(DocumentDealingTest, WithoutWeightsTokensAreEven) {
   std::vector<int64_t> lengths(63, 1000);
   lengths.push_back(65536 - 63000);

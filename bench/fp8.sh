@@ -100,7 +100,8 @@ loss() {
   # A worker's slots are GPUs of their own; several workers share one.
   local here worker following=() name fp8_steps
   here=$(nvidia-smi --list-gpus 2>/dev/null | wc -l || true)
-  for ((worker = 0; worker < at_once; ++worker)); do
+  if ((at_once == 1)); then start_worker fp8 --trainers 1; fi
+  for ((worker = 0; at_once > 1 && worker < at_once; ++worker)); do
     CUDA_VISIBLE_DEVICES=$((worker % (here > 0 ? here : 1))) start_worker "fp8-$worker" --trainers 1
   done
   await_nodes "$at_once"

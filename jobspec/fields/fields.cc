@@ -212,8 +212,8 @@ constexpr Field kFieldsAfterPatterns[] = {
      "model that is trained from nothing learns less so. Widths of the model must be multiples of "
      "16. CPUs compute it too, slower than without."},
     {"training.fp8_first_step", Need::kDefault, "1", {1, kMaxSteps}, kFp8,
-     "The first step whose products read e4m3; those before read the model's type. What is learned "
-     "first suffers most from rounding ([precision.md](precision.md))."},
+     "The first step whose products read e4m3; those before read the model's type "
+     "([precision.md](precision.md))."},
     {"training.fp8_last_step", Need::kDefault, "0", {0, kMaxSteps}, kFp8,
      "The last one, so that training ends in the model's type; 0: `training.steps`."},
 
