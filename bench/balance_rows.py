@@ -10,6 +10,7 @@
 
 import csv
 import datetime
+import itertools
 import json
 import os
 import pathlib
@@ -266,15 +267,16 @@ class Halves:
 
 def live_rows(folder, where="", command="bench/balance.sh --live"):
     live = Halves(folder, "live")
-    fixed = [Halves(folder, steps.stem) for steps in sorted(pathlib.Path(folder).glob("fixed-*.steps"))]
+    fixed = [(Halves(folder, before.stem), Halves(folder, before.stem.replace("-before", "-after")))
+             for before in sorted(pathlib.Path(folder).glob("fixed-*-before.steps"))]
     for change in live.attempt.get("plan_changes", []):
         print(f"live: plan {change['version']} from step {change['effective_step']}, {change['state']}: "
               f"{'; '.join(change.get('reasons', []))}", file=sys.stderr)
     ratios = {}
     for half, what in enumerate(("short documents", "long documents")):
         # What is fixed has nothing to settle but the start of a half; what lives has three quarters of it for that.
-        best = min(job.seconds(half, 1 / 3) for job in fixed)
-        for job in fixed:
+        best = min(statistics.fmean(job.seconds(half, 1 / 3) for job in pair) for pair in fixed)
+        for job in itertools.chain.from_iterable(fixed):
             print(f"{job.name}, {what}: {job.seconds(half, 1 / 3):.4f} s a step, {job.shapes(half)}", file=sys.stderr)
         for way, left_out in (("settled", 3 / 4), ("every step counted", 0)):
             seconds = live.seconds(half, left_out)
