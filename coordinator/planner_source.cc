@@ -260,7 +260,7 @@ class PlannerSource : public lifecycle::PlanSource {
                                        .misses = running.live->misses(),
                                        .link_halvings = running.live->link_halvings(),
                                        .steps_left = running.live->StepsLeft(merged),
-                                       .change_seconds = running.live->change_seconds()};
+                                       .change_costs = running.live->change_costs()};
     if (jobspec::TrainsAlikeByDocuments(spec)) {
       request.hints.document_tokens =
           planner::DocumentsFrom(running.recent, spec.data().sequence_length());

@@ -16,9 +16,13 @@ namespace {
 
 constexpr uint64_t kMostLeadFactor = 64;
 constexpr uint64_t kStepsBetweenLooks = 32;
-constexpr double kNewestStep = 0.1;          // of the moving average of a step's seconds
-constexpr uint32_t kNoticeable = 50;         // thousandths of a group's speed
-constexpr double kUsualChange[] = {0.1, 2};  // seconds that a change of shape costs: CPU, GPU
+constexpr double kNewestStep = 0.1;   // of the moving average of a step's seconds
+constexpr uint32_t kNoticeable = 50;  // thousandths of a group's speed
+
+// What a change is taken to cost before one was made. A layout is other positions for tokens: on
+// two H100 no more than the spread of steps was seen. Another ring makes connections.
+constexpr double kUsualLayoutChange = 0.25;      // of a step
+constexpr double kUsualRingChange[] = {0.1, 2};  // seconds besides a step: CPU, GPU
 
 bool Alike(const google::protobuf::RepeatedField<uint32_t>& a, const std::vector<uint32_t>& b) {
   const auto speed = [](const auto& of, size_t group) {
@@ -97,7 +101,7 @@ bool LivePlan::IsTaken(const v1::StepReport& report, std::optional<v1::StepPlan>
     is_withdrawn_ = false;
   }
   if (is_taken_ || report.step() < plan_.effective_step()) return is_taken_;
-  changing_step_.reset();
+  changing_.reset();
   if (is_withdrawn_) {
     is_left_alone_ = true;
     return false;
@@ -117,20 +121,27 @@ bool LivePlan::IsTaken(const v1::StepReport& report, std::optional<v1::StepPlan>
 
 void LivePlan::LearnWhatAChangeCosts(const v1::StepReport& report) {
   const double seconds = report.step_seconds();
-  if (changing_step_.has_value() && report.step() >= *changing_step_ && is_taken_) {
-    if (report.step() == *changing_step_) {
-      change_seconds_ = std::max(0.0, seconds - mean_seconds_);
-    }
-    changing_step_.reset();
+  // Ranks that trained the step by an earlier plan have not changed anything.
+  if (changing_ && report.step() >= changing_->step && report.plan_version() == plan_.version()) {
     mean_seconds_ = 0;
-    return;  // its first step is like no other
+    if (report.step() == changing_->step) {
+      changing_->seconds = seconds;
+      return;  // it is like no other
+    }
+    // The shape before may have been slower or faster: the step after tells what one takes.
+    if (changing_->seconds.has_value()) {
+      std::optional<double>& cost = changing_->has_new_ring ? ring_change_ : layout_change_;
+      cost = std::max(0.0, *changing_->seconds - seconds);
+    }
+    changing_.reset();
   }
   mean_seconds_ += (mean_seconds_ == 0 ? 1 : kNewestStep) * (seconds - mean_seconds_);
 }
 
-double LivePlan::change_seconds() const {
+ChangeCosts LivePlan::change_costs() const {
   const bool cuda = spec_.resources().engine() == v1::ResourcesSpec::CUDA;
-  return change_seconds_.value_or(kUsualChange[cuda ? 1 : 0] + mean_seconds_);
+  return {.layout = layout_change_.value_or(kUsualLayoutChange * mean_seconds_),
+          .ring = ring_change_.value_or(kUsualRingChange[cuda ? 1 : 0] + mean_seconds_)};
 }
 
 bool LivePlan::WantsShape(const v1::StepReport& report) {
@@ -190,7 +201,8 @@ void LivePlan::ChangeShape(const v1::StepReport& report, std::optional<v1::StepP
     *plan.mutable_sample_weights() = better->sample_weights();
   }
   for (const std::string& reason : better->reasons()) plan.add_reasons(reason);
-  changing_step_ = plan.effective_step();
+  changing_ = {
+      .step = plan.effective_step(), .has_new_ring = HasNewRing(plan_, plan), .seconds = {}};
 }
 
 std::optional<v1::StepPlan> LivePlan::Observe(const v1::StepReport& report, absl::Duration age,

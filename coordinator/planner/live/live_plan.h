@@ -48,7 +48,7 @@ class LivePlan {
   bool WantsShape(const v1::StepReport& report);
   const std::map<std::string, double>& misses() const { return misses_; }
   int link_halvings() const { return link_halvings_; }
-  double change_seconds() const;
+  ChangeCosts change_costs() const;
   // Steps that a change would have before the job ends if it were announced now.
   uint64_t StepsLeft(const v1::StepReport& report) const;
   // What came of it, for the plan of that version; part of the next Observe.
@@ -77,9 +77,14 @@ class LivePlan {
   std::optional<v1::StepPlan> better_;
   std::map<std::string, double> misses_;
   int link_halvings_ = 0;
-  double mean_seconds_ = 0;                // of a step
-  std::optional<double> change_seconds_;   // measured
-  std::optional<uint64_t> changing_step_;  // the first of a shape that is announced
+  double mean_seconds_ = 0;                            // of a step
+  std::optional<double> layout_change_, ring_change_;  // seconds, measured
+  struct Changing {
+    uint64_t step = 0;  // the first of a shape that is announced
+    bool has_new_ring = false;
+    std::optional<double> seconds;  // that it took
+  };
+  std::optional<Changing> changing_;
 };
 
 // The plan without its newest change: with what it says of the steps before effective_step.

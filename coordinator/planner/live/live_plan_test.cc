@@ -36,7 +36,7 @@ class LivePlanTest : public ::testing::Test {
     for (int i = 0; i < steps; ++i) {
       v1::StepReport report;
       report.set_step(++step_);
-      report.set_step_seconds(1);
+      report.set_step_seconds(step_seconds_);
       report.set_plan_version(version);
       report.mutable_rank_paces()->Add(paces_.begin(), paces_.end());
       if (auto next = live->Observe(report, age_, {}, {})) return next;
@@ -54,6 +54,7 @@ class LivePlanTest : public ::testing::Test {
   v1::JobSpec spec_;
   v1::StepPlan plan_;
   uint64_t step_ = 0;
+  double step_seconds_ = 1;
   absl::Duration age_;
   std::vector<float> paces_ = {10, 10, 10, 10};
 };
@@ -78,6 +79,38 @@ TEST_F(LivePlanTest, AChangeOfShapeIsDatedAndKnowsWhatWasBefore) {
   EXPECT_FALSE(Train(&live, 4, 1).has_value());
   EXPECT_FALSE(Train(&live, 60, 2).has_value());
   EXPECT_TRUE(Train(&live, 10, 2).has_value());
+}
+
+// The step after the first of a shape tells what a step takes, not the one before.
+TEST_F(LivePlanTest, WhatAChangeCostsIsLearnedFromItsFirstStep) {
+  LivePlan live(spec_, plan_, nullptr, true);
+  Train(&live, 100, 1);
+  EXPECT_DOUBLE_EQ(live.change_costs().layout, 0.25) << "of a step, before anything is known";
+  const double ring = live.change_costs().ring;
+  EXPECT_GT(ring, 1) << "a step and more";
+  live.TakeShape(1, Better(v1::ParallelismSpec::ZIGZAG, plan_));
+  const auto zigzag = Train(&live, 1, 1);
+  ASSERT_TRUE(zigzag.has_value());
+  Train(&live, 4, 1);
+  step_seconds_ = 0.9;
+  Train(&live, 1, 2);
+  EXPECT_EQ(step_, zigzag->effective_step());
+  step_seconds_ = 0.6;
+  Train(&live, 99, 2);
+  EXPECT_NEAR(live.change_costs().layout, 0.3, 1e-9);
+  EXPECT_NEAR(live.change_costs().ring, ring - 0.4, 1e-9) << "a step less long, and else unknown";
+  v1::StepPlan other = *zigzag;
+  other.mutable_ring()->set_kind(v1::ParallelismSpec::ALL_GATHER);
+  live.TakeShape(2, Better(v1::ParallelismSpec::ZIGZAG, other));
+  const auto gathered = Train(&live, 1, 2);
+  ASSERT_TRUE(gathered.has_value());
+  Train(&live, static_cast<int>(gathered->effective_step() - step_) - 1, 2);
+  step_seconds_ = 4.6;
+  Train(&live, 1, 3);
+  step_seconds_ = 0.6;
+  Train(&live, 1, 3);
+  EXPECT_NEAR(live.change_costs().ring, 4, 1e-9);
+  EXPECT_NEAR(live.change_costs().layout, 0.3, 1e-9);
 }
 
 TEST_F(LivePlanTest, WhatRanksDidNotTakeIsWithdrawnAndTheNextComesEarlier) {

@@ -64,11 +64,15 @@ bool KnowsDocuments(v1::ParallelismSpec::Layout layout) {
 }
 
 bool SameShape(const v1::StepPlan& a, const v1::StepPlan& b) {
-  return a.layout() == b.layout() && a.stripe() == b.stripe() &&
-         a.ring().kind() == b.ring().kind() && a.ring().inner() == b.ring().inner();
+  return a.layout() == b.layout() && a.stripe() == b.stripe() && !HasNewRing(a, b);
 }
 
 }  // namespace
+
+bool HasNewRing(const v1::StepPlan& before, const v1::StepPlan& after) {
+  return before.ring().kind() != after.ring().kind() ||
+         before.ring().inner() != after.ring().inner();
+}
 
 StepsTaken MeanOf(std::span<const v1::StepReport> recent) {
   Mean seconds, exposed;
@@ -149,14 +153,15 @@ absl::StatusOr<Reshaping> Reshape(const ReshapeRequest& request, const PlanLimit
                            (known == request.misses.end() ? result.miss : known->second);
     const double ahead = std::min(kStepsAhead, static_cast<double>(request.steps_left));
     const double gain = ahead * (request.taken.seconds - seconds);
-    if (seconds >= least || gain <= kTimesItsCost * request.change_seconds) continue;
+    const double cost =
+        HasNewRing(request.plan, plan) ? request.change_costs.ring : request.change_costs.layout;
+    if (seconds >= least || gain <= kTimesItsCost * cost) continue;
     least = seconds * (1 - kTie);
     plan.clear_reasons();
     plan.add_reasons(absl::StrFormat(
         "%s in place of %s: a step is predicted to take %.4g s and took %.4g s, so that over the "
         "next %.0f steps %.4g s are gained for a change that costs %.4g s",
-        NameOf(plan), NameOf(request.plan), seconds, request.taken.seconds, ahead, gain,
-        request.change_seconds));
+        NameOf(plan), NameOf(request.plan), seconds, request.taken.seconds, ahead, gain, cost));
     result.better = std::move(plan);
   }
   return result;

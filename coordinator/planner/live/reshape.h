@@ -31,6 +31,15 @@ StepsTaken MeanOf(std::span<const v1::StepReport> recent);
 // empty where nothing is known of them, or one fills a sequence.
 std::vector<int64_t> DocumentsFrom(std::span<const v1::StepReport> recent, uint64_t tokens);
 
+// What a change costs, in seconds: of the layout alone, or of the ring with whatever else.
+struct ChangeCosts {
+  double layout = 0;
+  double ring = 0;
+};
+
+// Whether keys travel another way.
+bool HasNewRing(const v1::StepPlan& before, const v1::StepPlan& after);
+
 struct ReshapeRequest {
   v1::JobSpec spec;
   model::ModelConfig model;
@@ -41,9 +50,9 @@ struct ReshapeRequest {
   StepsTaken taken = {};              // under it
   // What steps took over what was predicted, by the shapes (NameOf) that were in force so far.
   std::map<std::string, double> misses = {};
-  int link_halvings = 0;      // what the last look found
-  uint64_t steps_left = 0;    // that a change announced now would have
-  double change_seconds = 0;  // what a change of shape costs
+  int link_halvings = 0;    // what the last look found
+  uint64_t steps_left = 0;  // that a change announced now would have
+  ChangeCosts change_costs = {};
 };
 
 struct Reshaping {

@@ -50,7 +50,7 @@ class ReshapeTest : public ::testing::Test {
                               .plan = plan_,
                               .misses = misses_,
                               .steps_left = 1000,
-                              .change_seconds = 2};
+                              .change_costs = {.layout = 2, .ring = 2}};
     const auto now = Predict(spec_, model_, request.cluster, request.costs, plan_, hints_);
     EXPECT_TRUE(now.ok()) << now.status();
     request.taken = {.seconds = slower * now->step_seconds(), .exposed_communication = waits};
@@ -99,11 +99,11 @@ TEST_F(ReshapeTest, AGainIsWorthTwiceWhatTheChangeCosts) {
   const Reshaping found = Look(request);
   ASSERT_TRUE(found.better.has_value());
   const double gain = request.taken.seconds - found.better->prediction().step_seconds();
-  request.change_seconds = 0.49 * 100 * gain;
+  request.change_costs = {.layout = 0.49 * 100 * gain, .ring = 1e9};
   EXPECT_TRUE(Look(request).better.has_value());
-  request.change_seconds = 0.52 * 100 * gain;
+  request.change_costs = {.layout = 0.52 * 100 * gain, .ring = 0.52 * 100 * gain};
   EXPECT_FALSE(Look(request).better.has_value());
-  request.change_seconds = 0.49 * 100 * gain;
+  request.change_costs.layout = 0.49 * 100 * gain;
   request.steps_left = 50;
   EXPECT_FALSE(Look(request).better.has_value()) << "the job ends before";
 }
