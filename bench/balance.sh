@@ -413,7 +413,11 @@ sequence=$((4 * sequence))
 pack ChatQA2-like four 0.1
 for anchor in none mean; do
   balance=", balance: {anchor: $anchor, tolerance: 0.1}"
-  init='init: ./learned-groups/model' last=$((5 * steps)) held_out=32 job "groups-$anchor" four 1 2 4 "$slash" "$balance" by_cost
+  for pattern in "$slash" 'pattern: xattention'; do
+    name=${pattern#pattern: }
+    init='init: ./learned-groups/model' last=$((5 * steps)) held_out=32 \
+      job "groups-${name%%,*}-$anchor" four 1 2 4 "$pattern" "$balance" by_cost
+  done
   job "ring-$anchor" ChatQA2-like 2 1 2 'pattern: xattention, threshold: 0.8' "$balance" by_cost
 done
 rows gpus

@@ -236,6 +236,36 @@ TEST_F(BlocksTest, MeanGateAndListsEqualTheReference) {
   }
 }
 
+// More blocks than are looked up at once, and blocks of one, two and many tiles.
+TEST_F(BlocksTest, ListsOfRandomChoicesEqualTheReference) {
+  for (const Shape& s : {Shape{LayoutKind::kStriped, 4, 262144, 1, 1, 64, 64, 64, 0},
+                         Shape{LayoutKind::kZigzag, 2, 32768, 3, 1, 64, 64, 128, 0, true},
+                         Shape{LayoutKind::kStriped, 2, 65536, 2, 1, 64, 64, 1024, 0, true}}) {
+    SCOPED_TRACE(::testing::Message() << s.tokens << " tokens, blocks of " << s.block_size);
+    if (SmallShapes() && s.tokens > 32768) continue;
+    ShardLayout query = {
+        .kind = s.kind, .ranks = s.ranks, .rank = 1, .stripe = 128, .tokens = s.tokens};
+    const LocalSight sight(s, query);
+    const int64_t rows = s.heads * (query.local_tokens() / s.tile);
+    const int blocks = static_cast<int>(s.tokens / s.block_size);
+    std::vector<char> selected(rows * blocks);
+    std::vector<uint32_t> bits(rows * BlockWords(blocks));
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int b = 0; b < blocks; ++b) {
+        if (random_() % 16 > static_cast<uint32_t>(row % 5)) continue;
+        selected[row * blocks + b] = 1;
+        bits[row * BlockWords(blocks) + b / 32] |= 1u << b % 32;
+      }
+    }
+    const DeviceBuffer<uint32_t> chosen(bits);
+    for (int owner = 0; owner < s.ranks; ++owner) {
+      ShardLayout key = query;
+      key.rank = owner;
+      CheckLists(chosen, selected, s, query, key, sight);
+    }
+  }
+}
+
 // The log-sum-exp of each of `query`'s rows [heads, n], and the mass that its tiles give to each
 // block [heads, query tiles, blocks], in double.
 struct ExactMass {

@@ -12,7 +12,7 @@ namespace {
 template <bool kByRow>
 struct Listing {
   const TileListsArgs args;
-  int query_tiles, key_tiles, words;
+  int query_tiles, key_tiles, blocks, words;
 
   __device__ int32_t* offsets() const { return kByRow ? args.row_offsets : args.column_offsets; }
   __device__ int32_t* list() const { return kByRow ? args.columns : args.rows; }
@@ -26,10 +26,6 @@ struct Listing {
   }
 };
 
-__device__ __forceinline__ bool IsChosen(const uint32_t* chosen, int block) {
-  return (chosen[block / 32] >> block % 32 & 1) != 0;
-}
-
 // The positions at which key tiles begin that a query tile sees.
 struct SeenTiles {
   int first, last;
@@ -41,94 +37,202 @@ __device__ __forceinline__ SeenTiles SeenTilesOf(const TileListsArgs& args, int 
           static_cast<int>(LastKeyOf(args.seen, args.query_layout, a, args.tile))};
 }
 
+// Whether there is room for entry `at`: what does not fit an int32 is past it, too.
+__device__ __forceinline__ bool Fits(const TileListsArgs& args, int at) {
+  return static_cast<uint32_t>(at) < static_cast<uint32_t>(args.capacity);
+}
+
+// How many of this rank's tokens lie before `position`.
+__device__ __forceinline__ uint32_t TokensBefore(const ShardLayout& layout, uint32_t position) {
+  if (layout.ranks == 1) return position;
+  const auto rank = static_cast<uint32_t>(layout.rank), ranks = static_cast<uint32_t>(layout.ranks);
+  const auto within = [position](uint32_t begin, uint32_t tokens) {
+    return position <= begin ? 0 : min(position - begin, tokens);
+  };
+  switch (layout.kind) {
+    case LayoutKind::kContiguous: {
+      const auto held = static_cast<uint32_t>(layout.local_tokens());
+      return within(rank * held, held);
+    }
+    case LayoutKind::kZigzag: {
+      const uint32_t chunk = static_cast<uint32_t>(layout.tokens) / (2 * ranks);
+      return within(rank * chunk, chunk) + within((2 * ranks - 1 - rank) * chunk, chunk);
+    }
+    case LayoutKind::kStriped: {
+      const auto stripe = static_cast<uint32_t>(layout.stripe);
+      const uint32_t round = position / (stripe * ranks);
+      return round * stripe + within((round * ranks + rank) * stripe, stripe);
+    }
+  }
+  return 0;
+}
+
+// How many of this rank's key tiles begin before `position`.
+__device__ __forceinline__ int TilesBefore(const TileListsArgs& args, int64_t position) {
+  const int64_t inside = max(int64_t{0}, min(position, args.key_layout.tokens));
+  const auto tile = static_cast<uint32_t>(args.tile);
+  return static_cast<int>(
+      (TokensBefore(args.key_layout, static_cast<uint32_t>(inside)) + tile - 1) / tile);
+}
+
 constexpr int kListThreads = 256;
 constexpr int kListWarps = kListThreads / 32;
+constexpr int kRowsOfWarp = 4;
+constexpr int kRowsOfBlock = kListWarps * kRowsOfWarp;
+constexpr int kBlocksAtOnce = 2048;  // whose tiles are looked up in shared memory
 
-// A warp takes a query tile: it counts into offsets (kFill false), or writes the entries,
-// ascending.
+// A warp takes query tiles of a head, a lane of it a block of keys: it counts the block's tiles
+// into offsets (kFill false), or writes the entries, ascending.
 template <bool kFill>
 __global__ void __launch_bounds__(kListThreads) RowsKernel(const Listing<true> listing) {
-  const int warp = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / 32);
-  const int lane = threadIdx.x % 32;
-  const int head = warp / listing.query_tiles, a = warp % listing.query_tiles;
-  if (head >= listing.args.heads) return;
-  int32_t* const offset = listing.offsets() + int64_t{head} * (listing.query_tiles + 1) + a;
-  const uint32_t* const chosen = listing.ChosenBy(head, a);
-  const SeenTiles sees = SeenTilesOf(listing.args, a);
-  int64_t at = kFill ? *offset : 0;
-#pragma unroll 2
-  for (int first = 0; first < listing.key_tiles; first += 32) {
-    const int b = first + lane, key = b < listing.key_tiles ? listing.PositionOf(b) : INT_MAX;
-    if (__all_sync(0xffffffffu, key > sees.last)) break;  // as all that follow
-    const bool listed = sees(key) && IsChosen(chosen, key / listing.args.block_size);
-    const uint32_t lanes = __ballot_sync(0xffffffffu, listed);
-    const int64_t mine = at + __popc(lanes & ((1u << lane) - 1));
-    if (kFill && listed && mine < listing.args.capacity) listing.list()[mine] = b;
-    at += __popc(lanes);
-  }
-  if (!kFill && lane == 0) *offset = static_cast<int32_t>(at);
-}
-
-// Calls visit(a) with the query tiles of [first, end) that list key tile b of this lane, ascending.
-// All of a warp call, each lane with a key tile of its own: neighbours read the same words.
-template <typename Visit>
-__device__ __forceinline__ void VisitListed(const Listing<false>& listing, int head, int b,
-                                            int first, int end, Visit visit) {
-  const int lane = threadIdx.x % 32;
-  const int key = b < listing.key_tiles ? listing.PositionOf(b) : INT_MAX;
-  const int lowest = __reduce_min_sync(0xffffffffu, key);
-  const int block = key == INT_MAX ? 0 : key / listing.args.block_size;
-  for (int from = first; from < end; from += 32) {
-    SeenTiles mine = {INT_MAX, -1};  // of query tile from + lane
-    if (from + lane < end) mine = SeenTilesOf(listing.args, from + lane);
-    if (__all_sync(0xffffffffu, mine.last < lowest)) continue;
-    const uint32_t* const chosen = listing.ChosenBy(head, from) + block / 32;
-    uint32_t listed = 0;
+  __shared__ int begins[kBlocksAtOnce + 1];  // the first tile of each block
+  const TileListsArgs& args = listing.args;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.y;
+  const int first_row = static_cast<int>(blockIdx.x) * kRowsOfBlock + warp * kRowsOfWarp;
+  const int rows = max(0, min(kRowsOfWarp, listing.query_tiles - first_row));
+  int32_t* const offsets =
+      listing.offsets() + int64_t{head} * (listing.query_tiles + 1) + first_row;
+  int at[kRowsOfWarp], sees_from[kRowsOfWarp], sees_to[kRowsOfWarp];  // tiles
 #pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const SeenTiles sees = {__shfl_sync(0xffffffffu, mine.first, i),
-                              __shfl_sync(0xffffffffu, mine.last, i)};
-      const int row = min(from + i, end - 1) - from;  // within the words
-      const uint32_t word = chosen[static_cast<int64_t>(row) * listing.words];
-      listed |= static_cast<uint32_t>(sees(key) && (word >> block % 32 & 1) != 0) << i;
+  for (int row = 0; row < kRowsOfWarp; ++row) {
+    at[row] = sees_from[row] = sees_to[row] = 0;
+    if (row >= rows) continue;
+    const SeenTiles sees = SeenTilesOf(args, first_row + row);
+    sees_from[row] = TilesBefore(args, sees.first);
+    sees_to[row] = TilesBefore(args, int64_t{sees.last} + 1);
+    if (kFill) at[row] = offsets[row];
+  }
+  for (int from = 0; from < listing.blocks; from += kBlocksAtOnce) {
+    const int blocks = min(kBlocksAtOnce, listing.blocks - from);
+    __syncthreads();
+    for (int i = threadIdx.x; i <= blocks; i += kListThreads) {
+      begins[i] = TilesBefore(args, int64_t{from + i} * args.block_size);
     }
-    for (; listed != 0; listed &= listed - 1) visit(from + __ffs(static_cast<int>(listed)) - 1);
+    __syncthreads();
+#pragma unroll
+    for (int row = 0; row < kRowsOfWarp; ++row) {
+      if (row >= rows) break;
+      const uint32_t* const chosen = listing.ChosenBy(head, first_row + row) + from / 32;
+      for (int b = 0; b < blocks && begins[b] < sees_to[row]; b += 32) {
+        if (begins[min(b + 32, blocks)] <= sees_from[row]) continue;
+        int begin = 0, count = 0;
+        if (b + lane < blocks && (chosen[b / 32] >> lane & 1) != 0) {
+          begin = max(begins[b + lane], sees_from[row]);
+          count = max(0, min(begins[b + lane + 1], sees_to[row]) - begin);
+        }
+        if constexpr (!kFill) {
+          at[row] += count;
+        } else {
+          int behind = count;  // entries up to this lane's last
+#pragma unroll
+          for (int step = 1; step < 32; step *= 2) {
+            const int other = __shfl_up_sync(0xffffffffu, behind, step);
+            behind += lane >= step ? other : 0;
+          }
+          const int mine = at[row] + behind - count;
+          uint32_t long_ones = __ballot_sync(0xffffffffu, count > 2);
+          if (count <= 2) {
+            for (int i = 0; i < count; ++i) {
+              if (Fits(args, mine + i)) listing.list()[mine + i] = begin + i;
+            }
+          }
+          for (; long_ones != 0; long_ones &= long_ones - 1) {
+            const int source = __ffs(static_cast<int>(long_ones)) - 1;
+            const int entries = __shfl_sync(0xffffffffu, count, source);
+            const int to = __shfl_sync(0xffffffffu, mine, source);
+            const int tile = __shfl_sync(0xffffffffu, begin, source);
+            for (int i = lane; i < entries; i += 32) {
+              if (Fits(args, to + i)) listing.list()[to + i] = tile + i;
+            }
+          }
+          at[row] += __shfl_sync(0xffffffffu, behind, 31);
+        }
+      }
+    }
+  }
+  if constexpr (!kFill) {
+#pragma unroll
+    for (int row = 0; row < kRowsOfWarp; ++row) {
+      const int count =
+          static_cast<int>(__reduce_add_sync(0xffffffffu, static_cast<unsigned>(at[row])));
+      if (row < rows && lane == 0) offsets[row] = count;
+    }
   }
 }
 
-// A block takes 32 key tiles of a head, one a lane; each warp has a share of the query tiles.
+constexpr int kColumnsOfBlock = 8;
+
+// A block takes key tiles of a head, each of its warps a share of the query tiles, a lane one of
+// them at a time.
 template <bool kFill>
 __global__ void __launch_bounds__(kListThreads) ColumnsKernel(const Listing<false> listing) {
-  __shared__ int counts[kListWarps][32];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int head = blockIdx.y, b = static_cast<int>(blockIdx.x) * 32 + lane;
+  __shared__ int counts[kListWarps][kColumnsOfBlock];
+  const TileListsArgs& args = listing.args;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.y;
+  const int first_column = static_cast<int>(blockIdx.x) * kColumnsOfBlock;
   const int share = (listing.query_tiles + kListWarps - 1) / kListWarps;
   const int first = min(listing.query_tiles, warp * share),
             end = min(listing.query_tiles, first + share);
-  int32_t* const offset = listing.offsets() + int64_t{head} * (listing.key_tiles + 1) + b;
-  int count = 0;
-  VisitListed(listing, head, b, first, end, [&](int) { ++count; });
-  counts[warp][lane] = count;
+  int keys[kColumnsOfBlock], blocks[kColumnsOfBlock], at[kColumnsOfBlock];
+#pragma unroll
+  for (int i = 0; i < kColumnsOfBlock; ++i) {
+    const int b = first_column + i;
+    keys[i] = b < listing.key_tiles ? listing.PositionOf(b) : INT_MAX;
+    blocks[i] = b < listing.key_tiles ? keys[i] / args.block_size : 0;
+    at[i] = 0;
+  }
+  // Calls visit(i, a, lanes) for each tile of keys: whether query tile a lists it, by lane.
+  const auto visit_listed = [&](auto visit) {
+    for (int from = first; from < end; from += 32) {
+      const int a = from + lane;
+      SeenTiles sees = {INT_MAX, -1};
+      if (a < end) sees = SeenTilesOf(args, a);
+      if (__all_sync(0xffffffffu, sees.last < keys[0])) continue;
+      const uint32_t* const chosen = listing.ChosenBy(head, min(a, end - 1));
+      uint32_t word = 0;
+#pragma unroll
+      for (int i = 0; i < kColumnsOfBlock; ++i) {
+        if (i == 0 || blocks[i] / 32 != blocks[i - 1] / 32) word = chosen[blocks[i] / 32];
+        const bool listed = sees(keys[i]) && (word >> blocks[i] % 32 & 1) != 0;
+        visit(i, a, listed, __ballot_sync(0xffffffffu, listed));
+      }
+    }
+  };
+  visit_listed([&](int i, int, bool, uint32_t lanes) { at[i] += __popc(lanes); });
+#pragma unroll
+  for (int i = 0; i < kColumnsOfBlock; ++i) {
+    if (lane == 0) counts[warp][i] = at[i];
+  }
   __syncthreads();
+  int32_t* const offsets =
+      listing.offsets() + int64_t{head} * (listing.key_tiles + 1) + first_column;
+  const int columns = min(kColumnsOfBlock, listing.key_tiles - first_column);
   if constexpr (!kFill) {
-    if (warp > 0 || b >= listing.key_tiles) return;
-    for (int other = 1; other < kListWarps; ++other) count += counts[other][lane];
-    *offset = count;
+    if (threadIdx.x >= columns) return;
+    int count = 0;
+    for (int other = 0; other < kListWarps; ++other) count += counts[other][threadIdx.x];
+    offsets[threadIdx.x] = count;
   } else {
-    int64_t at = b < listing.key_tiles ? *offset : 0;
-    for (int other = 0; other < warp; ++other) at += counts[other][lane];
-    VisitListed(listing, head, b, first, end, [&](int a) {
-      if (at < listing.args.capacity) listing.list()[at] = a;
-      ++at;
+#pragma unroll
+    for (int i = 0; i < kColumnsOfBlock; ++i) {
+      at[i] = i < columns ? offsets[i] : 0;
+      for (int other = 0; other < warp; ++other) at[i] += counts[other][i];
+    }
+    visit_listed([&](int i, int a, bool listed, uint32_t lanes) {
+      const int mine = at[i] + __popc(lanes & ((1u << lane) - 1));
+      if (listed && Fits(args, mine)) listing.list()[mine] = a;
+      at[i] += __popc(lanes);
     });
   }
 }
 
-// Counts to offsets, in place. A head's last offset is the next one's first. A thread adds up
-// neighbours.
+// Counts to offsets, in place, by one block for each direction. A head's last offset is the next
+// one's first. A thread adds up neighbours.
 __global__ void __launch_bounds__(kSelectThreads)
-    OffsetsKernel(int32_t* offsets, int heads, int lines) {
+    OffsetsKernel(const TileListsArgs args, int query_tiles, int key_tiles) {
   __shared__ uint64_t slots[32];
+  const int heads = args.heads, lines = blockIdx.x == 0 ? query_tiles : key_tiles;
+  int32_t* const offsets = blockIdx.x == 0 ? args.row_offsets : args.column_offsets;
   const int64_t count = static_cast<int64_t>(heads) * (lines + 1);
   const int64_t share = (count + kSelectThreads - 1) / kSelectThreads;
   const int64_t first = min(count, threadIdx.x * share), end = min(count, first + share);
@@ -151,35 +255,19 @@ __global__ void __launch_bounds__(kSelectThreads)
 }
 
 // Counts the entries of all lines, or writes them.
-void Visit(const Listing<true>& listing, bool fill, cudaStream_t stream) {
-  const int64_t warps = int64_t{listing.query_tiles} * listing.args.heads;
-  const auto grid = static_cast<unsigned>((warps + kListWarps - 1) / kListWarps);
-  const auto kernel = fill ? RowsKernel<true> : RowsKernel<false>;
-  kernel<<<grid, kListThreads, 0, stream>>>(listing);
-}
-void Visit(const Listing<false>& listing, bool fill, cudaStream_t stream) {
-  const dim3 grid((listing.key_tiles + 31) / 32, listing.args.heads);
-  const auto kernel = fill ? ColumnsKernel<true> : ColumnsKernel<false>;
-  kernel<<<grid, kListThreads, 0, stream>>>(listing);
-}
-
-template <bool kByRow>
-absl::Status BuildList(const TileListsArgs& args, cudaStream_t stream) {
-  const auto tiles = [&](int64_t tokens) {
-    return static_cast<int>((tokens + args.tile - 1) / args.tile);
+template <bool kFill>
+absl::Status VisitLines(const TileListsArgs& args, int query_tiles, int key_tiles, int blocks,
+                        cudaStream_t stream) {
+  const auto grid = [&](int lines, int of_block) {
+    return dim3((lines + of_block - 1) / of_block, args.heads);
   };
-  const int blocks =
-      static_cast<int>((args.query_layout.tokens + args.block_size - 1) / args.block_size);
-  const Listing<kByRow> listing = {args, tiles(args.query_layout.local_tokens()),
-                                   tiles(args.key_layout.local_tokens()), BlockWords(blocks)};
-  const int lines = kByRow ? listing.query_tiles : listing.key_tiles;
-  Visit(listing, /*fill=*/false, stream);
-  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "BuildTileLists: count");
-  OffsetsKernel<<<1, kSelectThreads, 0, stream>>>(kByRow ? args.row_offsets : args.column_offsets,
-                                                  args.heads, lines);
-  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "BuildTileLists: offsets");
-  Visit(listing, /*fill=*/true, stream);
-  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "BuildTileLists: fill");
+  const int words = BlockWords(blocks);
+  RowsKernel<kFill><<<grid(query_tiles, kRowsOfBlock), kListThreads, 0, stream>>>(
+      {args, query_tiles, key_tiles, blocks, words});
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "BuildTileLists: rows");
+  ColumnsKernel<kFill><<<grid(key_tiles, kColumnsOfBlock), kListThreads, 0, stream>>>(
+      {args, query_tiles, key_tiles, blocks, words});
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "BuildTileLists: columns");
   return absl::OkStatus();
 }
 
@@ -200,8 +288,17 @@ absl::Status BuildTileLists(const TileListsArgs& args, cudaStream_t stream) {
   RETURN_IF_ERROR(fused::CheckPointer(args.columns, "BuildTileLists: columns"));
   RETURN_IF_ERROR(fused::CheckPointer(args.column_offsets, "BuildTileLists: column_offsets"));
   RETURN_IF_ERROR(fused::CheckPointer(args.rows, "BuildTileLists: rows"));
-  RETURN_IF_ERROR(BuildList<true>(args, stream));
-  return BuildList<false>(args, stream);
+  const auto tiles = [&](int64_t tokens) {
+    return static_cast<int>((tokens + args.tile - 1) / args.tile);
+  };
+  const int query_tiles = tiles(args.query_layout.local_tokens());
+  const int key_tiles = tiles(args.key_layout.local_tokens());
+  const int blocks =
+      static_cast<int>((args.query_layout.tokens + args.block_size - 1) / args.block_size);
+  RETURN_IF_ERROR(VisitLines<false>(args, query_tiles, key_tiles, blocks, stream));
+  OffsetsKernel<<<2, kSelectThreads, 0, stream>>>(args, query_tiles, key_tiles);
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "BuildTileLists: offsets");
+  return VisitLines<true>(args, query_tiles, key_tiles, blocks, stream);
 }
 
 }  // namespace ringleader::kernels::index
