@@ -12,7 +12,7 @@ namespace {
 template <bool kByRow>
 struct Listing {
   const TileListsArgs args;
-  int query_tiles, key_tiles, blocks, words;
+  int query_tiles, key_tiles, words;
 
   __device__ int32_t* offsets() const { return kByRow ? args.row_offsets : args.column_offsets; }
   __device__ int32_t* list() const { return kByRow ? args.columns : args.rows; }
@@ -25,17 +25,6 @@ struct Listing {
     return static_cast<int>(args.key_layout.Position(static_cast<int64_t>(b) * args.tile));
   }
 };
-
-// The positions at which key tiles begin that a query tile sees.
-struct SeenTiles {
-  int first, last;
-
-  __device__ bool operator()(int key) const { return key >= first && key <= last; }
-};
-__device__ __forceinline__ SeenTiles SeenTilesOf(const TileListsArgs& args, int a) {
-  return {static_cast<int>(args.seen.Begin(static_cast<int64_t>(a) * args.tile)) - args.tile + 1,
-          static_cast<int>(LastKeyOf(args.seen, args.query_layout, a, args.tile))};
-}
 
 // Whether there is room for entry `at`: what does not fit an int32 is past it, too.
 __device__ __forceinline__ bool Fits(const TileListsArgs& args, int at) {
@@ -75,154 +64,135 @@ __device__ __forceinline__ int TilesBefore(const TileListsArgs& args, int64_t po
       (TokensBefore(args.key_layout, static_cast<uint32_t>(inside)) + tile - 1) / tile);
 }
 
-constexpr int kListThreads = 256;
-constexpr int kListWarps = kListThreads / 32;
-constexpr int kRowsOfWarp = 4;
-constexpr int kRowsOfBlock = kListWarps * kRowsOfWarp;
-constexpr int kBlocksAtOnce = 2048;  // whose tiles are looked up in shared memory
+// Local key tiles [begin, end), where that is more than nothing.
+struct TileRange {
+  int begin = 0, end = 0;
 
-// A warp takes query tiles of a head, a lane of it a block of keys: it counts the block's tiles
-// into offsets (kFill false), or writes the entries, ascending.
-template <bool kFill>
-__global__ void __launch_bounds__(kListThreads) RowsKernel(const Listing<true> listing) {
-  __shared__ int begins[kBlocksAtOnce + 1];  // the first tile of each block
-  const TileListsArgs& args = listing.args;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.y;
-  const int first_row = static_cast<int>(blockIdx.x) * kRowsOfBlock + warp * kRowsOfWarp;
-  const int rows = max(0, min(kRowsOfWarp, listing.query_tiles - first_row));
-  int32_t* const offsets =
-      listing.offsets() + int64_t{head} * (listing.query_tiles + 1) + first_row;
-  int at[kRowsOfWarp], sees_from[kRowsOfWarp], sees_to[kRowsOfWarp];  // tiles
-#pragma unroll
-  for (int row = 0; row < kRowsOfWarp; ++row) {
-    at[row] = sees_from[row] = sees_to[row] = 0;
-    if (row >= rows) continue;
-    const SeenTiles sees = SeenTilesOf(args, first_row + row);
-    sees_from[row] = TilesBefore(args, sees.first);
-    sees_to[row] = TilesBefore(args, int64_t{sees.last} + 1);
-    if (kFill) at[row] = offsets[row];
+  // Those of 32 tiles from `first`, a bit each.
+  __device__ uint32_t Within(int first) const {
+    const int low = max(begin - first, 0), high = min(end - first, 32);
+    return low < high ? 0xffffffffu >> (32 - (high - low)) << low : 0;
   }
-  for (int from = 0; from < listing.blocks; from += kBlocksAtOnce) {
-    const int blocks = min(kBlocksAtOnce, listing.blocks - from);
-    __syncthreads();
-    for (int i = threadIdx.x; i <= blocks; i += kListThreads) {
-      begins[i] = TilesBefore(args, int64_t{from + i} * args.block_size);
-    }
-    __syncthreads();
-#pragma unroll
-    for (int row = 0; row < kRowsOfWarp; ++row) {
-      if (row >= rows) break;
-      const uint32_t* const chosen = listing.ChosenBy(head, first_row + row) + from / 32;
-      for (int b = 0; b < blocks && begins[b] < sees_to[row]; b += 32) {
-        if (begins[min(b + 32, blocks)] <= sees_from[row]) continue;
-        int begin = 0, count = 0;
-        if (b + lane < blocks && (chosen[b / 32] >> lane & 1) != 0) {
-          begin = max(begins[b + lane], sees_from[row]);
-          count = max(0, min(begins[b + lane + 1], sees_to[row]) - begin);
-        }
-        if constexpr (!kFill) {
-          at[row] += count;
-        } else {
-          int behind = count;  // entries up to this lane's last
-#pragma unroll
-          for (int step = 1; step < 32; step *= 2) {
-            const int other = __shfl_up_sync(0xffffffffu, behind, step);
-            behind += lane >= step ? other : 0;
-          }
-          const int mine = at[row] + behind - count;
-          uint32_t long_ones = __ballot_sync(0xffffffffu, count > 2);
-          if (count <= 2) {
-            for (int i = 0; i < count; ++i) {
-              if (Fits(args, mine + i)) listing.list()[mine + i] = begin + i;
-            }
-          }
-          for (; long_ones != 0; long_ones &= long_ones - 1) {
-            const int source = __ffs(static_cast<int>(long_ones)) - 1;
-            const int entries = __shfl_sync(0xffffffffu, count, source);
-            const int to = __shfl_sync(0xffffffffu, mine, source);
-            const int tile = __shfl_sync(0xffffffffu, begin, source);
-            for (int i = lane; i < entries; i += 32) {
-              if (Fits(args, to + i)) listing.list()[to + i] = tile + i;
-            }
-          }
-          at[row] += __shfl_sync(0xffffffffu, behind, 31);
-        }
-      }
-    }
-  }
-  if constexpr (!kFill) {
-#pragma unroll
-    for (int row = 0; row < kRowsOfWarp; ++row) {
-      const int count =
-          static_cast<int>(__reduce_add_sync(0xffffffffu, static_cast<unsigned>(at[row])));
-      if (row < rows && lane == 0) offsets[row] = count;
-    }
-  }
+};
+
+// The key tiles that query tile `a` sees.
+__device__ __forceinline__ TileRange SeenBy(const TileListsArgs& args, int a) {
+  const int64_t last = LastKeyOf(args.seen, args.query_layout, a, args.tile);
+  return {TilesBefore(args, args.seen.Begin(static_cast<int64_t>(a) * args.tile) - args.tile + 1),
+          TilesBefore(args, last + 1)};
 }
 
-constexpr int kColumnsOfBlock = 8;
+constexpr uint32_t kWarp = 0xffffffffu;
 
-// A block takes key tiles of a head, each of its warps a share of the query tiles, a lane one of
-// them at a time.
-template <bool kFill>
-__global__ void __launch_bounds__(kListThreads) ColumnsKernel(const Listing<false> listing) {
-  __shared__ int counts[kListWarps][kColumnsOfBlock];
+// Which of 32 key tiles the query tile of this lane lists, a bit each. `chosen`: its blocks;
+// `seen`: those of the tiles that it sees; `block`: of the lane's tile of keys.
+__device__ __forceinline__ uint32_t ListedOf(const uint32_t* chosen, uint32_t seen, int block) {
+  if (__all_sync(kWarp, seen == 0)) return 0;
+  const int lane = threadIdx.x % 32;
+  const int before = __shfl_up_sync(kWarp, block, 1);
+  uint32_t begins = __ballot_sync(kWarp, lane == 0 || block != before);  // runs of one block
+  const int first = __shfl_sync(kWarp, block, 0), last = __shfl_sync(kWarp, block, 31);
+  if (begins == kWarp && first % 32 == 0 && last - first == 31) return chosen[first / 32] & seen;
+  uint32_t listed = 0, word = 0;
+  for (int known = -1; begins != 0;) {
+    const int from = __ffs(static_cast<int>(begins)) - 1;
+    begins &= begins - 1;
+    const int to = begins == 0 ? 32 : __ffs(static_cast<int>(begins)) - 1;
+    const int of_run = __shfl_sync(kWarp, block, from);
+    if (of_run / 32 != known) {
+      known = of_run / 32;
+      word = chosen[known];
+    }
+    if ((word >> of_run % 32 & 1) != 0) listed |= kWarp >> (32 - (to - from)) << from;
+  }
+  return listed & seen;
+}
+
+// Bit i of lane j becomes bit j of lane i.
+__device__ __forceinline__ uint32_t Transposed(uint32_t bits) {
+  const int lane = threadIdx.x % 32;
+  constexpr uint32_t kLow[] = {0x55555555u, 0x33333333u, 0x0f0f0f0fu, 0x00ff00ffu, 0x0000ffffu};
+#pragma unroll
+  for (int level = 4; level >= 0; --level) {
+    const int step = 1 << level;
+    const uint32_t low = kLow[level], other = __shfl_xor_sync(kWarp, bits, step);
+    bits = (lane & step) == 0 ? (bits & low) | (other << step & ~low)
+                              : (bits & ~low) | (other >> step & low);
+  }
+  return bits;
+}
+
+constexpr int kListWarps = 8;
+constexpr int kListThreads = 32 * kListWarps;
+
+// A block takes 32 lines of a head, one a lane, and all entries, 32 a warp at a time: it counts
+// them into offsets (kFill false), or writes them, ascending.
+template <bool kByRow, bool kFill>
+__global__ void __launch_bounds__(kListThreads) ListKernel(const Listing<kByRow> listing) {
+  __shared__ int counts[kListWarps][32];
   const TileListsArgs& args = listing.args;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.y;
-  const int first_column = static_cast<int>(blockIdx.x) * kColumnsOfBlock;
-  const int share = (listing.query_tiles + kListWarps - 1) / kListWarps;
-  const int first = min(listing.query_tiles, warp * share),
-            end = min(listing.query_tiles, first + share);
-  int keys[kColumnsOfBlock], blocks[kColumnsOfBlock], at[kColumnsOfBlock];
-#pragma unroll
-  for (int i = 0; i < kColumnsOfBlock; ++i) {
-    const int b = first_column + i;
-    keys[i] = b < listing.key_tiles ? listing.PositionOf(b) : INT_MAX;
-    blocks[i] = b < listing.key_tiles ? keys[i] / args.block_size : 0;
-    at[i] = 0;
+  const int lines = kByRow ? listing.query_tiles : listing.key_tiles;
+  const int entries = kByRow ? listing.key_tiles : listing.query_tiles;
+  const int first_line = static_cast<int>(blockIdx.x) * 32;
+  int32_t* const offset = listing.offsets() + int64_t{head} * (lines + 1) + first_line + lane;
+  const bool is_line = first_line + lane < lines;
+  int at = kFill && is_line ? *offset : 0;
+  const uint32_t* chosen = nullptr;  // of the lane's query tile
+  TileRange sees;
+  const auto take_queries = [&](int first) {
+    const int a = min(first + lane, listing.query_tiles - 1);
+    chosen = listing.ChosenBy(head, a);
+    sees = first + lane == a ? SeenBy(args, a) : TileRange();
+  };
+  const auto block_of = [&](int first) {
+    return listing.PositionOf(min(first + lane, listing.key_tiles - 1)) / args.block_size;
+  };
+  int block = 0;  // of the lane's key tile
+  if constexpr (kByRow) {
+    take_queries(first_line);
+  } else {
+    block = block_of(first_line);
   }
-  // Calls visit(i, a, lanes) for each tile of keys: whether query tile a lists it, by lane.
-  const auto visit_listed = [&](auto visit) {
-    for (int from = first; from < end; from += 32) {
-      const int a = from + lane;
-      SeenTiles sees = {INT_MAX, -1};
-      if (a < end) sees = SeenTilesOf(args, a);
-      if (__all_sync(0xffffffffu, sees.last < keys[0])) continue;
-      const uint32_t* const chosen = listing.ChosenBy(head, min(a, end - 1));
-      uint32_t word = 0;
-#pragma unroll
-      for (int i = 0; i < kColumnsOfBlock; ++i) {
-        if (i == 0 || blocks[i] / 32 != blocks[i - 1] / 32) word = chosen[blocks[i] / 32];
-        const bool listed = sees(keys[i]) && (word >> blocks[i] % 32 & 1) != 0;
-        visit(i, a, listed, __ballot_sync(0xffffffffu, listed));
+  for (int turn = 0; turn < entries; turn += kListThreads) {
+    const int first = turn + 32 * warp;
+    uint32_t listed = 0;  // entries of the lane's line
+    if (first < entries) {
+      if constexpr (kByRow) {
+        const uint32_t seen = sees.Within(first);
+        if (__any_sync(kWarp, seen != 0)) listed = ListedOf(chosen, seen, block_of(first));
+      } else {
+        take_queries(first);
+        listed = Transposed(ListedOf(chosen, sees.Within(first_line), block));
       }
     }
-  };
-  visit_listed([&](int i, int, bool, uint32_t lanes) { at[i] += __popc(lanes); });
-#pragma unroll
-  for (int i = 0; i < kColumnsOfBlock; ++i) {
-    if (lane == 0) counts[warp][i] = at[i];
-  }
-  __syncthreads();
-  int32_t* const offsets =
-      listing.offsets() + int64_t{head} * (listing.key_tiles + 1) + first_column;
-  const int columns = min(kColumnsOfBlock, listing.key_tiles - first_column);
-  if constexpr (!kFill) {
-    if (threadIdx.x >= columns) return;
-    int count = 0;
-    for (int other = 0; other < kListWarps; ++other) count += counts[other][threadIdx.x];
-    offsets[threadIdx.x] = count;
-  } else {
-#pragma unroll
-    for (int i = 0; i < kColumnsOfBlock; ++i) {
-      at[i] = i < columns ? offsets[i] : 0;
-      for (int other = 0; other < warp; ++other) at[i] += counts[other][i];
+    if constexpr (!kFill) {
+      at += __popc(listed);
+      continue;
     }
-    visit_listed([&](int i, int a, bool listed, uint32_t lanes) {
-      const int mine = at[i] + __popc(lanes & ((1u << lane) - 1));
-      if (listed && Fits(args, mine)) listing.list()[mine] = a;
-      at[i] += __popc(lanes);
-    });
+    counts[warp][lane] = __popc(listed);
+    __syncthreads();
+    int mine = at;
+#pragma unroll
+    for (int other = 0; other < kListWarps; ++other) {
+      const int count = counts[other][lane];
+      mine += other < warp ? count : 0;
+      at += count;
+    }
+    for (uint32_t some = __ballot_sync(kWarp, listed != 0); some != 0; some &= some - 1) {
+      const int line = __ffs(static_cast<int>(some)) - 1;
+      const uint32_t bits = __shfl_sync(kWarp, listed, line);
+      const int to = __shfl_sync(kWarp, mine, line) + __popc(bits & ((1u << lane) - 1));
+      if ((bits >> lane & 1) != 0 && Fits(args, to)) listing.list()[to] = first + lane;
+    }
+    __syncthreads();
+  }
+  if constexpr (!kFill) {
+    counts[warp][lane] = at;
+    __syncthreads();
+    if (warp > 0 || !is_line) return;
+    for (int other = 1; other < kListWarps; ++other) at += counts[other][lane];
+    *offset = at;
   }
 }
 
@@ -256,17 +226,14 @@ __global__ void __launch_bounds__(kSelectThreads)
 
 // Counts the entries of all lines, or writes them.
 template <bool kFill>
-absl::Status VisitLines(const TileListsArgs& args, int query_tiles, int key_tiles, int blocks,
+absl::Status VisitLines(const TileListsArgs& args, int query_tiles, int key_tiles, int words,
                         cudaStream_t stream) {
-  const auto grid = [&](int lines, int of_block) {
-    return dim3((lines + of_block - 1) / of_block, args.heads);
-  };
-  const int words = BlockWords(blocks);
-  RowsKernel<kFill><<<grid(query_tiles, kRowsOfBlock), kListThreads, 0, stream>>>(
-      {args, query_tiles, key_tiles, blocks, words});
+  const auto grid = [&](int lines) { return dim3((lines + 31) / 32, args.heads); };
+  ListKernel<true, kFill>
+      <<<grid(query_tiles), kListThreads, 0, stream>>>({args, query_tiles, key_tiles, words});
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "BuildTileLists: rows");
-  ColumnsKernel<kFill><<<grid(key_tiles, kColumnsOfBlock), kListThreads, 0, stream>>>(
-      {args, query_tiles, key_tiles, blocks, words});
+  ListKernel<false, kFill>
+      <<<grid(key_tiles), kListThreads, 0, stream>>>({args, query_tiles, key_tiles, words});
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "BuildTileLists: columns");
   return absl::OkStatus();
 }
@@ -293,12 +260,12 @@ absl::Status BuildTileLists(const TileListsArgs& args, cudaStream_t stream) {
   };
   const int query_tiles = tiles(args.query_layout.local_tokens());
   const int key_tiles = tiles(args.key_layout.local_tokens());
-  const int blocks =
-      static_cast<int>((args.query_layout.tokens + args.block_size - 1) / args.block_size);
-  RETURN_IF_ERROR(VisitLines<false>(args, query_tiles, key_tiles, blocks, stream));
+  const int words = BlockWords(
+      static_cast<int>((args.query_layout.tokens + args.block_size - 1) / args.block_size));
+  RETURN_IF_ERROR(VisitLines<false>(args, query_tiles, key_tiles, words, stream));
   OffsetsKernel<<<2, kSelectThreads, 0, stream>>>(args, query_tiles, key_tiles);
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "BuildTileLists: offsets");
-  return VisitLines<true>(args, query_tiles, key_tiles, blocks, stream);
+  return VisitLines<true>(args, query_tiles, key_tiles, words, stream);
 }
 
 }  // namespace ringleader::kernels::index
