@@ -414,9 +414,9 @@ pack ChatQA2-like four 0.1
 for anchor in none mean; do
   balance=", balance: {anchor: $anchor, tolerance: 0.1}"
   for pattern in "$slash" 'pattern: xattention'; do
-    name=${pattern#pattern: }
+    name=${pattern#pattern: } name=${name%%,*}
     init='init: ./learned-groups/model' last=$((5 * steps)) held_out=32 \
-      job "groups-${name%%,*}-$anchor" four 1 2 4 "$pattern" "$balance" by_cost
+      job "groups-${name/_/-}-$anchor" four 1 2 4 "$pattern" "$balance" by_cost
   done
   job "ring-$anchor" ChatQA2-like 2 1 2 'pattern: xattention, threshold: 0.8' "$balance" by_cost
 done

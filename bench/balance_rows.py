@@ -123,7 +123,7 @@ def gpu_rows(folder):
                  faster("prolong-order", "prolong-documents"), 1.55)
         add("ProLong-like, two groups, 16 samples a step: batching alone", faster("prolong-order", "prolong-dealt"), None, None,
             None)
-    for pattern, called in (("vertical_slash", "vertical-slash"), ("xattention", "XAttention")):
+    for pattern, called in (("vertical-slash", "vertical-slash"), ("xattention", "XAttention")):
         none, mean = (f"groups-{pattern}-{anchor}" for anchor in ("none", "mean"))
         if not are_there(none, mean):
             continue

@@ -21,7 +21,7 @@ namespace {
 constexpr double kStepsAhead = 100;
 constexpr double kTimesItsCost = 2;
 // Of a step: predictions of two shapes of one job are off by less from each other.
-constexpr double kChance = 0.02;
+constexpr double kChance = 0.01;
 // Shapes closer than this are a tie, which the earlier candidate wins.
 constexpr double kTie = 0.005;
 

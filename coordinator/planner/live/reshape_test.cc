@@ -179,6 +179,19 @@ TEST_F(ReshapeTest, LengthsOfDocumentsCountWhereAllPricesKnowThem) {
   EXPECT_FALSE(with.better.has_value() && with.better->layout() == v1::ParallelismSpec::DOCUMENTS);
 }
 
+// Where nothing travels there is no ring step of others' keys, which stripes pay for though links
+// be fast.
+TEST_F(ReshapeTest, ShortDocumentsAreLaidOutWholeForTheStepsThatStripesTake) {
+  hints_.document_tokens = std::vector<int64_t>(64, 4096);
+  Start(v1::ParallelismSpec::STRIPED, v1::ParallelismSpec::FLAT);
+  ReshapeRequest request = Request(1, 0);
+  request.cluster = Gpus(1, 4);
+  request.change_costs.layout = 0.25 * request.taken.seconds;
+  const Reshaping found = Look(request);
+  ASSERT_TRUE(found.better.has_value());
+  EXPECT_EQ(found.better->layout(), v1::ParallelismSpec::DOCUMENTS);
+}
+
 // Links that turn out slow leave less to travel.
 TEST_F(ReshapeTest, ShortDocumentsAreLaidOutWholeWhereLinksAreSlow) {
   hints_.document_tokens = std::vector<int64_t>(64, 4096);

@@ -309,12 +309,16 @@ absl::StatusOr<Pricer::LayerSums> Pricer::PlayLayers(const Setting& setting,
   const double travelling = documents.tokens.empty()
                                 ? local_tokens * setting.heads.ranks
                                 : static_cast<double>(documents.travelling_tokens);
-  Work ring_step = {.rows = local_tokens * heads, .calls = 1}, whole = {},
+  // Of others' keys only what is spread sees any; where nothing is, there is no such step.
+  Work own_step = {.rows = local_tokens * heads, .calls = 1}, whole = {},
+       other_step = {.rows = documents.tokens.empty() ? own_step.rows : travelling * heads,
+                     .calls = travelling == 0 ? 0. : 1},
        choice = {.tiles = setting.CausalTiles(tokens) / setting.ring.ranks(),
                  .rows = local_tokens,
                  .calls = 1};
   if (documents.are_apart) {
-    ring_step = {.rows = travelling * heads, .calls = static_cast<double>(documents.spread)};
+    own_step = {.rows = travelling * heads, .calls = static_cast<double>(documents.spread)};
+    other_step = own_step;
     whole = {.rows = (local_tokens - travelling) * heads,
              .calls = static_cast<double>(documents.whole_calls)};
     choice = {.tiles = documents.ChosenTiles(static_cast<double>(setting.heads.local_heads()),
@@ -353,7 +357,8 @@ absl::StatusOr<Pricer::LayerSums> Pricer::PlayLayers(const Setting& setting,
       ring.gradient_bytes = backward ? kv * (is_rounded ? 2 : 4) : 0;
       ring.carried = CarriedIn(setting, tokens, alike.are_dense, backward);
       StepSeconds step = {.per_tile = cost_model.Seconds(phase, {.tiles = 1}),
-                          .per_step = cost_model.Seconds(phase, ring_step)};
+                          .per_own_step = cost_model.Seconds(phase, own_step),
+                          .per_other_step = cost_model.Seconds(phase, other_step)};
       const double own = cost_model.Seconds(phase, whole);
       // What a rank computes between the start of the first hops and attention. On GPUs all of
       // backward's travel while the MLP is computed, unless heads are exchanged first, of forward's

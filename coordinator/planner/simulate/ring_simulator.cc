@@ -237,7 +237,8 @@ class Player {
       const int first = order_.Index(at);
       const int apart = order_.Rank(at.row, at.column) - order_.Rank(owner.row, owner.column);
       const auto add =
-          static_cast<Time>(loads_.apart(apart) * seconds_.per_tile + seconds_.per_step);
+          static_cast<Time>(loads_.apart(apart) * seconds_.per_tile +
+                            (apart == 0 ? seconds_.per_own_step : seconds_.per_other_step));
       if (!loads_.is_mirrored()) {
         RaiseAndAdd(&done_[first], &keys[first], add, count);
         return;
@@ -328,10 +329,11 @@ double PlayGather(const RingSetup& setup, const ring::TileLoads& loads,
     const double others = totals[rank] - columns - own;
     double now = seconds.lead;
     for (int group = 1; group <= setup.head_groups; ++group) {
-      now += ((columns + own) * seconds.per_tile + seconds.per_step) / groups;
+      now += ((columns + own) * seconds.per_tile + seconds.per_own_step) / groups;
       if (loads.ranks() == 1) continue;
       now = std::max(now, group * gather) +
-            (others * seconds.per_tile + (loads.ranks() - 1) * seconds.per_step) / groups + home;
+            (others * seconds.per_tile + (loads.ranks() - 1) * seconds.per_other_step) / groups +
+            home;
     }
     last = std::max(last, now);
   }
@@ -408,8 +410,8 @@ RingTimes RingSimulator::Play(const RingSetup& setup, const StepSeconds& seconds
   const RingSchedule schedule = ScheduleOf(setup);
   const double most = *std::max_element(totals_.begin(), totals_.end());
   RingTimes times;
-  times.busy_seconds = seconds.lead + most * seconds.per_tile +
-                       static_cast<double>(schedule.steps.size()) * seconds.per_step;
+  times.busy_seconds = seconds.lead + most * seconds.per_tile + seconds.per_own_step +
+                       static_cast<double>(schedule.steps.size() - 1) * seconds.per_other_step;
   times.transfer_seconds = TransferSeconds(setup, schedule);
   const auto play = [&](const RingSetup& links) {
     if (Gathers(links)) return PlayGather(links, loads_, totals_, seconds);

@@ -29,11 +29,13 @@ struct RingSetup {
   const CarriedShares* carried = nullptr;  // all of it
 };
 
-// What the loads' tiles take. A rank spends `per_tile` on a tile, `per_step` on every ring step,
-// and `lead` before its first one, while the first hops run.
+// What the loads' tiles take. A rank spends `per_tile` on a tile, `per_own_step` on the ring step
+// of its own keys, `per_other_step` on every other, and `lead` before its first one, while the
+// first hops run.
 struct StepSeconds {
   double per_tile = 0;
-  double per_step = 0;
+  double per_own_step = 0;
+  double per_other_step = 0;
   double lead = 0;
 };
 
