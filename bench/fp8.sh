@@ -131,7 +131,9 @@ END
     "$bin/ringctl" history "$name" -o csv >"$run/$name.csv.part"
     mv "$run/$name.csv.part" "$run/$name.csv"
   done
-  HARDWARE=${HARDWARE/#$gpus x/1 x} rows --seeds "$seeds"
+  local cast=''
+  [[ ! $first_step$last_step ]] || cast="${first_step:-1} to ${last_step:-$steps}"
+  HARDWARE=${HARDWARE/#$gpus x/1 x} rows --seeds "$seeds" ${cast:+--cast-steps "$cast"}
 }
 
 recall() {

@@ -1,6 +1,7 @@
 """Turns what bench/fp8.sh measured into rows of bench/results/figures/fp8.json.
 
-    fp8_rows.py speed|loss|recall|error FOLDER --output FILE --command TEXT [--gpus N] [--seeds "1 2 3"] [--quality FILE]
+    fp8_rows.py speed|loss|recall|error FOLDER --output FILE --command TEXT [--gpus N] [--seeds "1 2 3"]
+                [--cast-steps "1 to 900"] [--quality FILE]
 """
 
 import argparse
@@ -91,7 +92,8 @@ def loss_rows():
     # What the seeds' differences grow by over the run, beside the noise of that.
     drift = statistics.fmean(found * steps for found, _, steps in slopes)
     noise = sum((error * steps) ** 2 for _, error, steps in slopes) ** 0.5 / len(slopes)
-    trained = f"{slopes[0][2]:,} steps, seeds {flags.seeds}"
+    cast = f", FP8 in steps {flags.cast_steps}" if flags.cast_steps else ""
+    trained = f"{slopes[0][2]:,} steps{cast}, seeds {flags.seeds}"
     first = flags.seeds.split()[0]
     rows = [at_most(f"held-out loss after {trained}: furthest from bf16's, as a share", max(map(abs, shares)), 0.0025, last),
             row(f"held-out loss after {trained}: mean of the differences from bf16's, as a share", statistics.fmean(shares),
@@ -141,6 +143,7 @@ parser.add_argument("--output", type=pathlib.Path, required=True)
 parser.add_argument("--command", required=True)
 parser.add_argument("--gpus", type=int, default=1)
 parser.add_argument("--seeds", default="1")
+parser.add_argument("--cast-steps", default="", help="of loss: those that were trained in FP8, where not all were")
 parser.add_argument("--quality", type=pathlib.Path)
 flags = parser.parse_args()
 folder = flags.folder
