@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "jobspec/jobspec.h"
@@ -24,6 +25,23 @@ absl::StatusOr<ring::Division> DivisionOf(const v1::JobSpec& spec, ParallelismSp
   return division;
 }
 
+// Each takes a walk of the ring, which takes the square of its ranks.
+constexpr uint32_t kMostRanksOfWindows = 1024;
+
+// What a hierarchical ring may have for its inner one (the windows of LoongTrain's double ring,
+// arXiv 2406.18485): the ranks of a node or equal parts of them, between which hops are many and
+// fast. None larger: it would have more hops between nodes, not fewer.
+std::vector<uint32_t> WindowsOf(const ParallelismSpec& asked, const GroupShape& group) {
+  if (asked.ring_window() > 0) return {asked.ring_window()};
+  const auto inner = static_cast<uint32_t>(group.inner);
+  std::vector<uint32_t> windows = {inner};
+  if (group.outer == 1 || jobspec::RingRanks(asked) > kMostRanksOfWindows) return windows;
+  for (uint32_t window = inner / 2; window > 1; --window) {
+    if (inner % window == 0) windows.push_back(window);
+  }
+  return windows;
+}
+
 }  // namespace
 
 GroupShape RingGroupOf(const v1::JobSpec& spec, const ClusterShape& cluster) {
@@ -31,16 +49,12 @@ GroupShape RingGroupOf(const v1::JobSpec& spec, const ClusterShape& cluster) {
                  static_cast<int>(jobspec::HeadRanks(spec.parallelism())));
 }
 
-uint32_t WindowOf(const ParallelismSpec& asked, const GroupShape& group) {
-  return asked.ring_window() > 0 ? asked.ring_window() : static_cast<uint32_t>(group.inner);
-}
-
 absl::StatusOr<std::vector<Candidate>> Candidates(const v1::JobSpec& spec, const GroupShape& group,
                                                   bool by_documents) {
   const ParallelismSpec& asked = spec.parallelism();
   const uint32_t tile = spec.attention().tile();
   if (jobspec::RingRanks(asked) == 1) {
-    return std::vector<Candidate>{{ParallelismSpec::CONTIGUOUS, 0, ParallelismSpec::FLAT}};
+    return std::vector<Candidate>{{ParallelismSpec::CONTIGUOUS, 0, ParallelismSpec::FLAT, 1}};
   }
   std::vector<std::pair<ParallelismSpec::Layout, uint32_t>> layouts;
   const auto wanted = [&](ParallelismSpec::Layout layout) {
@@ -71,29 +85,41 @@ absl::StatusOr<std::vector<Candidate>> Candidates(const v1::JobSpec& spec, const
           asked.ring() != ring) {
         continue;
       }
-      candidates.push_back({layout, stripe, ring});
+      if (ring != ParallelismSpec::HIERARCHICAL) {
+        candidates.push_back({layout, stripe, ring, jobspec::RingRanks(asked)});
+        continue;
+      }
+      for (const uint32_t window : WindowsOf(asked, group)) {
+        candidates.push_back({layout, stripe, ring, window});
+      }
     }
   }
   if (candidates.empty()) return refused;
   return candidates;
 }
 
-void Apply(const Candidate& candidate, const v1::JobSpec& spec, const GroupShape& group,
-           v1::StepPlan* plan) {
+void Apply(const Candidate& candidate, const v1::JobSpec& spec, v1::StepPlan* plan) {
   plan->set_layout(candidate.layout);
   plan->set_stripe(candidate.stripe);
   v1::RingShape* ring = plan->mutable_ring();
   ring->set_kind(candidate.ring);
-  const bool nested = candidate.ring == ParallelismSpec::HIERARCHICAL;
-  const uint32_t ranks = jobspec::RingRanks(spec.parallelism());
-  ring->set_inner(nested ? WindowOf(spec.parallelism(), group) : ranks);
-  ring->set_outer(ranks / ring->inner());
+  ring->set_inner(candidate.window);
+  ring->set_outer(jobspec::RingRanks(spec.parallelism()) / candidate.window);
+}
+
+bool HasNewRing(const v1::StepPlan& before, const v1::StepPlan& after) {
+  return before.ring().kind() != after.ring().kind() ||
+         before.ring().inner() != after.ring().inner();
 }
 
 std::string NameOf(const v1::StepPlan& plan) {
   std::string name = jobspec::EnumText(plan.layout());
   if (plan.stripe() > 0) absl::StrAppendFormat(&name, "(%d)", plan.stripe());
-  return absl::StrFormat("%s, %s", name, jobspec::EnumText(plan.ring().kind()));
+  absl::StrAppend(&name, ", ", jobspec::EnumText(plan.ring().kind()));
+  if (plan.ring().kind() == ParallelismSpec::HIERARCHICAL) {
+    absl::StrAppendFormat(&name, "(%d)", plan.ring().inner());
+  }
+  return name;
 }
 
 }  // namespace ringleader::planner

@@ -16,13 +16,11 @@ struct Candidate {
   v1::ParallelismSpec::Layout layout;
   uint32_t stripe;
   v1::ParallelismSpec::Ring ring;
+  uint32_t window;  // ranks of an inner ring; of a ring that has none all of them
 };
 
 // The ranks of a job's rings on its nodes.
 GroupShape RingGroupOf(const v1::JobSpec& spec, const ClusterShape& cluster);
-
-// Ranks of an inner ring, of a hierarchical one: those of a node, unless the job says otherwise.
-uint32_t WindowOf(const v1::ParallelismSpec& asked, const GroupShape& group);
 
 // In order of preference: stripes of one tile balance any set of diagonals. `by_documents`: the
 // lengths of documents are known, so that they may be laid out by themselves though the job file
@@ -30,10 +28,12 @@ uint32_t WindowOf(const v1::ParallelismSpec& asked, const GroupShape& group);
 absl::StatusOr<std::vector<Candidate>> Candidates(const v1::JobSpec& spec, const GroupShape& group,
                                                   bool by_documents);
 
-void Apply(const Candidate& candidate, const v1::JobSpec& spec, const GroupShape& group,
-           v1::StepPlan* plan);
+void Apply(const Candidate& candidate, const v1::JobSpec& spec, v1::StepPlan* plan);
 
-// "striped(64), flat"
+// Whether keys travel another way.
+bool HasNewRing(const v1::StepPlan& before, const v1::StepPlan& after);
+
+// "striped(64), flat"; "zigzag, hierarchical(8)" with its window.
 std::string NameOf(const v1::StepPlan& plan);
 
 }  // namespace ringleader::planner

@@ -113,17 +113,22 @@ void AddReasons(const ParallelismSpec& asked, const GroupShape& group,
                         "%d steps inside",
                         plan->ring().inner(), plan->ring().inner()));
   } else if (plan->ring().kind() == ParallelismSpec::HIERARCHICAL) {
+    const uint32_t window = plan->ring().inner();
     plan->add_reasons(absl::StrFormat(
-        "a group spans %d nodes of %d trainers: a hop between nodes hides behind %d steps inside",
-        group.outer, group.inner, group.inner));
+        "a group spans %d nodes of %d trainers: a hop between %s hides behind %d steps inside",
+        group.outer, group.inner,
+        window == static_cast<uint32_t>(group.inner)
+            ? "nodes"
+            : absl::StrFormat("windows of %d trainers, which nodes are divided into,", window),
+        window));
   }
-  // The best of every other layout, and of this layout on every other ring.
-  std::map<std::pair<ParallelismSpec::Layout, ParallelismSpec::Ring>, const v1::StepPlan*> rivals;
+  // The best of every other layout, and of this layout every other ring.
+  std::map<std::pair<ParallelismSpec::Layout, std::string>, const v1::StepPlan*> rivals;
   for (const v1::StepPlan& other : tried) {
     const bool same_layout = other.layout() == plan->layout();
-    if (same_layout && other.ring().kind() == plan->ring().kind()) continue;
-    const auto ring = same_layout ? other.ring().kind() : ParallelismSpec::RING_UNSPECIFIED;
-    const v1::StepPlan*& rival = rivals[{other.layout(), ring}];
+    if (same_layout && !HasNewRing(*plan, other)) continue;
+    const v1::StepPlan*& rival =
+        rivals[{other.layout(), same_layout ? NameOf(other) : std::string()}];
     if (rival == nullptr ||
         other.prediction().step_seconds() < rival->prediction().step_seconds()) {
       rival = &other;
@@ -141,12 +146,11 @@ void AddReasons(const ParallelismSpec& asked, const GroupShape& group,
 // model is not known.
 absl::StatusOr<v1::StepPlan> Try(const Candidate& candidate, const v1::JobSpec& spec,
                                  const model::ModelConfig& model, const ClusterShape& cluster,
-                                 const GroupShape& group, const CostModel& cost_model,
-                                 Pricer* pricer) {
+                                 const CostModel& cost_model, Pricer* pricer) {
   v1::StepPlan plan;
   plan.set_version(1);
   plan.set_effective_step(1);
-  Apply(candidate, spec, group, &plan);
+  Apply(candidate, spec, &plan);
   if (!model.known()) {
     plan.add_reasons(
         "chosen by pattern and nodes alone: the model's config.json cannot be read here");
@@ -185,15 +189,12 @@ void AddHostReason(const v1::JobSpec& spec, const model::ModelConfig& model,
 }
 
 // Leaves of `candidates` the one that `kept` chose, if it is there.
-bool Keep(const v1::StepPlan& kept, const ParallelismSpec& asked, const GroupShape& group,
-          std::vector<Candidate>* candidates) {
+bool Keep(const v1::StepPlan& kept, std::vector<Candidate>* candidates) {
   for (const Candidate& candidate : *candidates) {
     if (candidate.layout != kept.layout() || candidate.stripe != kept.stripe() ||
-        candidate.ring != kept.ring().kind()) {
+        candidate.ring != kept.ring().kind() || candidate.window != kept.ring().inner()) {
       continue;
     }
-    const bool nested = candidate.ring == ParallelismSpec::HIERARCHICAL;
-    if (nested && WindowOf(asked, group) != kept.ring().inner()) break;
     *candidates = {Candidate(candidate)};
     return true;
   }
@@ -234,7 +235,7 @@ absl::StatusOr<Way> PrepareWay(const v1::JobSpec& spec, const model::ModelConfig
   Way way = {.spec = spec, .group = RingGroupOf(spec, cluster)};
   const bool by_documents = kept != nullptr && jobspec::IsByDocuments(kept->layout());
   ASSIGN_OR_RETURN(way.candidates, Candidates(spec, way.group, by_documents));
-  way.keeps = kept != nullptr && Keep(*kept, spec.parallelism(), way.group, &way.candidates);
+  way.keeps = kept != nullptr && Keep(*kept, &way.candidates);
   return way;
 }
 
@@ -249,7 +250,7 @@ absl::Status CompareCandidates(const model::ModelConfig& model, const ClusterSha
   for (const Candidate& candidate : way->candidates) {
     if (limits.stop && limits.stop()) return absl::CancelledError("the planner was stopped");
     absl::StatusOr<v1::StepPlan> plan =
-        Try(candidate, way->spec, model, cluster, way->group, usual, way->pricer.get());
+        Try(candidate, way->spec, model, cluster, usual, way->pricer.get());
     if (plan.ok()) {
       way->tried.push_back(*std::move(plan));
       if (!model.known()) break;

@@ -1,4 +1,4 @@
-// Plans of double rings whose window the job gives.
+// Plans of double rings: windows that the job gives, and those that the planner picks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -66,6 +66,38 @@ TEST(RingWindowTest, FitsNodesOfAnySize) {
   EXPECT_EQ(plan->ring().outer(), 4u);
 }
 
+// Keys of eight heads take their links as long as attention takes: more hops between smaller windows
+// are begun sooner.
+TEST(RingWindowTest, APartOfANodeIsPickedWhereItIsPredictedToBeFaster) {
+  model::ModelConfig model = ThreeBillion();
+  model.kv_heads = 8;
+  const auto plan_of = [&](int nodes, const auto& change) {
+    v1::JobSpec spec = LongJob(8 * nodes, 8192ull * 8 * nodes);
+    change(*spec.mutable_parallelism());
+    const ClusterShape cluster = Gpus(nodes, 8);
+    const auto plan = MakePlan(spec, model, cluster, CostModel(spec, model, cluster));
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    return *plan;
+  };
+  const v1::StepPlan picked = plan_of(8, [](auto&) {});
+  EXPECT_EQ(picked.ring().kind(), ParallelismSpec::HIERARCHICAL);
+  EXPECT_EQ(picked.ring().inner(), 4u);
+  EXPECT_EQ(picked.ring().outer(), 16u);
+  EXPECT_THAT(picked.reasons(), Contains(HasSubstr("a hop between windows of 4 trainers")));
+  EXPECT_THAT(picked.reasons(), Contains(HasSubstr("hierarchical(8) would take")));
+  const v1::StepPlan node = plan_of(8, [](auto& asked) {
+    asked.set_ring(ParallelismSpec::HIERARCHICAL);
+    asked.set_ring_window(8);
+  });
+  EXPECT_LT(picked.prediction().step_seconds(), node.prediction().step_seconds());
+  // Of thousands of ranks windows are not compared, which would take too long.
+  const v1::StepPlan many = plan_of(256, [](auto& asked) {
+    asked.set_layout(ParallelismSpec::STRIPED);
+    asked.set_ring(ParallelismSpec::HIERARCHICAL);
+  });
+  EXPECT_EQ(many.ring().inner(), 8u);
+}
+
 TEST(RingWindowTest, AResumedAttemptKeepsItsWindow) {
   const ClusterShape cluster = Gpus(2, 8);
   const auto before = Plan(4, cluster);
@@ -74,6 +106,13 @@ TEST(RingWindowTest, AResumedAttemptKeepsItsWindow) {
               Contains(HasSubstr("sums are in the same order")));
   EXPECT_THAT(Plan(8, cluster, 1, &*before)->reasons(),
               Contains(HasSubstr("losses may differ in their last bits")));
+  // Where the planner may pick, too.
+  for (const uint32_t window : {4, 8}) {
+    const auto had = Plan(window, cluster);
+    const auto goes_on = Plan(0, cluster, 1, &*had);
+    ASSERT_TRUE(goes_on.ok()) << goes_on.status();
+    EXPECT_EQ(goes_on->ring().inner(), window);
+  }
 }
 
 }  // namespace

@@ -145,7 +145,7 @@ constexpr Field kFieldsAfterPatterns[] = {
      "(`hierarchical`), or all at once (`all_gather`). `auto`: the planner picks."},
     {"parallelism.ring_window", Need::kDefault, "0", {0, 65536}, kHierarchical,
      "How many neighbours make an inner ring, a divisor of the ring's trainers: the window of LoongTrain's double "
-     "ring. 0: those of a node."},
+     "ring. 0: the planner picks, those of a node or an equal part of them."},
     {"parallelism.head_groups", Need::kDefault, "1", {1, 65536}, kAllGather,
      "In how many groups of heads, one after the other, keys and values are gathered: those of the next group travel while "
      "a group is attended with, and no trainer holds more than two groups of all tokens. Divides the KV heads of a trainer; "

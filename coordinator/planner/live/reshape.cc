@@ -69,11 +69,6 @@ bool SameShape(const v1::StepPlan& a, const v1::StepPlan& b) {
 
 }  // namespace
 
-bool HasNewRing(const v1::StepPlan& before, const v1::StepPlan& after) {
-  return before.ring().kind() != after.ring().kind() ||
-         before.ring().inner() != after.ring().inner();
-}
-
 StepsTaken MeanOf(std::span<const v1::StepReport> recent) {
   Mean seconds, exposed;
   for (const v1::StepReport& report : recent) {
@@ -140,7 +135,7 @@ absl::StatusOr<Reshaping> Reshape(const ReshapeRequest& request, const PlanLimit
   for (const Candidate& candidate : candidates) {
     if (limits.stop && limits.stop()) return absl::CancelledError("it took too long");
     v1::StepPlan plan = request.plan;
-    Apply(candidate, spec, group, &plan);
+    Apply(candidate, spec, &plan);
     if (SameShape(plan, request.plan)) continue;
     const MemoryEstimate memory = EstimateMemory(spec, request.model, cluster, candidate.ring);
     if (!CheckMemory(memory, spec, request.model, cluster).ok()) continue;

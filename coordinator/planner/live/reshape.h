@@ -37,9 +37,6 @@ struct ChangeCosts {
   double ring = 0;
 };
 
-// Whether keys travel another way.
-bool HasNewRing(const v1::StepPlan& before, const v1::StepPlan& after);
-
 struct ReshapeRequest {
   v1::JobSpec spec;
   model::ModelConfig model;

@@ -127,6 +127,7 @@ TEST_F(ReshapeTest, AShapeThatDisappointedIsRemembered) {
       tried.set_layout(layout);
       tried.set_stripe(layout == v1::ParallelismSpec::STRIPED ? spec_.attention().tile() : 0);
       tried.mutable_ring()->set_kind(ring);
+      tried.mutable_ring()->set_inner(ring == v1::ParallelismSpec::HIERARCHICAL ? 2 : 4);
       misses_[NameOf(tried)] = 5;
     }
   }
