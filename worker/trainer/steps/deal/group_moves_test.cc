@@ -62,6 +62,16 @@ TEST_F(GroupMovesTest, GroupsThatMeetInEachMicroBatchHaveOneForEach) {
       << "nobody waits for the last";
 }
 
+// To choose again would cost more than there is to gain.
+TEST_F(GroupMovesTest, GroupsThatAreNearlyAlikeAreLeftAlone) {
+  dealing_.groups[0][0].microseconds = dealing_.groups[0][1].microseconds = 5900;
+  EXPECT_THAT(Moves(0, Anchor::kMean, true), Each(1.0f)) << "11.8 and 10 ms";
+  EXPECT_THAT(Moves(1, Anchor::kMax, true), Each(1.0f));
+  dealing_.groups[0][0].microseconds = 9200;
+  EXPECT_THAT(Moves(0, Anchor::kMean, true), Each(FloatNear(1 - 2.55f / 12, 1e-6f)))
+      << "15.1 and 10 ms";
+}
+
 TEST_F(GroupMovesTest, WithoutWordOfAttentionNothingMoves) {
   weights_ = *balance::SampleWeights::Create({{100, 1}, {400, 8}});
   EXPECT_THAT(Moves(0, Anchor::kMean, true), Each(1.0f));
