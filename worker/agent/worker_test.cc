@@ -175,7 +175,7 @@ class WorkerTest : public ::testing::Test {
                           .listen_host = "10.0.0.7",
                           .tls = {},
                           .run_as = run_as_};
-    options.drain_timeout = absl::Seconds(20);
+    options.drain_timeout = drain_timeout_;
     options.gpu_faults = [this] {
       absl::MutexLock lock(&mutex_);
       return faults_;
@@ -244,6 +244,7 @@ class WorkerTest : public ::testing::Test {
   WorkerMetrics metrics_{registry_};
   std::string socket_;
   RunAs run_as_;
+  absl::Duration drain_timeout_ = absl::Seconds(20);
   absl::Mutex mutex_;
   std::map<std::string, std::string> faults_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Worker> worker_;
@@ -441,6 +442,26 @@ TEST_F(WorkerTest, LeavesAlthoughNobodyAcknowledgesItsLastWords) {
   coordinator_.silent = false;
   coordinator_.EndSession();
   EXPECT_EQ(Leave(), absl::OkStatus());
+}
+
+// Else its coordinator would take the trainers for alive, and wait before it replaces them.
+TEST_F(WorkerTest, WhatItKilledAtTheEndOfADrainIsToldOnceSomebodyListens) {
+  drain_timeout_ = absl::Milliseconds(200);
+  Start();
+  ASSERT_TRUE(Becomes([&] { return coordinator_.in_session(); }));
+  coordinator_.Send(StartOf(1));
+  coordinator_.Await(IsAck);
+  PidOf(0);
+  coordinator_.Refuse(grpc::Status(grpc::StatusCode::UNAVAILABLE, "not now"));
+  coordinator_.EndSession();
+  worker_->Drain("SIGTERM");
+  EXPECT_TRUE(Becomes([&] { return Metric("trainers") == 0; }));
+  coordinator_.Refuse(grpc::Status::OK);
+  EXPECT_TRUE(Becomes([&] { return is_over_.load(); }));
+  EXPECT_EQ(Leave(), absl::OkStatus());
+  const std::vector<v1::WorkerMessage> exits = coordinator_.Received(IsExit);
+  ASSERT_EQ(exits.size(), 1u);
+  EXPECT_EQ(exits[0].event().trainer_exited().message(), "the worker had to end");
 }
 
 // It was away for a moment, and says itself what is to become of what runs.
