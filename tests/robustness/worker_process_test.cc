@@ -2,6 +2,10 @@
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -10,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -25,6 +30,9 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/net/tls.h"
+#include "base/protocol_version.h"
+#include "base/testing/test_certificates.h"
 #include "ringleader/v1/worker_control.grpc.pb.h"
 #include "tests/support/coordinator_process.h"
 
@@ -188,6 +196,11 @@ TEST_F(WorkerProcessTest, NeverAdvertisesLoopbackInPlaceOfAnAddressThatItCannotF
   EXPECT_THAT(Complaint({{"--coordinator", "no.such.host.invalid:7070"},
                          {"--config", coordinator_.File("insecure.yaml")}}),
               HasSubstr("no.such.host.invalid does not resolve"));
+  // Others may submit jobs there, and say what they read and write here.
+  EXPECT_THAT(Complaint({{"--coordinator", "192.0.2.1:7070"},
+                         {"--address", "127.0.0.1"},
+                         {"--config", coordinator_.File("insecure.yaml")}}),
+              HasSubstr("--allow-path is missing"));
   Process worker = Start({{"--coordinator", coordinator_.address()}});
   EXPECT_TRUE(Eventually([&] {
     return worker.Log().find("nodes/n1 at 127.0.0.1:") != std::string::npos;
@@ -227,33 +240,40 @@ TEST_F(WorkerProcessTest, TakesNoTimeOfTheCoresWhileNothingRuns) {
   EXPECT_LT(sleeps() - sleeps_before, 1000u);
 }
 
+// The witness of the worker that has these pipes open, one of which is its input; 0: there is none.
+pid_t WitnessOf(const std::set<std::string>& pipes) {
+  namespace fs = std::filesystem;
+  std::error_code gone;  // processes come and go meanwhile
+  for (const auto& process : fs::directory_iterator("/proc", gone)) {
+    if (pipes.contains(fs::read_symlink(process.path() / "fd/0", gone).string())) {
+      return std::stoi(process.path().filename());
+    }
+  }
+  return 0;
+}
+
+std::set<std::string> PipesOf(pid_t process) {
+  namespace fs = std::filesystem;
+  std::error_code gone;  // its files come and go
+  std::set<std::string> pipes;
+  for (const auto& file : fs::directory_iterator(absl::StrCat("/proc/", process, "/fd"), gone)) {
+    if (std::stoi(file.path().filename()) <= STDERR_FILENO) continue;
+    const std::string target = fs::read_symlink(file.path(), gone).string();
+    if (target.starts_with("pipe:")) pipes.insert(target);
+  }
+  return pipes;
+}
+
 // Or it would be "exe" to whoever lists processes, or looks for what a worker has left behind.
 TEST_F(WorkerProcessTest, ItsWitnessIsKnownByName) {
-  namespace fs = std::filesystem;
   Process worker = Start({{"--coordinator", coordinator_.address()}});
-  std::error_code gone;  // processes and files come and go meanwhile
-  const auto pipe_at = [&](const fs::path& descriptor) {
-    const std::string target = fs::read_symlink(descriptor, gone).string();
-    return target.starts_with("pipe:") ? target : "";
+  const auto name = [&] {
+    std::string text;
+    const std::string process = absl::StrCat("/proc/", WitnessOf(PipesOf(worker.pid())));
+    std::getline(std::ifstream(process + "/comm"), text);
+    return text;
   };
-  // Of those whose input is a pipe that the worker has open.
-  const auto names = [&] {
-    std::set<std::string> pipes, found;
-    for (const auto& file :
-         fs::directory_iterator(absl::StrCat("/proc/", worker.pid(), "/fd"), gone)) {
-      if (std::stoi(file.path().filename()) > STDERR_FILENO) pipes.insert(pipe_at(file.path()));
-    }
-    pipes.erase("");
-    for (const auto& process : fs::directory_iterator("/proc", gone)) {
-      if (!pipes.contains(pipe_at(process.path() / "fd/0"))) continue;
-      std::string name;
-      std::getline(std::ifstream(process.path() / "comm"), name);
-      found.insert(name);
-    }
-    return found;
-  };
-  EXPECT_TRUE(Eventually([&] { return names() == std::set<std::string>{"rl-witness"}; }))
-      << worker.Log();
+  EXPECT_TRUE(Eventually([&] { return name() == "rl-witness"; })) << worker.Log();
 }
 
 // Takes no sessions, and reports of deaths only from the fourth on.
@@ -305,6 +325,165 @@ TEST_F(WorkerProcessTest, ItsDeathIsReportedUntilSomebodyHearsOfIt) {
                                                         "nodes/n1")));
   // Later each time: many witnesses may have the same coordinator to wait for.
   EXPECT_GT(reports[3].second - reports[0].second, absl::Milliseconds(100));
+}
+
+// Has every worker start one trainer, and hears what it tells.
+class StartingCoordinator : public v1::WorkerControl::Service {
+ public:
+  explicit StartingCoordinator(const TlsOptions& tls = {}, const std::string& host = "127.0.0.1")
+      : host_(host) {
+    grpc::ServerBuilder builder;
+    TlsOptions options = tls;
+    options.insecure = !options.enabled();
+    builder.AddListeningPort(
+        host + ":0", ServerCredentials(options, {.host = host, .port = 0, .path = ""}).value(),
+        &port_);
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+  }
+  ~StartingCoordinator() override { server_->Shutdown(std::chrono::system_clock::now()); }
+
+  grpc::Status Session(
+      grpc::ServerContext*,
+      grpc::ServerReaderWriter<v1::CoordinatorMessage, v1::WorkerMessage>* stream) override {
+    v1::WorkerMessage message;
+    if (!stream->Read(&message)) return grpc::Status::OK;
+    v1::CoordinatorMessage answer;
+    answer.mutable_welcome()->set_lease_milliseconds(60'000);
+    answer.mutable_welcome()->set_heartbeat_milliseconds(100);
+    answer.mutable_welcome()->set_fence_milliseconds(90'000);
+    answer.mutable_welcome()->set_protocol_version(kProtocolVersion);
+    stream->Write(answer);
+    answer.Clear();
+    answer.mutable_command()->set_command_id(1);
+    answer.mutable_command()->set_job("job");
+    answer.mutable_command()->set_attempt(1);
+    answer.mutable_command()->set_fencing_token(7);
+    answer.mutable_command()->mutable_start()->set_trainers(1);
+    answer.mutable_command()->mutable_start()->set_world_size(1);
+    stream->Write(answer);
+    while (stream->Read(&message)) {
+      {
+        absl::MutexLock lock(&mutex_);
+        for (const v1::LogLine& line : message.event().logs().lines()) log_.push_back(line.text());
+        if (message.event().has_trainer_exited())
+          exits_.push_back(message.event().trainer_exited());
+      }
+      answer.Clear();
+      answer.set_heartbeat_number(message.heartbeat().number());
+      answer.set_acknowledged_sequence(message.sequence());
+      stream->Write(answer);
+    }
+    return grpc::Status::OK;
+  }
+  grpc::Status ReportDeath(grpc::ServerContext*, const v1::ReportDeathRequest*,
+                           v1::ReportDeathResponse*) override {
+    absl::MutexLock lock(&mutex_);
+    ++deaths_;
+    return grpc::Status::OK;
+  }
+
+  std::string address() const { return absl::StrCat(host_, ":", port_); }
+  std::vector<std::string> log() {
+    absl::MutexLock lock(&mutex_);
+    return log_;
+  }
+  std::vector<v1::TrainerExited> exits() {
+    absl::MutexLock lock(&mutex_);
+    return exits_;
+  }
+  int deaths() {
+    absl::MutexLock lock(&mutex_);
+    return deaths_;
+  }
+
+ private:
+  const std::string host_;
+  int port_ = 0;
+  absl::Mutex mutex_;
+  std::vector<std::string> log_ ABSL_GUARDED_BY(mutex_);
+  std::vector<v1::TrainerExited> exits_ ABSL_GUARDED_BY(mutex_);
+  int deaths_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+// Trainers run in folders of their own.
+TEST_F(WorkerProcessTest, WhatItIsGivenByRelativePathsItsTrainersFind) {
+  namespace fs = std::filesystem;
+  const TestCertificates certificates;
+  ASSERT_TRUE(certificates.ok());
+  StartingCoordinator coordinator(certificates.Options("server"));
+  const std::string trainer = coordinator_.File("trainer");
+  std::ofstream(trainer) << "#!/bin/sh\nfor argument; do echo \"$argument\"; done\n";
+  fs::permissions(trainer, fs::perms::owner_all);
+  const TlsOptions tls = certificates.Options("client");
+  const std::map<std::string, std::string> files = {
+      {"--tls-cert", tls.cert_path}, {"--tls-key", tls.key_path}, {"--tls-ca", tls.ca_path}};
+  std::map<std::string, std::string> flags = {{"--coordinator", coordinator.address()},
+                                              {"--trainer", fs::relative(trainer)}};
+  for (const auto& [flag, path] : files) flags[flag] = fs::relative(path);
+  Process worker = Start(flags);
+  ASSERT_TRUE(Eventually([&] { return !coordinator.exits().empty(); })) << worker.Log();
+  EXPECT_EQ(coordinator.exits()[0].message(), "exited with code 0 without giving a reason");
+  const std::vector<std::string> arguments = coordinator.log();
+  for (const auto& [flag, path] : files) {
+    const auto found = std::find(arguments.begin(), arguments.end(), flag);
+    ASSERT_LT(found + 1, arguments.end()) << flag;
+    EXPECT_TRUE(fs::path(found[1]).is_absolute()) << found[1];
+    EXPECT_TRUE(fs::equivalent(found[1], path)) << found[1];
+  }
+}
+
+// This machine's address on a network, as text; empty: it has none.
+std::string NetworkAddress() {
+  ifaddrs* all = nullptr;
+  if (getifaddrs(&all) != 0) return "";
+  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(all, freeifaddrs);
+  for (const ifaddrs* entry = all; entry != nullptr; entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr || entry->ifa_addr->sa_family != AF_INET) continue;
+    if ((entry->ifa_flags & IFF_LOOPBACK) != 0 || (entry->ifa_flags & IFF_UP) == 0) continue;
+    char host[NI_MAXHOST] = {};
+    if (getnameinfo(entry->ifa_addr, sizeof(sockaddr_in), host, sizeof(host), nullptr, 0,
+                    NI_NUMERICHOST) == 0) {
+      return host;
+    }
+  }
+  return "";
+}
+
+// Its witness reaches whom it reaches, in plain text, too.
+TEST_F(WorkerProcessTest, ItsDeathIsReportedOverANetworkWithoutTls) {
+  const std::string host = NetworkAddress();
+  if (host.empty()) GTEST_SKIP() << "this machine has no network";
+  StartingCoordinator coordinator({}, host);
+  std::ofstream(coordinator_.File("insecure.yaml")) << "insecure: true\n";
+  Process worker = Start({{"--coordinator", coordinator.address()},
+                          {"--config", coordinator_.File("insecure.yaml")},
+                          {"--allow-path", "/"}});
+  ASSERT_TRUE(Eventually([&] { return !coordinator.exits().empty(); })) << worker.Log();
+  EXPECT_EQ(coordinator.deaths(), 0);
+  worker.Signal(SIGKILL);
+  EXPECT_TRUE(Eventually([&] { return coordinator.deaths() == 1; }, absl::Seconds(20)));
+}
+
+// Its coordinator has not stopped what runs, and nobody may outlast the worker.
+TEST_F(WorkerProcessTest, AtTheEndOfItsDrainTimeoutItLeavesInOrderAndTellsOfWhatItKilled) {
+  StartingCoordinator coordinator;
+  const std::string trainer = coordinator_.File("trainer");
+  std::ofstream(trainer) << "#!/bin/sh\necho started\nexec sleep 600\n";
+  std::filesystem::permissions(trainer, std::filesystem::perms::owner_all);
+  Process worker = Start({{"--coordinator", coordinator.address()},
+                          {"--trainer", trainer},
+                          {"--drain-timeout", "0.5"}});
+  ASSERT_TRUE(Eventually([&] { return !coordinator.log().empty(); })) << worker.Log();
+  const std::set<std::string> pipes = PipesOf(worker.pid());
+  EXPECT_GT(WitnessOf(pipes), 0);
+  worker.Signal(SIGTERM);
+  EXPECT_EQ(worker.Wait(absl::Seconds(20)), 0) << worker.Log();
+  ASSERT_EQ(coordinator.exits().size(), 1u) << worker.Log();
+  EXPECT_EQ(coordinator.exits()[0].message(), "the worker had to end");
+  ASSERT_TRUE(Eventually([&] { return WitnessOf(pipes) == 0; }));
+  EXPECT_EQ(coordinator.deaths(), 0) << "it ended in order, and there is nothing to testify";
 }
 
 // What docs/operations.md and the units of deploy/ count on.

@@ -215,8 +215,8 @@ bool Worker::CheckDrain(absl::Time now) {
   const bool alone = now - alone_since_ > kPatienceWithCoordinator;
   if (supervisor_.idle()) {
     // The worker may go once all is told, or there is nobody to tell it to.
-    drain_deadline_ = std::min(drain_deadline_, now + kFarewell);
-    return events_.empty() || alone || now >= drain_deadline_;
+    farewell_end_ = std::min(farewell_end_, now + kFarewell);
+    return events_.empty() || alone || now >= farewell_end_;
   }
   if (alone) supervisor_.StopAll(drain_reason_, drain_deadline_ - now, now);
   if (now >= drain_deadline_) supervisor_.KillAll("the worker had to end");

@@ -84,7 +84,8 @@ class Worker : public TrainerListener {
   bool draining_ = false;
   std::string drain_reason_;
   absl::Time drain_deadline_;
-  absl::Time alone_since_ = absl::InfiniteFuture();  // draining, and no coordinator to ask
+  absl::Time farewell_end_ = absl::InfiniteFuture();  // draining, and all trainers have ended
+  absl::Time alone_since_ = absl::InfiniteFuture();   // draining, and no coordinator to ask
   absl::Status refused_;
   std::map<std::string, std::string> gpu_faults_;
 

@@ -175,7 +175,7 @@ class WorkerTest : public ::testing::Test {
                           .listen_host = "10.0.0.7",
                           .tls = {},
                           .run_as = run_as_};
-    options.drain_timeout = absl::Seconds(20);
+    options.drain_timeout = drain_timeout_;
     options.gpu_faults = [this] {
       absl::MutexLock lock(&mutex_);
       return faults_;
@@ -244,6 +244,7 @@ class WorkerTest : public ::testing::Test {
   WorkerMetrics metrics_{registry_};
   std::string socket_;
   RunAs run_as_;
+  absl::Duration drain_timeout_ = absl::Seconds(20);
   absl::Mutex mutex_;
   std::map<std::string, std::string> faults_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Worker> worker_;
@@ -338,6 +339,24 @@ TEST_F(WorkerTest, CarriesWordBetweenATrainerAndTheCoordinator) {
   EXPECT_EQ(coordinator_.Await(IsExit).event().trainer_exited().message(), "done");
 }
 
+TEST_F(WorkerTest, WhoIsNoTrainerOfItsOwnIsToldSo) {
+  Start();
+  const auto stub = v1::TrainerLink::NewStub(
+      grpc::CreateChannel("unix:" + socket_, grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+  const auto stream = stub->Attach(&context);
+  v1::TrainerMessage message;
+  message.mutable_hello()->set_fencing_token(7);
+  message.mutable_hello()->set_protocol_version(kProtocolVersion);
+  stream->Write(message);
+  v1::AgentMessage answer;
+  EXPECT_FALSE(stream->Read(&answer));
+  const grpc::Status status = stream->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_EQ(status.error_message(), "not a trainer that this worker started");
+}
+
 TEST_F(WorkerTest, AGpuWithAFaultIsToldAndTakesNoTrainer) {
   SetFault("GPU-b", "broken from the start");
   Start();
@@ -359,6 +378,10 @@ TEST_F(WorkerTest, AGpuWithAFaultIsToldAndTakesNoTrainer) {
                          "gpus { uuid: 'GPU-b' fault: 'broken from the start' }"));
   const auto any = [](const v1::WorkerMessage& message) { return message.has_inventory(); };
   EXPECT_EQ(coordinator_.Received(any).size(), 2u) << "said once each";
+  // As many are faulty as before, and it is another fault.
+  SetFault("GPU-a", "fell off the bus");
+  EXPECT_TRUE(Becomes([&] { return coordinator_.Received(any).size() == 3; }));
+  EXPECT_EQ(coordinator_.Received(any).back().inventory().gpus(0).fault(), "fell off the bus");
 }
 
 TEST_F(WorkerTest, OutOfContactItsTrainersEnd) {
@@ -406,6 +429,81 @@ TEST_F(WorkerTest, ADrainIsAskedForInEverySessionUntilAllHaveLeft) {
   ASSERT_EQ(exits.size(), 1u) << "all was told before it left";
   EXPECT_THAT(exits[0].event().trainer_exited().message(), HasSubstr("why"))
       << "a drain gives trainers the time that it was given";
+}
+
+// A coordinator whose disk is full acknowledges nothing.
+TEST_F(WorkerTest, LeavesAlthoughNobodyAcknowledgesItsLastWords) {
+  Start();
+  ASSERT_TRUE(Becomes([&] { return coordinator_.in_session(); }));
+  coordinator_.silent = true;
+  worker_->Drain("SIGTERM");
+  EXPECT_TRUE(Becomes([&] { return is_over_.load(); }));
+  EXPECT_EQ(coordinator_.Received(IsDrain).size(), 1u) << "it was in session";
+  coordinator_.silent = false;
+  coordinator_.EndSession();
+  EXPECT_EQ(Leave(), absl::OkStatus());
+}
+
+// Else its coordinator would take the trainers for alive, and wait before it replaces them.
+TEST_F(WorkerTest, WhatItKilledAtTheEndOfADrainIsToldOnceSomebodyListens) {
+  drain_timeout_ = absl::Milliseconds(200);
+  Start();
+  ASSERT_TRUE(Becomes([&] { return coordinator_.in_session(); }));
+  coordinator_.Send(StartOf(1));
+  coordinator_.Await(IsAck);
+  PidOf(0);
+  coordinator_.Refuse(grpc::Status(grpc::StatusCode::UNAVAILABLE, "not now"));
+  coordinator_.EndSession();
+  worker_->Drain("SIGTERM");
+  EXPECT_TRUE(Becomes([&] { return Metric("trainers") == 0; }));
+  coordinator_.Refuse(grpc::Status::OK);
+  EXPECT_TRUE(Becomes([&] { return is_over_.load(); }));
+  EXPECT_EQ(Leave(), absl::OkStatus());
+  const std::vector<v1::WorkerMessage> exits = coordinator_.Received(IsExit);
+  ASSERT_EQ(exits.size(), 1u);
+  EXPECT_EQ(exits[0].event().trainer_exited().message(), "the worker had to end");
+}
+
+// It was away for a moment, and says itself what is to become of what runs.
+TEST_F(WorkerTest, ACoordinatorThatIsBackIsNotOvertaken) {
+  constexpr absl::Duration kPatienceWithCoordinator = absl::Seconds(3);
+  Start();
+  ASSERT_TRUE(Becomes([&] { return coordinator_.in_session(); }));
+  coordinator_.Send(StartOf(1));
+  coordinator_.Await(IsAck);
+  const auto pid = static_cast<uint32_t>(PidOf(0));
+  worker_->Drain("SIGTERM");
+  coordinator_.Await(IsDrain);
+  coordinator_.Refuse(grpc::Status(grpc::StatusCode::UNAVAILABLE, "not now"));
+  coordinator_.EndSession();
+  EXPECT_TRUE(Becomes([&] { return Metric("connected") == 0; }));
+  const absl::Time lost = absl::Now();
+  coordinator_.Refuse(grpc::Status::OK);
+  EXPECT_TRUE(Becomes([&] { return Metric("sessions_total") == 2; }));
+  const auto stub = v1::TrainerLink::NewStub(
+      grpc::CreateChannel("unix:" + socket_, grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+  const auto stream = stub->Attach(&context);
+  v1::TrainerMessage message;
+  message.mutable_hello()->set_fencing_token(7);
+  message.mutable_hello()->set_pid(pid);
+  message.mutable_hello()->set_protocol_version(kProtocolVersion);
+  ASSERT_TRUE(stream->Write(message));
+  v1::AgentMessage answer;
+  ASSERT_TRUE(stream->Read(&answer));
+  EXPECT_TRUE(answer.has_assignment());
+  // For longer than it would have waited, had nobody come back.
+  while (absl::Now() < lost + kPatienceWithCoordinator + absl::Milliseconds(300)) {
+    ASSERT_TRUE(stream->Read(&answer));
+    EXPECT_TRUE(answer.has_lease()) << answer.ShortDebugString();
+  }
+  coordinator_.Send(Abort());
+  while (stream->Read(&answer) && !answer.has_stop()) {
+  }
+  EXPECT_EQ(answer.stop().mode(), v1::StopTrainers::ABORT);
+  stream->WritesDone();
+  EXPECT_EQ(Leave(), absl::OkStatus());
 }
 
 TEST_F(WorkerTest, WithoutACoordinatorADrainStopsWhatRuns) {

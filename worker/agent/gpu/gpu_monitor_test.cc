@@ -54,7 +54,9 @@ std::string PageOf(const GpuMonitor& monitor) {
 TEST(NvmlTest, AMachineWithoutADriverHasNoGpus) {
   EXPECT_TRUE(absl::IsNotFound(Nvml::Open("libnvidia-ml-that-is-not-there.so.1").status()));
   const GpuMonitor monitor(With("libnvidia-ml-that-is-not-there.so.1"));
+  const absl::Time start = absl::Now();
   EXPECT_THAT(monitor.List(kPatience), IsEmpty());
+  EXPECT_LT(absl::Now() - start, kPatience) << "there is nothing to wait for";
   EXPECT_THAT(monitor.Faults(), IsEmpty());
   EXPECT_EQ(PageOf(monitor), "");
 }
@@ -214,6 +216,30 @@ TEST(GpuMonitorTest, AnXidOfTheHardwareIsAFaultAndOneOfAProgramIsNot) {
   EXPECT_THAT(monitor.Faults(), IsEmpty());
 }
 
+TEST(GpuMonitorTest, XidsAreCountedAndOnesThatAreNoneAreNot) {
+  FakeDriver driver("gpus 2\nxid 1 79\nxid_times 3");
+  {
+    const GpuMonitor monitor(With(FAKE_NVML));
+    EXPECT_TRUE(Eventually([&] {
+      return PageOf(monitor).find(R"(uuid="GPU-fake-1",xid="79"} 3)") != std::string::npos;
+    })) << PageOf(monitor);
+  }
+  // Another kind of event has data of its own.
+  driver.Say("gpus 2\nxid 1 79\nevent_type 16");
+  const absl::StatusOr<std::unique_ptr<Nvml>> nvml = Nvml::Open(FAKE_NVML);
+  ASSERT_TRUE(nvml.ok()) << nvml.status();
+  const auto event = (*nvml)->AwaitXid(kPatience);
+  ASSERT_TRUE(event.ok()) << event.status();
+  EXPECT_FALSE(event->has_value());
+}
+
+// A node may have GPUs of two kinds.
+TEST(GpuMonitorTest, AGpuOfWhichTheDriverTellsNothingSilencesNoOther) {
+  FakeDriver driver("gpus 2\ndeaf 0 1\nxid 1 79");
+  const GpuMonitor monitor(With(FAKE_NVML));
+  EXPECT_TRUE(Eventually([&] { return monitor.Faults().contains("GPU-fake-1"); }));
+}
+
 TEST(FaultOfTest, XidsOfTheHardwareAreFaultsAndNamed) {
   const auto fault_after = [](uint64_t xid) {
     return FaultOf({.gpu = {}, .sample = {}, .xids = {{xid, 1}}});
@@ -237,6 +263,11 @@ TEST(GpuMonitorTest, ADriverThatHangsHoldsNobodyUp) {
   ASSERT_TRUE(Eventually([&] { return monitor->SampleAge() > absl::Milliseconds(500); }));
   EXPECT_THAT(PageOf(*monitor), HasSubstr("gpu_power_watts{"));
   EXPECT_THAT(monitor->Faults(), IsEmpty());
+  // It answers again, and what is shown is new.
+  driver.Say("gpus 1");
+  EXPECT_TRUE(Eventually([&] { return monitor->SampleAge() < absl::Milliseconds(400); }));
+  driver.Say("gpus 1\nhang nvmlDeviceGetPowerUsage 1");
+  ASSERT_TRUE(Eventually([&] { return monitor->SampleAge() > absl::Milliseconds(500); }));
   monitor.reset();
 
   // The driver hangs from its first call on: there is no list, and the wait for it ends.

@@ -28,6 +28,7 @@ class ScriptedCoordinator : public v1::WorkerControl::Service {
     uint64_t acknowledge = 0;  // once it has come: ends the session; 0: never
     absl::Duration welcome_after = absl::ZeroDuration();
     absl::Duration answer_after = absl::ZeroDuration();  // heartbeats; infinite: never
+    uint64_t answers = ~uint64_t{0};                     // to so many heartbeats
     grpc::Status refusal = grpc::Status::OK;             // in place of a welcome
   };
 
@@ -54,6 +55,7 @@ class ScriptedCoordinator : public v1::WorkerControl::Service {
       number = std::min(sessions_++, scripts_.size() - 1);
     }
     const Script& script = scripts_[number];
+    uint64_t heartbeats = 0;
     v1::WorkerMessage message;
     if (!stream->Read(&message)) return grpc::Status::OK;
     {
@@ -75,6 +77,7 @@ class ScriptedCoordinator : public v1::WorkerControl::Service {
       if (message.has_heartbeat()) {
         if (script.acknowledge > 0 && buffer_.acknowledged() >= script.acknowledge) break;
         if (script.answer_after == absl::InfiniteDuration()) continue;
+        if (++heartbeats > script.answers) continue;
         const absl::Time arrived = BootNow();
         answer.set_heartbeat_number(message.heartbeat().number());
         absl::SleepFor(script.answer_after);
@@ -213,6 +216,19 @@ TEST_F(ReconnectTest, AFirstLeaseCountsFromWhenTheHelloWasSent) {
   ASSERT_TRUE(Becomes([&] { return link->sessions() == 1; }));
   EXPECT_GE(link->lease_end(), begin + kFenceAfter);
   EXPECT_LE(link->lease_end(), coordinator.hello_arrived() + kFenceAfter);
+  link->Stop();
+}
+
+// And each answer prolongs it, the last one, too.
+TEST_F(ReconnectTest, ALeaseCountsFromTheHeartbeatThatWasAnsweredLast) {
+  constexpr absl::Duration kWelcomeAfter = absl::Milliseconds(300);
+  ScriptedCoordinator coordinator(&buffer_, {{.welcome_after = kWelcomeAfter, .answers = 1}});
+  const auto link = Link(coordinator);
+  ASSERT_TRUE(Becomes([&] { return coordinator.heartbeat_arrived() > absl::InfinitePast(); }));
+  EXPECT_TRUE(Becomes([&] {
+    return link->lease_end() >= coordinator.hello_arrived() + kWelcomeAfter + kFenceAfter;
+  })) << "a heartbeat is sent after the welcome";
+  EXPECT_LE(link->lease_end(), coordinator.heartbeat_arrived() + kFenceAfter);
   link->Stop();
 }
 

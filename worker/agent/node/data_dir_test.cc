@@ -3,11 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "base/testing/temp_dir.h"
 
 namespace ringleader::agent {
@@ -35,6 +37,16 @@ TEST_F(DataDirTest, ItsSocketLiesInItAndWhatAnEarlierWorkerLeftIsGone) {
   ASSERT_TRUE(data.ok()) << data.status();
   EXPECT_EQ(data->socket_path(), dir_.File("data/trainers.sock"));
   EXPECT_FALSE(fs::exists(data->socket_path()));
+}
+
+TEST_F(DataDirTest, ItsHolderIsNamedWhoeverHeldItBefore) {
+  fs::create_directory(dir_.File("data"));
+  std::ofstream(dir_.File("data/lock")) << "1234567890123\n";
+  const absl::StatusOr<DataDir> data = Open();
+  ASSERT_TRUE(data.ok()) << data.status();
+  EXPECT_THAT(
+      std::string(Open().status().message()),
+      HasSubstr(absl::StrCat("belongs to a running ringleader-worker (process ", getpid(), ")")));
 }
 
 TEST_F(DataDirTest, TheSocketOfALongPathGoesWithTheWorker) {

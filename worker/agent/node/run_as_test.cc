@@ -3,9 +3,12 @@
 #include "worker/agent/node/run_as.h"
 
 #include <gmock/gmock.h>
+#include <grp.h>
 #include <gtest/gtest.h>
 #include <prometheus/registry.h>
+#include <sched.h>
 #include <signal.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -96,7 +99,37 @@ TEST_F(RunAsRootTest, FlagsSayWhoseTrainersRunAsWhom) {
   EXPECT_THAT(Complaint({"daemon", "nobody"}), HasSubstr("all other owners got a user before"));
 }
 
+// A member of root's group reads what it may, e.g. keys of other services.
+TEST_F(RunAsRootTest, AUserOfRootsGroupIsRefused) {
+  const std::string users = dir_.File("passwd");
+  std::ofstream(users) << "operator:x:37:0::/:/bin/sh\nplain:x:38:38::/:/bin/sh\n";
+  // A process of its own sees other users of the machine.
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    if (unshare(CLONE_NEWNS) != 0 ||
+        mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+        mount(users.c_str(), "/etc/passwd", nullptr, MS_BIND, nullptr) != 0) {
+      _exit(2);
+    }
+    const bool refused = absl::StrContains(Complaint({"operator"}), "operator is root, or of");
+    _exit(refused && RunAs::Parse({"plain"}).ok() ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  if (WEXITSTATUS(status) == 2) GTEST_SKIP() << "needs the right to mount";
+  EXPECT_EQ(status, 0);
+}
+
 TEST_F(RunAsRootTest, AProcessHasTheUsersRightsAndNoWayToMore) {
+  // Whoever starts a worker by hand has groups, and so has it.
+  const int count = getgroups(0, nullptr);
+  ASSERT_GE(count, 0);
+  std::vector<gid_t> before(static_cast<size_t>(count));
+  ASSERT_EQ(getgroups(count, before.data()), count);
+  const absl::Cleanup restore = [&] { setgroups(before.size(), before.data()); };
+  const gid_t kept = 0;
+  ASSERT_EQ(setgroups(1, &kept), 0);
   Process process =
       Shell("grep -E '^(Uid|Gid|Groups|CapEff|CapPrm|NoNewPrivs):' /proc/self/status");
   const int fd = process.TakeStdout();

@@ -292,6 +292,21 @@ TEST(LineSplitterTest, CutsEndlessLinesBetweenCharacters) {
   EXPECT_EQ(lines[1], " tail");
 }
 
+// Bytes of which each would continue a character, as binary output may have them.
+TEST(LineSplitterTest, NoLineIsEndless) {
+  LineSplitter splitter;
+  std::vector<std::string> lines;
+  splitter.Add(std::string(5 * LineSplitter::kMaxLineBytes, '\x80'), &lines);
+  splitter.Finish(&lines);
+  ASSERT_GE(lines.size(), 2u);
+  size_t bytes = 0;
+  for (const std::string& line : lines) {
+    EXPECT_LE(line.size(), 2 * LineSplitter::kMaxLineBytes);
+    bytes += line.size();
+  }
+  EXPECT_EQ(bytes, 5 * LineSplitter::kMaxLineBytes);
+}
+
 TEST(LineSplitterTest, WhatIsNoTextBecomesQuestionMarks) {
   LineSplitter splitter;
   std::vector<std::string> lines;

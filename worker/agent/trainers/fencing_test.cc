@@ -94,6 +94,32 @@ TEST_F(FencingTest, ANewAttemptWaitsUntilTheOlderOnesTrainersAreGone) {
   EXPECT_GT(PidOf(8, 1), 0);
 }
 
+TEST_F(FencingTest, WhatLostItsPlaceWhileItWaitedIsNeverStarted) {
+  EXPECT_TRUE(Do(StartOf(7, 1)).accepted());
+  PidOf(7, 0);
+  supervisor_.OnCommand(StartOf(8, 1), now_);
+  const absl::Time deadline = absl::Now() + absl::Seconds(20);
+  while (supervisor_.Running().size() > 1 && absl::Now() < deadline) {
+    RunTasks();
+    supervisor_.Tick(now_);
+  }
+  // Nothing is in its way any more, and its turn has not come yet.
+  ASSERT_EQ(supervisor_.Running().size(), 1u);
+  ASSERT_FALSE(std::filesystem::exists(FolderOf(8, 0)));
+  supervisor_.OnCommand(StartOf(9, 1), now_);
+  std::map<uint64_t, v1::TrainerExited> exits;
+  while (exits.size() < 2 && !HasFailure()) {
+    const v1::WorkerMessage message = Next();
+    if (!message.event().has_trainer_exited()) continue;
+    exits[message.event().fencing_token()] = message.event().trainer_exited();
+  }
+  EXPECT_EQ(exits[7].signal(), SIGKILL);
+  EXPECT_EQ(exits[8].message(), "a newer attempt took its place");
+  EXPECT_EQ(exits[8].signal(), 0) << "it had a process";
+  supervisor_.Tick(now_);
+  EXPECT_GT(PidOf(9, 0), 0);
+}
+
 TEST_F(FencingTest, AnyCommandOfANewerTokenEndsWhatIsOlder) {
   EXPECT_TRUE(Do(StartOf(7, 1)).accepted());
   EXPECT_TRUE(Do(StartOf(5, 1, "other")).accepted());

@@ -107,6 +107,20 @@ TEST_F(TrainerMessagesTest, AddressesGoToAllPlansAndTracesToRankZero) {
   EXPECT_TRUE(one->sent[0].has_connect());
 }
 
+// Rank 0 alone asks all others to follow it; two that do so would wait for each other.
+TEST_F(TrainerMessagesTest, PlansAndTracesAreForNobodyWhereRankZeroIsElsewhere) {
+  EXPECT_TRUE(Do(StartHere()).accepted());
+  const auto four = Attach(7, 4), five = Attach(7, 5);
+  four->sent.clear();
+  five->sent.clear();
+  v1::Command plan = Command(7), profile = Command(7);
+  plan.mutable_plan()->set_version(9);
+  profile.mutable_profile()->set_steps(2);
+  for (const v1::Command& command : {plan, profile}) EXPECT_TRUE(Do(command).accepted());
+  EXPECT_TRUE(four->sent.empty());
+  EXPECT_TRUE(five->sent.empty());
+}
+
 TEST_F(TrainerMessagesTest, CommandsForWhatHasEndedAreAccepted) {
   v1::Command plan = Command(7), connect = Command(7);
   plan.mutable_plan()->set_version(9);

@@ -50,6 +50,21 @@ TEST(DescribeExitTest, TheTrainersOwnWordCounts) {
   EXPECT_FALSE(DescribeExit(trainer, kNow).collateral());
 }
 
+// E.g. of a trainer that is newer than its worker.
+TEST(DescribeExitTest, AResultWithoutAnOutcomeThatIsKnownIsNone) {
+  Trainer trainer;
+  trainer.exit = ExitStatus{.code = 3, .signal = 0};
+  trainer.result.emplace();
+  trainer.result->set_message("done");
+  for (const int outcome : {static_cast<int>(TrainerExited::OUTCOME_UNSPECIFIED), 99}) {
+    trainer.result->set_outcome(static_cast<TrainerExited::Outcome>(outcome));
+    const TrainerExited exited = DescribeExit(trainer, kNow);
+    EXPECT_EQ(exited.outcome(), TrainerExited::FAILED);
+    EXPECT_EQ(exited.message(), "exited with code 3 without giving a reason");
+    EXPECT_TRUE(exited.retryable());
+  }
+}
+
 TEST(DescribeExitTest, ASignalIsNamedAndCanBeRetried) {
   Trainer trainer;
   trainer.exit = ExitStatus{.code = 0, .signal = SIGSEGV};

@@ -4,6 +4,9 @@
 //   gpus 2                          how many there are; their UUIDs are GPU-fake-0, GPU-fake-1, ...
 //   uncorrected 1 5                 GPU 1 has had so many uncorrectable memory errors
 //   xid 1 79                        the driver reports this, once
+//   xid_times 2                     or so often
+//   event_type 16                   the bit of the kind of event as which it reports it
+//   deaf 0 1                        it reports nothing of GPU 0
 //   remap_failed 1 1                a memory row of GPU 1 could not be replaced
 //   lost 1 1                        GPU 1 answers nothing
 //   fail nvmlDeviceGetPowerUsage 3  the function returns this
@@ -55,7 +58,7 @@ Return Give(const char* function, Device device, Out* out, Value value) {
   return result;
 }
 
-bool xid_told = false;
+int xids_told = 0;
 std::atomic<int> initialized = 0, event_sets = 0;
 
 }  // namespace
@@ -67,7 +70,7 @@ int FakeNvmlInUse() {
 }
 
 Return nvmlInit_v2() {
-  xid_told = false;
+  xids_told = 0;
   ++initialized;
   return Answer(__func__);
 }
@@ -122,8 +125,8 @@ Return nvmlEventSetFree(EventSet) {
   --event_sets;
   return Answer(__func__);
 }
-Return nvmlDeviceRegisterEvents(Device, unsigned long long, EventSet) {
-  return Answer(__func__);
+Return nvmlDeviceRegisterEvents(Device device, unsigned long long, EventSet) {
+  return Fact(Of("deaf", device)) != 0 ? kNotSupported : Answer(__func__);
 }
 
 #ifndef FAKE_NVML_WITHOUT_OPTIONAL
@@ -143,12 +146,14 @@ Return nvmlEventSetWait_v2(EventSet, EventData* event, unsigned milliseconds) {
   const Return result = Answer(__func__);
   if (result != kSuccess) return result;
   for (unsigned waited = 0; waited <= milliseconds; ++waited) {
-    for (uintptr_t gpu = 0; !xid_told && gpu < static_cast<uintptr_t>(Fact("gpus")); ++gpu) {
+    const bool all_told = xids_told >= Fact("xid_times", 1);
+    for (uintptr_t gpu = 0; !all_told && gpu < static_cast<uintptr_t>(Fact("gpus")); ++gpu) {
       const auto device = reinterpret_cast<Device>(gpu + 1);
       const long xid = Fact(Of("xid", device));
       if (xid == 0) continue;
-      *event = {device, kXidEvents, static_cast<unsigned long long>(xid), ~0U, ~0U};
-      xid_told = true;
+      const auto type = static_cast<unsigned long long>(Fact("event_type", kXidEvents));
+      *event = {device, type, static_cast<unsigned long long>(xid), ~0U, ~0U};
+      ++xids_told;
       return kSuccess;
     }
     usleep(1000);
