@@ -243,6 +243,33 @@ TEST_F(CoordinatorLinkTest, ASessionThatTheCoordinatorEndsIsMadeAgainAtOnce) {
   EXPECT_TRUE(Eventually([&] { return coordinator.sessions() >= 4; }));
 }
 
+// Failures count from the session that was the last: a worker that lost many in its life does not
+// keep its coordinator waiting.
+TEST_F(CoordinatorLinkTest, AfterASessionItTriesAgainSoonHoweverManyThereWere) {
+  constexpr absl::Duration kShortestOfTheLongWaits = absl::Seconds(1);
+  FakeCoordinator coordinator(kProtocolVersion);
+  coordinator.set_lease_milliseconds(600'000);
+  coordinator.EndSoon(std::numeric_limits<int>::max());
+  absl::Mutex mutex;
+  std::vector<absl::Time> hellos;
+  CoordinatorLink link(coordinator.Channel(), &buffer_,
+                       {.hello =
+                            [&] {
+                              absl::MutexLock lock(&mutex);
+                              hellos.push_back(absl::Now());
+                              return v1::WorkerHello();
+                            },
+                        .on_welcome = [] {},
+                        .on_command = [](v1::Command) {}});
+  link.Start();
+  EXPECT_TRUE(Eventually([&] { return link.sessions() >= 10; }));
+  link.Stop();
+  ASSERT_GE(hellos.size(), 10u);
+  absl::Duration shortest = absl::InfiniteDuration();
+  for (size_t i = 7; i < 10; ++i) shortest = std::min(shortest, hellos[i] - hellos[i - 1]);
+  EXPECT_LT(shortest, kShortestOfTheLongWaits);
+}
+
 // However long ago the last word of the one before it was: longer than the lease here.
 TEST_F(CoordinatorLinkTest, TheSilenceOfASessionCountsFromItsStart) {
   FakeCoordinator coordinator(kProtocolVersion);

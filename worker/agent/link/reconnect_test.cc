@@ -60,6 +60,7 @@ class ScriptedCoordinator : public v1::WorkerControl::Service {
     if (!stream->Read(&message)) return grpc::Status::OK;
     {
       absl::MutexLock lock(&mutex_);
+      ++hellos_;
       hello_arrived_ = BootNow();
     }
     if (!script.refusal.ok()) return script.refusal;
@@ -100,6 +101,11 @@ class ScriptedCoordinator : public v1::WorkerControl::Service {
     absl::MutexLock lock(&mutex_);
     return received_[session];
   }
+  // Sessions that said hello.
+  size_t hellos() {
+    absl::MutexLock lock(&mutex_);
+    return hellos_;
+  }
   // When the newest session said hello, in boot time.
   absl::Time hello_arrived() {
     absl::MutexLock lock(&mutex_);
@@ -117,6 +123,7 @@ class ScriptedCoordinator : public v1::WorkerControl::Service {
   std::shared_ptr<grpc::Channel> channel_;
   absl::Mutex mutex_;
   size_t sessions_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t hellos_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<std::vector<uint64_t>> received_ ABSL_GUARDED_BY(mutex_);  // sequences, by session
   absl::Time hello_arrived_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   absl::Time heartbeat_arrived_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
@@ -173,6 +180,22 @@ TEST_F(ReconnectTest, ReportsAreHeldUntilTheyAreAcknowledgedAndSentAgainInOrder)
   ASSERT_GE(first.size(), 2u);
   for (size_t i = 0; i < first.size(); ++i) EXPECT_EQ(first[i], i + 1);
   EXPECT_GE(link->sessions(), 2u);
+}
+
+// Only the welcome says what need not be sent again, and until it comes nobody is there.
+TEST_F(ReconnectTest, ANewSessionBeginsWithItsWelcome) {
+  ScriptedCoordinator coordinator(
+      &buffer_, {{.acknowledge = 1}, {.applied = 3, .welcome_after = absl::Milliseconds(300)}});
+  PushSteps(3);
+  const auto link = Link(coordinator);
+  ASSERT_TRUE(Becomes([&] { return coordinator.hellos() == 2; }));
+  EXPECT_TRUE(!link->connected() || link->sessions() == 2);
+  ASSERT_TRUE(Becomes([&] { return link->sessions() == 2; }));
+  EXPECT_TRUE(link->connected());
+  const absl::Time hello = coordinator.hello_arrived();
+  ASSERT_TRUE(Becomes([&] { return coordinator.heartbeat_arrived() > hello; }));
+  EXPECT_THAT(coordinator.ReceivedIn(1), ElementsAre()) << "all of it had been applied";
+  EXPECT_TRUE(buffer_.empty());
 }
 
 TEST_F(ReconnectTest, NothingIsForgottenByACoordinatorThatRemembersNothing) {
