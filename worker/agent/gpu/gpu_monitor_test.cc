@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <prometheus/registry.h>
 #include <prometheus/text_serializer.h>
+#include <time.h>
 
 #include <functional>
 #include <memory>
@@ -182,6 +183,30 @@ TEST(GpuMonitorTest, UncorrectableErrorsAreFaultsUntilTheGpuIsReset) {
   EXPECT_TRUE(Eventually([&] { return monitor.Faults().empty(); }));
 }
 
+// Else a GPU whose row was replaced would be of no use for ever.
+TEST(GpuMonitorTest, ErrorsOfBeforeTheDriverWasLoadedAreNoFault) {
+  FakeDriver driver("gpus 1\nuncorrected_ever 0 9");
+  const GpuMonitor monitor(With(FAKE_NVML));
+  ASSERT_EQ(monitor.List(kPatience).size(), 1u);
+  EXPECT_THAT(monitor.Faults(), IsEmpty());
+  EXPECT_THAT(PageOf(monitor), HasSubstr(R"(kind="uncorrected"} 0)"));
+}
+
+// It shares the machine with trainers that want all cores.
+TEST(GpuMonitorTest, TakesNoTimeOfTheCoresWhereTheDriverTellsOfNoXids) {
+  FakeDriver driver("gpus 1");
+  const GpuMonitor monitor({.library = FAKE_NVML_WITHOUT_OPTIONAL, .interval = absl::Minutes(10)});
+  ASSERT_EQ(monitor.List(kPatience).size(), 1u);
+  const auto used = [] {
+    timespec time = {};
+    EXPECT_EQ(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time), 0);
+    return absl::DurationFromTimespec(time);
+  };
+  const absl::Duration before = used();
+  absl::SleepFor(absl::Milliseconds(500));
+  EXPECT_LT(used() - before, absl::Milliseconds(50));
+}
+
 TEST(GpuMonitorTest, EveryKindOfFaultIsNamed) {
   FakeDriver driver("gpus 2");
   const GpuMonitor monitor(With(FAKE_NVML));
@@ -238,6 +263,16 @@ TEST(GpuMonitorTest, AGpuOfWhichTheDriverTellsNothingSilencesNoOther) {
   FakeDriver driver("gpus 2\ndeaf 0 1\nxid 1 79");
   const GpuMonitor monitor(With(FAKE_NVML));
   EXPECT_TRUE(Eventually([&] { return monitor.Faults().contains("GPU-fake-1"); }));
+}
+
+TEST(FaultOfTest, TheFirstUncorrectableErrorIsAFault) {
+  GpuSample sample;
+  sample.corrected_errors = 9;
+  sample.uncorrected_errors = 0;
+  EXPECT_EQ(FaultOf({.gpu = {}, .sample = sample, .xids = {}}), "");
+  sample.uncorrected_errors = 1;
+  EXPECT_THAT(FaultOf({.gpu = {}, .sample = sample, .xids = {}}),
+              HasSubstr("1 uncorrectable memory errors"));
 }
 
 TEST(FaultOfTest, XidsOfTheHardwareAreFaultsAndNamed) {

@@ -3,6 +3,7 @@
 //
 //   gpus 2                          how many there are; their UUIDs are GPU-fake-0, GPU-fake-1, ...
 //   uncorrected 1 5                 GPU 1 has had so many uncorrectable memory errors
+//   uncorrected_ever 1 9            and so many in all, those before the driver was loaded, too
 //   xid 1 79                        the driver reports this, once
 //   xid_times 2                     or so often
 //   event_type 16                   the bit of the kind of event as which it reports it
@@ -133,9 +134,10 @@ Return nvmlDeviceRegisterEvents(Device device, unsigned long long, EventSet) {
 Return nvmlDeviceGetCurrentClocksThrottleReasons(Device device, unsigned long long* bits) {
   return Give(__func__, device, bits, kPowerCap);
 }
-Return nvmlDeviceGetTotalEccErrors(Device device, EccErrors errors, EccCounter,
+Return nvmlDeviceGetTotalEccErrors(Device device, EccErrors errors, EccCounter counter,
                                    unsigned long long* count) {
-  return Give(__func__, device, count, errors == kCorrected ? 3 : Fact(Of("uncorrected", device)));
+  const char* const fact = counter == kSinceDriverLoad ? "uncorrected" : "uncorrected_ever";
+  return Give(__func__, device, count, errors == kCorrected ? 3 : Fact(Of(fact, device)));
 }
 Return nvmlDeviceGetRemappedRows(Device device, unsigned* corrected, unsigned* uncorrected,
                                  unsigned* pending, unsigned* failed) {
