@@ -160,7 +160,8 @@ class WorkerTest : public ::testing::Test {
 
   void Start() {
     const std::string binary = dir_.File("trainer");
-    std::ofstream(binary) << "#!/bin/sh\necho $$ >pid.new\nmv pid.new pid\nexec sleep 600\n";
+    std::ofstream(binary) << "#!/bin/sh\necho $$ >pid.new\nmv pid.new pid\n"
+                          << trainers_do_ << "\nexec sleep 600\n";
     chmod(binary.c_str(), 0755);
     DataDir data_dir = DataDir::Open(dir_.File("data"), absl::ZeroDuration()).value();
     socket_ = data_dir.socket_path();
@@ -175,6 +176,7 @@ class WorkerTest : public ::testing::Test {
                           .listen_host = "10.0.0.7",
                           .tls = {},
                           .run_as = run_as_};
+    options.max_log_buffer_bytes = max_log_buffer_bytes_;
     options.drain_timeout = drain_timeout_;
     options.gpu_faults = [this] {
       absl::MutexLock lock(&mutex_);
@@ -194,6 +196,12 @@ class WorkerTest : public ::testing::Test {
     EXPECT_TRUE(Becomes([&] { return is_over_.load(); }));
     runner_.join();
     return outcome_;
+  }
+  // Until the worker has taken its welcome, which is some time after the coordinator gave it.
+  void AwaitWelcome() {
+    ASSERT_TRUE(Becomes([&] { return coordinator_.in_session(); }));
+    coordinator_.Send(Abort());  // of nothing: it is answered after what came before
+    coordinator_.Await(IsAck);
   }
   void SetFault(const std::string& uuid, const std::string& fault) {
     absl::MutexLock lock(&mutex_);
@@ -244,6 +252,8 @@ class WorkerTest : public ::testing::Test {
   WorkerMetrics metrics_{registry_};
   std::string socket_;
   RunAs run_as_;
+  std::string trainers_do_;  // before they sleep
+  size_t max_log_buffer_bytes_ = 1 << 20;
   absl::Duration drain_timeout_ = absl::Seconds(20);
   absl::Mutex mutex_;
   std::map<std::string, std::string> faults_ ABSL_GUARDED_BY(mutex_);
@@ -431,10 +441,33 @@ TEST_F(WorkerTest, ADrainIsAskedForInEverySessionUntilAllHaveLeft) {
       << "a drain gives trainers the time that it was given";
 }
 
+// And then it is what a restart of the machine, or of a whole cluster of them, waits for.
+TEST_F(WorkerTest, LeavesAsSoonAsItsLastWordsAreAcknowledged) {
+  constexpr absl::Duration kFarewell = absl::Seconds(5);  // where nobody acknowledges them
+  Start();
+  AwaitWelcome();
+  const absl::Time begin = absl::Now();
+  EXPECT_EQ(Leave(), absl::OkStatus());
+  EXPECT_LT(absl::Now() - begin, kFarewell);
+  EXPECT_EQ(coordinator_.Received(IsDrain).size(), 1u);
+}
+
+TEST_F(WorkerTest, WhatWasDroppedIsCountedByKind) {
+  max_log_buffer_bytes_ = 0;
+  trainers_do_ = "echo one; echo two >&2";
+  Start();
+  ASSERT_TRUE(Becomes([&] { return coordinator_.in_session(); }));
+  coordinator_.Send(StartOf(1));
+  EXPECT_TRUE(Becomes([&] { return Metric("dropped_log_lines_total") == 2; }));
+  coordinator_.Send(Abort());
+  EXPECT_EQ(Leave(), absl::OkStatus());
+  EXPECT_EQ(Metric("dropped_step_reports_total"), 0);
+}
+
 // A coordinator whose disk is full acknowledges nothing.
 TEST_F(WorkerTest, LeavesAlthoughNobodyAcknowledgesItsLastWords) {
   Start();
-  ASSERT_TRUE(Becomes([&] { return coordinator_.in_session(); }));
+  AwaitWelcome();
   coordinator_.silent = true;
   worker_->Drain("SIGTERM");
   EXPECT_TRUE(Becomes([&] { return is_over_.load(); }));

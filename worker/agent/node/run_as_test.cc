@@ -88,6 +88,10 @@ TEST_F(RunAsRootTest, FlagsSayWhoseTrainersRunAsWhom) {
   const auto few = RunAs::Parse({"alice=daemon"});
   EXPECT_EQ(few->UserOf("bob").status().code(), absl::StatusCode::kPermissionDenied);
   EXPECT_THAT(std::string(few->UserOf("bob").status().message()), HasSubstr("no jobs of bob"));
+  // Names that certificates give have such characters, those of users have none.
+  const auto named = RunAs::Parse({"CN=alice=daemon"});
+  ASSERT_TRUE(named.ok()) << named.status();
+  EXPECT_EQ((*named->UserOf("CN=alice"))->name, "daemon");
   EXPECT_FALSE(RunAs().any());
   EXPECT_FALSE((*RunAs().UserOf("bob")).has_value());
 

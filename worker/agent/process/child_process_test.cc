@@ -312,6 +312,11 @@ TEST(LineSplitterTest, WhatIsNoTextBecomesQuestionMarks) {
   std::vector<std::string> lines;
   splitter.Add("a\xff\xc3z \xed\xa0\x80 \xf0\x9f\x98\x80\n", &lines);
   EXPECT_THAT(lines, ElementsAre("a??z ??? \xf0\x9f\x98\x80"));
+  // So does the end of what is written no further: a coordinator can read no message with such
+  // bytes, and would be sent it again and again.
+  splitter.Add("b\xff", &lines);
+  splitter.Finish(&lines);
+  EXPECT_EQ(lines.back(), "b?");
 }
 
 }  // namespace

@@ -20,6 +20,7 @@
 namespace ringleader::agent {
 namespace {
 
+using ::testing::Contains;
 using ::testing::HasSubstr;
 using SupervisorTest = testing::SupervisedTest;
 
@@ -142,6 +143,20 @@ TEST_F(SupervisorTest, ATrainerHoldsTheWorkersLifeOpen) {
   pollfd end = {.fd = life[0], .events = POLLIN, .revents = 0};
   EXPECT_EQ(poll(&end, 1, 20'000), 1);
   close(life[0]);
+}
+
+// Or the next worker would start trainers beside those of an earlier one that have not ended yet.
+TEST_F(SupervisorTest, ATrainerHoldsTheFoldersLock) {
+  namespace fs = std::filesystem;
+  EXPECT_TRUE(Do(StartOf(7, 1)).accepted());
+  const pid_t pid = PidOf(7, 0);
+  ASSERT_GT(pid, 0);
+  std::vector<fs::path> open;
+  std::error_code gone;  // the shell closes files of its own
+  for (const auto& file : fs::directory_iterator(absl::StrCat("/proc/", pid, "/fd"), gone)) {
+    open.push_back(fs::read_symlink(file, gone));
+  }
+  EXPECT_THAT(open, Contains(fs::canonical(dir_.File("data/lock"))));
 }
 
 TEST_F(SupervisorTest, SaysWhenATrainerEnded) {

@@ -110,6 +110,16 @@ TEST(InventoryTest, CountsWhatIsThere) {
   EXPECT_GT(inventory.memory_bytes(), 0);
 }
 
+// Not what happens to be free at its start: trainers of an earlier worker may still be leaving.
+TEST(InventoryTest, MemoryIsAllThatTheMachineHas) {
+  const TempDir root;
+  std::filesystem::create_directories(root.path() / "proc");
+  std::ofstream(root.path() / "proc/meminfo") << "MemTotal:       2048 kB\n"
+                                                 "MemFree:         512 kB\n"
+                                                 "MemAvailable:   1024 kB\n";
+  EXPECT_EQ(TakeInventory({.root = root.path()}).memory_bytes(), 2 << 20);
+}
+
 TEST(InventoryTest, IsOfTheMachinesNameUnlessItIsToldAnother) {
   char name[256] = {};
   ASSERT_EQ(gethostname(name, sizeof(name) - 1), 0);
