@@ -66,8 +66,8 @@ TEST(RingWindowTest, FitsNodesOfAnySize) {
   EXPECT_EQ(plan->ring().outer(), 4u);
 }
 
-// Keys of eight heads take their links as long as attention takes: more hops between smaller windows
-// are begun sooner.
+// Keys of eight heads take their links as long as attention takes: more hops between smaller
+// windows are begun sooner.
 TEST(RingWindowTest, APartOfANodeIsPickedWhereItIsPredictedToBeFaster) {
   model::ModelConfig model = ThreeBillion();
   model.kv_heads = 8;
