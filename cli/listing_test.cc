@@ -136,7 +136,7 @@ TEST_F(CliTest, GetInThreeFormats) {
             "priority        -7\n"
             "checkpoints in  /data/tiny\n"
             "layout          striped, stripes of 64 tokens\n"
-            "ring            hierarchical, 2 nodes × 4\n"
+            "ring            hierarchical, 2 inner rings of 4\n"
             "\n"
             "ATTEMPT  STATE   STEPS  NODES  REASON\n"
             "1        FAILED  0..2   b×4    rank 2 on b: out of memory\n");

@@ -38,18 +38,16 @@ std::string LayoutText(const v1::StepPlan& plan) {
 std::string RingText(const v1::StepPlan& plan) {
   const std::string kind = jobspec::EnumText(plan.ring().kind());
   if (plan.ring().outer() > 1) {
-    return absl::StrCat(kind, ", ", plan.ring().outer(), " nodes × ", plan.ring().inner());
+    return absl::StrCat(kind, ", ", plan.ring().outer(), " inner rings of ", plan.ring().inner());
   }
-  return absl::StrCat(kind, " of ", plan.ring().inner());
+  const std::string groups =
+      plan.head_groups() > 1 ? absl::StrCat(", ", plan.head_groups(), " groups of heads") : "";
+  return absl::StrCat(kind, " of ", plan.ring().inner(), groups);
 }
 
 void WritePlan(std::ostream& out, const v1::JobSpec& spec, const v1::StepPlan& plan, int columns) {
   std::vector<std::vector<std::string>> rows = {{"layout", LayoutText(plan)},
                                                 {"ring", RingText(plan)}};
-  if (spec.parallelism().ring_window() > 0) {
-    rows.back()[1] =
-        absl::StrCat("hierarchical, ", plan.ring().outer(), " windows of ", plan.ring().inner());
-  }
   const uint32_t heads = jobspec::HeadRanks(jobspec::PlannedJob(spec, plan).parallelism());
   if (heads > 1) {
     rows.push_back(

@@ -9,7 +9,7 @@
 
 namespace ringleader::cli {
 
-// "striped, stripes of 64 tokens" and "hierarchical, 4 nodes × 8".
+// "striped, stripes of 64 tokens" and "hierarchical, 4 inner rings of 8".
 std::string LayoutText(const v1::StepPlan& plan);
 std::string RingText(const v1::StepPlan& plan);
 

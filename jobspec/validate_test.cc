@@ -6,6 +6,8 @@
 
 #include "jobspec/jobspec.h"
 #include "jobspec/testing/job_file.h"
+#include "jobspec/values/attention_spec.h"
+#include "ringleader/v1/plan.pb.h"
 
 namespace ringleader::jobspec {
 namespace {
@@ -183,12 +185,24 @@ TEST(ValidateTest, GroupsOfHeadsAreGathered) {
   v1::JobSpec spec = Job({"parallelism.ring=all_gather"});
   ApplyDefaults(&spec);
   EXPECT_EQ(spec.parallelism().head_groups(), 1u);
+  EXPECT_FALSE(PicksHeadGroups(spec.parallelism()));
+  spec.mutable_parallelism()->set_head_groups(0);
+  EXPECT_TRUE(PicksHeadGroups(spec.parallelism()));
+  EXPECT_EQ(HeadGroups(spec.parallelism()), 1u) << "until the planner has picked";
+  v1::StepPlan plan;
+  plan.set_head_groups(4);
+  EXPECT_EQ(HeadGroups(PlannedJob(spec, plan).parallelism()), 4u);
+  spec.mutable_parallelism()->set_head_groups(2);
+  EXPECT_EQ(HeadGroups(PlannedJob(spec, plan).parallelism()), 2u) << "as the job file says";
   EXPECT_EQ(Complaint({"parallelism.ring=all_gather", "parallelism.head_groups=2"}), "");
   EXPECT_EQ(Complaint({"parallelism.ring=all_gather", "parallelism.head_groups=2",
                        "parallelism.heads=2"}),
             "");
-  EXPECT_THAT(Complaint({"parallelism.ring=flat", "parallelism.head_groups=2"}),
-              HasSubstr("parallelism.ring: all_gather"));
+  EXPECT_EQ(Complaint({"parallelism.head_groups=0"}), "") << "with ring: auto";
+  for (const std::string ring : {"flat", "hierarchical"}) {
+    EXPECT_THAT(Complaint({"parallelism.ring=" + ring, "parallelism.head_groups=2"}),
+                HasSubstr("parallelism.ring other than flat and hierarchical"));
+  }
   EXPECT_THAT(Complaint({"parallelism.ring=all_gather", "parallelism.head_groups=2",
                          "attention.balance.anchor=mean"}),
               HasSubstr("parallelism.head_groups: 2 does not go with attention.balance.anchor"));

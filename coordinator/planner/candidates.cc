@@ -81,6 +81,7 @@ absl::StatusOr<std::vector<Candidate>> Candidates(const v1::JobSpec& spec, const
     for (const auto ring :
          {ParallelismSpec::FLAT, ParallelismSpec::HIERARCHICAL, ParallelismSpec::ALL_GATHER}) {
       if (asked.ring() != ring && asked.ring() != ParallelismSpec::RING_UNSPECIFIED) continue;
+      if (jobspec::HeadGroups(asked) > 1 && ring != ParallelismSpec::ALL_GATHER) continue;
       if (ring == ParallelismSpec::HIERARCHICAL && (!group.regular || group.outer == 1) &&
           asked.ring() != ring) {
         continue;
@@ -109,7 +110,8 @@ void Apply(const Candidate& candidate, const v1::JobSpec& spec, v1::StepPlan* pl
 
 bool HasNewRing(const v1::StepPlan& before, const v1::StepPlan& after) {
   return before.ring().kind() != after.ring().kind() ||
-         before.ring().inner() != after.ring().inner();
+         before.ring().inner() != after.ring().inner() ||
+         before.head_groups() != after.head_groups();
 }
 
 std::string NameOf(const v1::StepPlan& plan) {
@@ -118,6 +120,8 @@ std::string NameOf(const v1::StepPlan& plan) {
   absl::StrAppend(&name, ", ", jobspec::EnumText(plan.ring().kind()));
   if (plan.ring().kind() == ParallelismSpec::HIERARCHICAL) {
     absl::StrAppendFormat(&name, "(%d)", plan.ring().inner());
+  } else if (plan.head_groups() > 1) {
+    absl::StrAppendFormat(&name, "(%d groups of heads)", plan.head_groups());
   }
   return name;
 }

@@ -33,7 +33,8 @@ void Apply(const Candidate& candidate, const v1::JobSpec& spec, v1::StepPlan* pl
 // Whether keys travel another way.
 bool HasNewRing(const v1::StepPlan& before, const v1::StepPlan& after);
 
-// "striped(64), flat"; "zigzag, hierarchical(8)" with its window.
+// "striped(64), flat"; "zigzag, hierarchical(8)" with its window; "zigzag, all_gather(2 groups of
+// heads)" where the planner picked them.
 std::string NameOf(const v1::StepPlan& plan);
 
 }  // namespace ringleader::planner

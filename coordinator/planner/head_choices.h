@@ -1,5 +1,5 @@
-// How many trainers may share out heads, where the job file leaves it to the planner
-// (parallelism.heads: 0).
+// How many trainers may share out heads, and in how many groups of heads keys may be gathered,
+// where the job file leaves it to the planner (parallelism.heads: 0, parallelism.head_groups: 0).
 #pragma once
 
 #include <string>
@@ -12,12 +12,13 @@
 namespace ringleader::planner {
 
 struct HeadChoices {
-  std::vector<v1::JobSpec> jobs = {};      // with one number each, ascending from 1
-  std::vector<std::string> refusals = {};  // why not the others into which heads divide, for people
+  std::vector<v1::JobSpec> jobs = {};      // with one number of each, ascending from 1
+  std::vector<std::string> refusals = {};  // why no other numbers of trainers, for people
 };
 
-// The job itself where it gives a number. With `kept`, an earlier attempt's plan, that one's number
-// alone; with an unknown model 1 alone.
+// The job itself where it gives numbers. With `kept`, an earlier attempt's plan, that one's alone;
+// with an unknown model 1 alone. Groups are left out where the model or the job does not allow
+// them.
 HeadChoices HeadChoicesOf(const v1::JobSpec& spec, const model::ModelConfig& model,
                           const v1::StepPlan* kept);
 

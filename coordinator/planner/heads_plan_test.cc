@@ -257,6 +257,46 @@ TEST(HeadsPlanTest, GatheringInGroupsHidesTheGather) {
               HasSubstr("parallelism.head_groups: 3 does not divide the 16 KV heads"));
 }
 
+TEST(HeadsPlanTest, GroupsArePickedWhereTheyArePredictedToBeFaster) {
+  const model::ModelConfig model = WithAllKvHeads();
+  const auto planned = [&](const v1::JobSpec& spec, double bytes_per_second,
+                           const v1::StepPlan* kept = nullptr) {
+    ClusterShape cluster = Gpus(1, 8);
+    cluster.intra_node.bytes_per_second = bytes_per_second;
+    auto plan = MakePlan(spec, model, cluster, CostModel(spec, model, cluster), {}, {}, kept);
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    return *std::move(plan);
+  };
+  v1::JobSpec open = LongJob(8, 524288);
+  open.mutable_attention()->set_pattern(v1::AttentionSpec::DENSE);
+  open.mutable_parallelism()->set_head_groups(0);
+  EXPECT_EQ(planned(open, 400e9).head_groups(), 1u) << "a ring is faster";
+  open.mutable_parallelism()->set_ring(ParallelismSpec::ALL_GATHER);
+  const v1::StepPlan plan = planned(open, 30e9);
+  EXPECT_GT(plan.head_groups(), 1u);
+  EXPECT_THAT(plan.reasons(), Contains(HasSubstr("as is predicted to be fastest")));
+  EXPECT_THAT(plan.reasons(), Contains(HasSubstr("striped(64), all_gather would take")));
+  const double fastest = plan.prediction().step_seconds();
+  for (const uint32_t groups : {1u, 2u, 4u, 8u}) {
+    v1::JobSpec given = open;
+    given.mutable_parallelism()->set_head_groups(groups);
+    const v1::StepPlan with = planned(given, 30e9);
+    EXPECT_EQ(with.head_groups(), 0u) << "the job file says";
+    EXPECT_LT(fastest, with.prediction().step_seconds() * 1.005);
+    if (groups == plan.head_groups()) {
+      EXPECT_EQ(with.prediction().step_seconds(), fastest);
+    }
+  }
+  // What goes on from a checkpoint keeps them, and an attempt of an earlier release has none.
+  EXPECT_EQ(planned(open, 400e9, &plan).head_groups(), plan.head_groups());
+  v1::StepPlan earlier = plan;
+  earlier.clear_head_groups();
+  EXPECT_EQ(planned(open, 30e9, &earlier).head_groups(), 1u);
+  // What does not go with groups is planned without.
+  open.mutable_attention()->mutable_balance()->set_anchor(v1::AttentionSpec::Balance::MEAN);
+  EXPECT_EQ(planned(open, 30e9).head_groups(), 1u);
+}
+
 TEST(HeadsPlanTest, WhatCannotWorkIsRefusedByName) {
   const auto error = [](const v1::JobSpec& spec, const ClusterShape& cluster) {
     return std::string(Plan(spec, cluster).status().message());

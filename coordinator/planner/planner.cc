@@ -100,11 +100,11 @@ void AddReasons(const ParallelismSpec& asked, const GroupShape& group,
   if (forced_layout) plan->add_reasons("layout as parallelism.layout asks");
   if (forced_ring) plan->add_reasons("ring as parallelism.ring asks");
   if (const uint32_t groups = jobspec::HeadGroups(asked); groups > 1) {
-    plan->add_reasons(
-        absl::StrFormat("keys and values are gathered in %d groups of heads, as "
-                        "parallelism.head_groups asks: those "
-                        "of the next group travel while a group is attended with",
-                        groups));
+    plan->add_reasons(absl::StrFormat(
+        "keys and values are gathered in %d groups of heads, as %s: those of the next group travel "
+        "while a group is attended with",
+        groups,
+        plan->head_groups() > 0 ? "is predicted to be fastest" : "parallelism.head_groups asks"));
   }
   if (asked.ring_window() > 0) {
     plan->add_reasons(
@@ -265,16 +265,27 @@ absl::Status CompareCandidates(const model::ModelConfig& model, const ClusterSha
 void AddHeadReasons(const std::vector<Way>& ways, const std::vector<std::string>& refusals,
                     const v1::StepPlan* kept, v1::StepPlan* plan) {
   if (kept != nullptr && kept->heads() > 0) return;  // KeepReason() says why
+  std::map<uint32_t, std::vector<const Way*>> by_heads;
   for (const Way& way : ways) {
-    const uint32_t heads = jobspec::HeadRanks(way.spec.parallelism());
+    by_heads[jobspec::HeadRanks(way.spec.parallelism())].push_back(&way);
+  }
+  for (const auto& [heads, alike] : by_heads) {
     if (heads == plan->heads()) continue;
-    if (way.tried.empty()) {
+    const v1::StepPlan* fastest = nullptr;
+    for (const Way* way : alike) {
+      for (const v1::StepPlan& tried : way->tried) {
+        if (fastest == nullptr ||
+            tried.prediction().step_seconds() < fastest->prediction().step_seconds()) {
+          fastest = &tried;
+        }
+      }
+    }
+    if (fastest == nullptr) {
       plan->add_reasons(absl::StrFormat("heads are not shared out among %d: %s", heads,
-                                        std::string(way.refused.message())));
+                                        std::string(alike.front()->refused.message())));
       continue;
     }
-    const v1::StepPlan& rival = *std::ranges::min_element(
-        way.tried, {}, [](const v1::StepPlan& p) { return p.prediction().step_seconds(); });
+    const v1::StepPlan& rival = *fastest;
     plan->add_reasons(absl::StrFormat(
         "%s would take %.4g s a step with %s, not %.4g s (the exchange of heads %.4g s, exposed "
         "communication in all %.4g s)",
@@ -363,11 +374,14 @@ absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& asked, const model::Mod
   // Not by what reports say: a new attempt from the start adds in the same order as the last.
   const CostModel usual = cost_model.Unfitted();
   const patterns::PatternHints of_data = {.document_tokens = hints.document_tokens};
-  const Way* chosen = nullptr;
+  Way* chosen = nullptr;
   const v1::StepPlan* best = nullptr;
   for (Way& way : ways) {
     RETURN_IF_ERROR(CompareCandidates(model, cluster, usual, of_data, limits, &way));
-    for (const v1::StepPlan& plan : way.tried) {
+    for (v1::StepPlan& plan : way.tried) {
+      if (jobspec::PicksHeadGroups(asked.parallelism())) {
+        plan.set_head_groups(jobspec::HeadGroups(way.spec.parallelism()));
+      }
       const bool is_better = best == nullptr || plan.prediction().step_seconds() <
                                                     best->prediction().step_seconds() * (1 - kTie);
       if (!is_better) continue;
@@ -382,6 +396,13 @@ absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& asked, const model::Mod
     AddHeadReasons(ways, refusals, kept, &plan);
   }
   if (!model.known()) return plan;
+  for (const Way& way : ways) {  // rivals of the plan, in other groups of heads
+    if (&way == chosen || jobspec::HeadRanks(way.spec.parallelism()) !=
+                              jobspec::HeadRanks(chosen->spec.parallelism())) {
+      continue;
+    }
+    chosen->tried.insert(chosen->tried.end(), way.tried.begin(), way.tried.end());
+  }
   RETURN_IF_ERROR(CompletePlan(*chosen, model, cluster, cost_model, usual, hints, kept, &plan));
   return plan;
 }

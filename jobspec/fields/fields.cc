@@ -23,7 +23,8 @@ constexpr When kAlways = {};
 constexpr When kSparse = {"attention.pattern", "dense", /*is_not=*/true};
 constexpr When kStriped = {"parallelism.layout", "striped"};
 constexpr When kHierarchical = {"parallelism.ring", "hierarchical"};
-constexpr When kAllGather = {"parallelism.ring", "all_gather"};
+constexpr When kNotFlat = {"parallelism.ring", "flat", /*is_not=*/true};
+constexpr When kNotHierarchical = {"parallelism.ring", "hierarchical", /*is_not=*/true};
 constexpr When kPacked = {"data.batching", "packed"};
 constexpr When kSamples = {"data.batching", "samples"};
 constexpr When kDecay = {"training.schedule", "constant", /*is_not=*/true};
@@ -146,10 +147,10 @@ constexpr Field kFieldsAfterPatterns[] = {
     {"parallelism.ring_window", Need::kDefault, "0", {0, 65536}, kHierarchical,
      "How many neighbours make an inner ring, a divisor of the ring's trainers: the window of LoongTrain's double "
      "ring. 0: the planner picks, those of a node or an equal part of them."},
-    {"parallelism.head_groups", Need::kDefault, "1", {1, 65536}, kAllGather,
-     "In how many groups of heads, one after the other, keys and values are gathered: those of the next group travel while "
+    {"parallelism.head_groups", Need::kDefault, "1", {0, 65536}, kNotFlat,
+     "In how many groups of heads, one after the other, `all_gather` gathers keys and values: those of the next group travel while "
      "a group is attended with, and no trainer holds more than two groups of all tokens. Divides the KV heads of a trainer; "
-     "patterns that choose online want an even number of heads in a group."},
+     "patterns that choose online want an even number of heads in a group. 0: the planner picks, one of 1, 2, 4 and 8; with more than 1 the ring is an all-gather.", false, kNotHierarchical},
     {"parallelism.stripe", Need::kDefault, "0", {0, kMaxTokens}, kStriped,
      "Tokens in one stripe, a multiple of `attention.tile`; 0: the planner picks."},
     {"parallelism.replan", Need::kDefault, "auto", {}, kAlways,

@@ -65,6 +65,9 @@ v1::JobSpec PlannedJob(const v1::JobSpec& spec, const v1::StepPlan& plan) {
   if (PicksHeads(spec.parallelism()) && plan.heads() > 0) {
     planned.mutable_parallelism()->set_heads(plan.heads());
   }
+  if (PicksHeadGroups(spec.parallelism()) && plan.head_groups() > 0) {
+    planned.mutable_parallelism()->set_head_groups(plan.head_groups());
+  }
   return planned;
 }
 

@@ -44,7 +44,11 @@ absl::StatusOr<ring::RingKind> RingOf(v1::ParallelismSpec::Ring ring);
 inline bool PicksHeads(const v1::ParallelismSpec& parallelism) {
   return parallelism.has_heads() && parallelism.heads() == 0;
 }
-// The job as `plan` runs it: with that plan's heads where it picks them.
+// Whether it says in how many groups of heads keys are gathered (StepPlan.head_groups).
+inline bool PicksHeadGroups(const v1::ParallelismSpec& parallelism) {
+  return parallelism.has_head_groups() && parallelism.head_groups() == 0;
+}
+// The job as `plan` runs it: with that plan's heads and groups where it picks them.
 v1::JobSpec PlannedJob(const v1::JobSpec& spec, const v1::StepPlan& plan);
 
 // Trainers that share out heads; jobs made before there was a choice have all on each, and those
@@ -52,7 +56,8 @@ v1::JobSpec PlannedJob(const v1::JobSpec& spec, const v1::StepPlan& plan);
 inline uint32_t HeadRanks(const v1::ParallelismSpec& parallelism) {
   return std::max(1u, parallelism.heads());
 }
-// Groups of heads whose keys and values are gathered one after the other; 1 on other rings.
+// Groups of heads whose keys and values are gathered one after the other; 1 on other rings, and
+// until the planner has picked.
 inline uint32_t HeadGroups(const v1::ParallelismSpec& parallelism) {
   return std::max(1u, parallelism.head_groups());
 }
