@@ -123,7 +123,7 @@ Notes NotesOf(const v1::JobSpec& spec, const model::ModelConfig& model, const v1
   if (jobspec::PicksHeads(parallelism)) {
     notes["parallelism.heads"] = absl::StrCat(plan.heads(), " by prediction");
   }
-  if (jobspec::PicksHeadGroups(parallelism) && plan.head_groups() > 1) {
+  if (jobspec::PicksHeadGroups(parallelism)) {
     notes["parallelism.head_groups"] = absl::StrCat(plan.head_groups(), " by prediction");
   }
   if (model.known()) AddMemoryNotes(jobspec::PlannedJob(spec, plan), model, machines, &notes);
