@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <limits>
+#include <memory>
 
 #include "worker/comm/testing/local_communicator.h"
 #include "worker/model/decoder/decoder.h"
@@ -373,6 +375,73 @@ TEST(CpuAdamWTest, EveryChangeOfParametersIsAnotherVersion) {
       ASSERT_TRUE(rank->Restore(*shard, 0).ok());
       expect_another("restoring");
     });
+  }
+}
+
+// Rank 0 of two whose transfers are only counted.
+class CountingDevice : public ShardDevice {
+ public:
+  int rank() const override { return 0; }
+  int size() const override { return 2; }
+  torch::Device device() const override { return torch::kCPU; }
+  torch::ScalarType sum_type() const override { return torch::kDouble; }
+  absl::StatusOr<ShardTransferPtr> ReduceSum(const Tensor&, const Tensor&, int) override {
+    ++reductions;
+    return std::make_unique<Counted>(this);
+  }
+  absl::StatusOr<ShardTransferPtr> AllReduceSum(const Tensor&) override { return nullptr; }
+  absl::StatusOr<ShardTransferPtr> AllGather(const Tensor&) override { return nullptr; }
+  absl::StatusOr<ShardTransferPtr> Broadcast(const Tensor&, int) override { return nullptr; }
+  absl::Status SumOfSquares(const Tensor&, const Tensor&) override { return absl::OkStatus(); }
+  absl::Status Update(const AdamWOptions&, const ShardUpdate&) override { return absl::OkStatus(); }
+  absl::Status ReadFigures(const Tensor&) override { return absl::OkStatus(); }
+  absl::StatusOr<std::array<double, 3>> TakeFigures() override { return {{1, 1, 1}}; }
+  absl::StatusOr<ShardSource> Snapshot(int64_t, const Tensor&, const Tensor&,
+                                       const Tensor&) override {
+    return absl::UnimplementedError("no snapshot");
+  }
+  double AwaitSnapshot() override { return 0; }
+  void BeginUpdate() override {}
+  absl::StatusOr<Waits> TakeWaits() override { return Waits(); }
+
+  int reductions = 0, awaited = 0;
+
+ private:
+  struct Counted : ShardTransfer {
+    explicit Counted(CountingDevice* counts) : device(counts) {}
+    absl::Status Await() override {
+      ++device->awaited;
+      return absl::OkStatus();
+    }
+    CountingDevice* const device;
+  };
+};
+
+// A rank in its last micro-batch goes through backward whether or not others have come to theirs;
+// with a layer's buffer shared by every other layer it has to wait for them.
+TEST(SumOnceAStepTest, NoLayerWaitsForAnothersSum) {
+  const model::ParameterLayout layout = model::MakeParameterLayout(SmallModel());
+  const std::vector<float> start(layout.ShardElements(2));
+  for (const bool once : {true, false}) {
+    CountingDevice device;
+    const auto adamw = ShardedAdamW::Create({}, layout, device, torch::kFloat, start);
+    ASSERT_TRUE(adamw.ok()) << adamw.status();
+    if (once) (*adamw)->SumOnceAStep();
+    for (int step = 0; step < 2; ++step) {
+      device.reductions = device.awaited = 0;
+      (*adamw)->ZeroGradients();
+      EXPECT_EQ(device.awaited, 0) << "the step before has seen to all";
+      (*adamw)->LastMicroBatch();
+      AddGradients(**adamw, layout, Random(layout, layout.elements, 3));
+      EXPECT_GE(device.reductions, static_cast<int>(layout.blocks.size()));
+      if (once) {
+        EXPECT_EQ(device.awaited, 0);
+      } else {
+        EXPECT_GT(device.awaited, 0);
+      }
+      ASSERT_TRUE((*adamw)->Step(0.01, torch::ones({}, torch::kDouble), 1).ok());
+      EXPECT_EQ(device.awaited, device.reductions);
+    }
   }
 }
 

@@ -18,7 +18,8 @@ using torch::Tensor;
 // Copies of master weights pass through device memory a piece at a time.
 constexpr int64_t kGatherElements = int64_t{64} << 20;
 
-// A gradient buffer, and the reductions of what it held last.
+// A gradient buffer, and the reductions of what it held; of own_sum those of all blocks that took
+// their turn.
 struct Bucket {
   Tensor buffer;  // fp32
   int block = -1;
@@ -108,11 +109,13 @@ absl::Status ShardedAdamW::State::Open(int block, Bucket& bucket) {
     bucket.buffer = gradient.narrow(0, range.begin, range.elements);
     return absl::OkStatus();
   }
-  RETURN_IF_ERROR(Await(bucket.reductions));
   if (own_sum.defined()) {
+    // Each block has a place of its own. Whoever waited here for what is reduced of another would
+    // wait for a group that may still be in an earlier micro-batch, in the middle of backward.
     bucket.buffer = own_sum.narrow(0, range.begin, range.elements);
     return absl::OkStatus();
   }
+  RETURN_IF_ERROR(Await(bucket.reductions));
   // Layers differ in nothing, so a bucket that fits one fits all.
   if (!bucket.buffer.defined()) bucket.buffer = torch::empty({range.elements}, gradient.options());
   bucket.buffer.zero_();
