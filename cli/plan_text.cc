@@ -22,7 +22,7 @@ constexpr double kNothingSeconds = 1e-9;
 // What the model itself takes for a step; what is computed again does not count.
 std::string Arithmetic(const v1::Prediction& p, const v1::ResourcesSpec& resources) {
   const double each = p.model_flops() / p.step_seconds() / std::max(1u, resources.trainers());
-  const std::string rate = absl::StrFormat("%.4g TFLOP/s a trainer", each / 1e12);
+  std::string rate = absl::StrFormat("%.4g TFLOP/s a trainer", each / 1e12);
   if (resources.engine() != v1::ResourcesSpec::CUDA) return rate;
   return absl::StrFormat("%s, MFU %s of a Hopper's 989", rate, FormatPercent(each / kHopperFlops));
 }

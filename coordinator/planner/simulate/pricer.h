@@ -2,12 +2,12 @@
 // step.
 #pragma once
 
-#include <compare>
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -133,7 +133,9 @@ class Pricer {
     ring::RingKind kind;
     int inner = 0;
     bool dense = false, backward = false;
-    auto operator<=>(const CarriedKey&) const = default;
+
+    auto Tied() const { return std::tie(tokens, layout, kind, inner, dense, backward); }
+    bool operator<(const CarriedKey& other) const { return Tied() < other.Tied(); }
   };
   std::map<CarriedKey, std::optional<CarriedShares>> carried_;
   RingBytes ring_bytes_;
