@@ -58,7 +58,9 @@ int64_t Division::Multiple() const {
 }
 
 absl::Status CheckDivides(std::string_view field, int64_t tokens, const Division& division) {
-  const int64_t multiple = division.Multiple(), below = tokens / multiple * multiple;
+  const int64_t multiple = division.Multiple();
+  // Ranks and heads are at least 1, and so is what they divide into.
+  const int64_t below = tokens / multiple * multiple;  // NOLINT(clang-analyzer-core.DivideZero)
   if (tokens == below) return absl::OkStatus();
   const std::string rule =
       division.ranks == 1   ? absl::StrCat("parallelism.heads = ", division.heads)

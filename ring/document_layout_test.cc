@@ -185,7 +185,7 @@ TEST(DocumentLayoutTest, ApartASpreadDocumentIsDealtAsASequence) {
     if (problem.firsts.back() == problem.tokens - 1) continue;  // a document without tokens
     ASSERT_TRUE(layout.ok()) << layout.status();
     EXPECT_TRUE(layout->is_apart());
-    const int64_t tokens = problem.tokens - 1, round = problem.ranks * problem.stripe;
+    const int64_t tokens = problem.tokens - 1, round = int64_t{problem.ranks} * problem.stripe;
     EXPECT_EQ(layout->local_tokens() % problem.stripe, 0);
     int64_t most = 0;
     for (int rank = 0; rank < problem.ranks; ++rank) {
