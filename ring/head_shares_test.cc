@@ -25,11 +25,12 @@ TEST(HeadSharesTest, VolumesAreThoseThatArePublished) {
   }
   // Of USP each of the ring's N_p ranks is N_a: t / N_p takes the place of t.
   const HeadShares shares{.ranks = 4, .heads = 64, .kv_heads = 8};
-  EXPECT_EQ(shares.ForwardValues(kTokens / 8, kDim), 2 * 3 * (kTokens / 2) * 72 * kDim / 16);
+  EXPECT_EQ(shares.ForwardValues(kTokens / 8, kDim),
+            int64_t{2} * 3 * (kTokens / 2) * 72 * kDim / 16);
   EXPECT_EQ(shares.BackwardValues(kTokens / 8, kDim), 2 * shares.ForwardValues(kTokens / 8, kDim));
   // Where ranks have the same KV head, it is sent to each of them: as if there were one for each.
   const HeadShares few{.ranks = 4, .heads = 64, .kv_heads = 2};
-  EXPECT_EQ(few.ForwardValues(kTokens / 4, kDim), 2 * 3 * kTokens * (4 + 64) * kDim / 16);
+  EXPECT_EQ(few.ForwardValues(kTokens / 4, kDim), int64_t{2} * 3 * kTokens * (4 + 64) * kDim / 16);
 }
 
 TEST(HeadSharesTest, ErrorsSayWhatDivides) {

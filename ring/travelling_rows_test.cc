@@ -41,7 +41,7 @@ class TravellingRowsTest
   std::vector<int64_t> Held() const {
     std::vector<int64_t> held;
     for (int rank = 0; rank < ranks() && std::get<Seen>(GetParam()).is_uneven; ++rank) {
-      held.push_back(Layout(0).local_tokens() - 20 * rank);
+      held.push_back(Layout(0).local_tokens() - int64_t{20} * rank);
     }
     return held;
   }
