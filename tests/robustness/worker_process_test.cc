@@ -61,6 +61,14 @@ class WorkerProcessTest : public ::testing::Test {
     return worker.Log();
   }
 
+  // The path of a trainer, a shell script.
+  std::string TrainerThatDoes(const std::string& script) {
+    std::string path = coordinator_.File("trainer");
+    std::ofstream(path) << "#!/bin/sh\n" << script;
+    std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+    return path;
+  }
+
   CoordinatorProcess coordinator_;
   int starts_ = 0;
 };
@@ -421,9 +429,7 @@ TEST_F(WorkerProcessTest, WhatItIsGivenByRelativePathsItsTrainersFind) {
   const TestCertificates certificates;
   ASSERT_TRUE(certificates.ok());
   StartingCoordinator coordinator(certificates.Options("server"));
-  const std::string trainer = coordinator_.File("trainer");
-  std::ofstream(trainer) << "#!/bin/sh\nfor argument; do echo \"$argument\"; done\n";
-  fs::permissions(trainer, fs::perms::owner_all);
+  const std::string trainer = TrainerThatDoes("for argument; do echo \"$argument\"; done\n");
   const TlsOptions tls = certificates.Options("client");
   const std::map<std::string, std::string> files = {
       {"--tls-cert", tls.cert_path}, {"--tls-key", tls.key_path}, {"--tls-ca", tls.ca_path}};
@@ -476,9 +482,7 @@ TEST_F(WorkerProcessTest, ItsDeathIsReportedOverANetworkWithoutTls) {
 
 TEST_F(WorkerProcessTest, KeepsNoMoreOfLogsThanItIsTold) {
   StartingCoordinator coordinator;
-  const std::string trainer = coordinator_.File("trainer");
-  std::ofstream(trainer) << "#!/bin/sh\necho a line\n";
-  std::filesystem::permissions(trainer, std::filesystem::perms::owner_all);
+  const std::string trainer = TrainerThatDoes("echo a line\n");
   Process worker = Start({{"--coordinator", coordinator.address()},
                           {"--trainer", trainer},
                           {"--log-buffer-bytes", "0"}});
@@ -489,9 +493,7 @@ TEST_F(WorkerProcessTest, KeepsNoMoreOfLogsThanItIsTold) {
 // Its coordinator has not stopped what runs, and nobody may outlast the worker.
 TEST_F(WorkerProcessTest, AtTheEndOfItsDrainTimeoutItLeavesInOrderAndTellsOfWhatItKilled) {
   StartingCoordinator coordinator;
-  const std::string trainer = coordinator_.File("trainer");
-  std::ofstream(trainer) << "#!/bin/sh\necho started\nexec sleep 600\n";
-  std::filesystem::permissions(trainer, std::filesystem::perms::owner_all);
+  const std::string trainer = TrainerThatDoes("echo started\nexec sleep 600\n");
   Process worker = Start({{"--coordinator", coordinator.address()},
                           {"--trainer", trainer},
                           {"--drain-timeout", "0.5"}});

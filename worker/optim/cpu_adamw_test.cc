@@ -398,7 +398,7 @@ class CountingDevice : public ShardDevice {
   absl::StatusOr<std::array<double, 3>> TakeFigures() override { return {{1, 1, 1}}; }
   absl::StatusOr<ShardSource> Snapshot(int64_t, const Tensor&, const Tensor&,
                                        const Tensor&) override {
-    return absl::UnimplementedError("no snapshot");
+    return absl::FailedPreconditionError("its tensors are nobody's state");
   }
   double AwaitSnapshot() override { return 0; }
   void BeginUpdate() override {}
