@@ -6,6 +6,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -25,7 +26,7 @@ DiskReserve::DiskReserve(std::string path, int64_t bytes, const std::vector<std:
   struct stat file = {};
   held_ = stat(path_.c_str(), &file) == 0 && int64_t{file.st_blocks} * 512 >= bytes_;
   if (!held_) TryToTake(bytes_);
-  if (!held_) AllocateForHeirs();
+  AllocateForHeirs();
 }
 
 DiskReserve::~DiskReserve() {
@@ -61,9 +62,12 @@ void DiskReserve::AllocateForHeirs() const {
   for (const int heir : heirs_) {
     struct stat file = {};
     if (fstat(heir, &file) != 0) continue;
-    // As much as can be had; a file system that allocates nothing in advance leaves it free.
     int64_t bytes = bytes_ / 4;
-    while (bytes > 0 && fallocate(heir, FALLOC_FL_KEEP_SIZE, file.st_size, bytes) != 0) bytes /= 2;
+    if (int64_t{file.st_blocks} * 512 - file.st_size >= bytes / 2) continue;
+    // As much as can be had; a file system that allocates nothing in advance leaves it free.
+    while (bytes >= 4096 && fallocate(heir, FALLOC_FL_KEEP_SIZE, file.st_size, bytes) != 0) {
+      bytes = errno == ENOSPC || errno == EDQUOT ? bytes / 2 : 0;
+    }
   }
 }
 
@@ -81,12 +85,14 @@ absl::Status DiskReserve::Check() {
   if (bytes_ == 0) return absl::OkStatus();
   absl::MutexLock lock(&mutex_);
   const int64_t free = FreeBytes();
-  if (held_ && free >= bytes_ / 2) return absl::OkStatus();
-  if (held_) {
-    GiveUpLocked();
-  } else if (free >= 2 * bytes_) {
+  if (!held_ && free >= 2 * bytes_) {
     TryToTake(2 * bytes_);
-    if (held_) return absl::OkStatus();
+  } else if (held_ && free < bytes_ / 2) {
+    GiveUpLocked();
+  }
+  if (held_) {
+    AllocateForHeirs();
+    return absl::OkStatus();
   }
   const absl::Status full = absl::ResourceExhaustedError(absl::StrFormat(
       "the disk is full: %s had to be given up, and %d MiB are free on its file system; make at "

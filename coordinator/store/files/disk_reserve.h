@@ -17,10 +17,11 @@ namespace ringleader::store {
 class DiskReserve {
  public:
   // `path` of the file, which is made at once where there is room; `bytes`: its size, 0 for none.
-  // `heirs`: files that each get a quarter of its blocks, beyond their end, when it is given up:
-  // what fills the disk mostly goes on, and would take what is merely free. They are open for as
-  // long as the reserve lives, which has to be longer than SQLite uses them: to close a file lets
-  // go of all locks that the process has on it.
+  // `heirs`: files that each keep at least an eighth as much, mostly a quarter, allocated beyond
+  // their end, for what is written once the reserve is given up: what fills the disk goes on, and
+  // takes what is merely free in the moment in which it is. They are open for as long as the
+  // reserve lives, which has to be longer than SQLite uses them: to close a file lets go of all
+  // locks that the process has on it.
   DiskReserve(std::string path, int64_t bytes, const std::vector<std::string>& heirs = {});
   ~DiskReserve();
   DiskReserve(const DiskReserve&) = delete;
