@@ -17,7 +17,10 @@
 #   bench/balance.sh --live [--sockets] [...] a dense job of two GPUs whose documents grow from 4K tokens to 128K in mid-run: live
 #                                             plans against the best fixed plan of each half, with the same small model;
 #                                             --sockets: two workers that NCCL takes for machines of their own
-#   bench/balance.sh --cpus [--plan [--gpus] | --one-gpu | --live] ...
+#   bench/balance.sh --recall [--dir FOLDER] [--seconds N] [--text DIR]
+#                                             answers of the recall tasks with tuning and without, on two GPUs (bench/quality/run.sh,
+#                                             --plan tuning, which has these options); exit code 75: repeat it with the same --dir
+#   bench/balance.sh --cpus [--plan [--gpus] | --one-gpu | --live | --recall] ...
 #                                             the same on CPU ranks and short samples, to try the script: prints rows and writes
 #                                             none
 #
@@ -28,13 +31,15 @@
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 if [[ -f $root/CMakeLists.txt ]]; then bin=$root/build/bin; else bin=$root/bin; fi
-gpus='' plan='' one='' live='' pair='' sockets='' again='' only=. engine=cuda divide=1 sequence=65536 config='' steps='' run=''
+gpus='' plan='' one='' live='' recall='' pair='' sockets='' again='' only=. engine=cuda divide=1 sequence=65536 config='' steps='' run=''
+suite=()
 while (($#)); do
   case $1 in
     --gpus) gpus=1 pair=1; shift; continue ;;
     --plan) gpus=1 plan=1; shift; continue ;;
     --one-gpu) gpus=1 one=1; shift; continue ;;
     --live) gpus=1 live=1; shift; continue ;;
+    --recall) gpus=1 recall=1; shift; continue ;;
     --sockets) sockets=1; shift; continue ;;
     --again) again=1; shift; continue ;;
     --cpus) gpus=1 engine=cpu divide=64 sequence=1024; shift; continue ;;
@@ -42,11 +47,13 @@ while (($#)); do
     --steps) steps=$2 ;;
     --only) only=$2 ;;
     --dir) run=$2 ;;
-    -h | --help) sed -n '2,27p' "$0" | sed 's/^# \{0,1\}//'; exit ;;
+    --seconds | --text) suite+=("$1" "$2") ;;
+    -h | --help) sed -n '2,30p' "$0" | sed 's/^# \{0,1\}//'; exit ;;
     *) echo "balance: unknown option $1 (see --help)" >&2; exit 2 ;;
   esac
   shift 2
 done
+[[ $recall || ! ${suite[*]} ]] || { echo "balance: ${suite[0]} goes with --recall (see --help)" >&2; exit 2; }
 if [[ ! $steps ]]; then if [[ $plan ]]; then steps=6; elif [[ $live ]]; then steps=56; else steps=12; fi; fi
 
 if [[ ! $gpus ]]; then
@@ -132,7 +139,7 @@ with open(sys.argv[2], "w") as out:
 }
 
 # Prints the rows of what was measured, or writes them.
-rows() {  # gpus | one | plan | pair-plan | live | sockets-live
+rows() {  # gpus | one | plan | pair-plan | live | sockets-live | recall
   local hardware="CPU ranks, short samples" rows=("$1")
   if [[ $engine == cpu ]]; then
     rows=(print "$1")
@@ -362,6 +369,14 @@ if [[ $one ]]; then
   rows one
   exit
 fi
+if [[ $recall ]]; then
+  smoke=
+  [[ $engine == cuda ]] || smoke=-smoke
+  "$root/bench/quality/run.sh" --dir "$run" --plan "tuning$smoke" --engine "$engine" --bin "$bin" "${suite[@]}"
+  rows recall
+  exit
+fi
+
 if [[ $plan ]]; then
   cases=measure_cases
   [[ ! $pair ]] || cases=measure_pair_cases

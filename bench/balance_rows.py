@@ -5,6 +5,7 @@
     balance_rows.py one FOLDER                with the steps of groups_bench, NAME.steps
     balance_rows.py plan|pair-plan FOLDER     with the steps of its jobs and what was predicted of each, NAME.plan
     balance_rows.py live|sockets-live FOLDER  with the steps of its jobs and what became of their plans, NAME.job
+    balance_rows.py recall FOLDER             with tuning.json, which bench/quality/suite.py found
     balance_rows.py print gpus|... FOLDER     the same, of jobs that are no measurement: prints the rows alone
 """
 
@@ -23,6 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 FIGURES = ROOT / "bench/results/figures/balance.json"
 GPUS = "bench/balance.sh --gpus"
 ATTENTION = ("attention_forward", "attention_backward")
+RECALL = "answers of the recall tasks with tuning against fixed budgets, points"
 LIVE = "documents that grow from 4K to 128K{}: live plans against the best fixed plan of each half"
 
 # What docs/balance.md asks for and nobody has measured; a call that measures one replaces it.
@@ -33,7 +35,7 @@ UNMEASURED = [
      "measured with whole samples alone, on one GPU that plays both groups"),
     ("max/mean of groups' times, ChatQA2-like, 16 samples a step, batching", 1.03,
      "measured with one GPU that plays both groups alone"),
-    ("answers of the recall tasks with tuning against fixed budgets, points", 1, "no run long enough was made"),
+    (RECALL, 1, "bench/balance.sh --recall was not run"),
     ("plan against measured step, 24 cases, median error", 0.03, "layouts and rings of several ranks were not run"),
     ("plan against measured step, 24 cases, worst error", 0.08, "layouts and rings of several ranks were not run"),
     ("ProLong-like in 256K sequences, two nodes through sockets: documents against stripes", 2.0,
@@ -298,8 +300,35 @@ def sockets_live_rows(folder):
     return live_rows(folder, ", two nodes through sockets", "bench/balance.sh --live --sockets")
 
 
+def recall_rows(folder):
+    """The task that tuning moves furthest, of all patterns, in points of its answers; and the mean over tasks. Where it moved
+    no choice that says nothing."""
+    jobs = {(job["pattern"], job["anchor"]): job
+            for job in json.loads((pathlib.Path(folder) / "tuning.json").read_text())["jobs"]}
+    moved, is_tuned = {}, True
+    for (pattern, anchor), tuned in jobs.items():
+        if anchor == "none":
+            continue
+        fixed = jobs[pattern, "none"]
+        is_tuned = is_tuned and tuned["balance"]["moved"] > 0
+        micro_batches = len(tuned["density_per_layer"]) * tuned["samples"]["micro_batches"]
+        print(f"{pattern}, {anchor}: {tuned['balance']['moved'] / micro_batches:.0%} of the choices moved; held-out loss "
+              f"{tuned['last_evaluation']['loss'] / fixed['last_evaluation']['loss'] - 1:+.3%}", file=sys.stderr)
+        for task, answers in tuned["last_evaluation"]["answers"].items():
+            if task == "text" or not answers["asked"]:
+                continue
+            of_fixed = fixed["last_evaluation"]["answers"][task]
+            moved[pattern, task] = 100 * (answers["right"] / answers["asked"] - of_fixed["right"] / of_fixed["asked"])
+            print(f"{pattern}, {task}: {of_fixed['right'] / of_fixed['asked']:.1%} with fixed budgets, {moved[pattern, task]:+.2f} "
+                  f"points tuned, of {answers['asked']} asked", file=sys.stderr)
+    command, (pattern, task) = "bench/balance.sh --recall", max(moved, key=lambda key: abs(moved[key]))
+    worst = abs(moved[pattern, task])
+    return [row(RECALL, worst, 1, worst <= 1 and is_tuned, None, command, pattern=pattern, task=task),
+            row(f"{RECALL}, the mean over tasks and patterns", statistics.fmean(moved.values()), None, None, None, command)]
+
+
 ROWS = {"dealing": dealing_rows, "gpus": gpu_rows, "one": one_rows, "plan": plan_rows, "pair-plan": pair_plan_rows,
-        "live": live_rows, "sockets-live": sockets_live_rows}
+        "live": live_rows, "sockets-live": sockets_live_rows, "recall": recall_rows}
 
 
 def main():

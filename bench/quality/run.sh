@@ -2,9 +2,11 @@
 # What each attention pattern keeps of what dense attention learns (docs/quality.md): trains a model dense until it
 # answers what documents ask, goes on from it with each pattern at several densities, and asks both ways.
 #
-#   bench/quality/run.sh --dir DIR [--plan gpu|smoke] [--engine cuda|cpu] [--text DIR] [--seconds N] [--at-once N]
+#   bench/quality/run.sh --dir DIR [--plan gpu|tuning|smoke|tuning-smoke] [--engine cuda|cpu] [--text DIR] [--seconds N] [--at-once N]
 #                        [--bin DIR] [--output FOLDER]
 #
+#   --plan     tuning: instead, patterns with and without attention.balance, of two data-parallel groups, on two GPUs;
+#              DIR/tuning.json has what was found (bench/balance.sh --recall makes rows of it)
 #   --dir      keeps what is done; a call that ran out of time (exit code 75) is repeated, and goes on there
 #   --seconds  begin no job that would not end in so many seconds, and end by then
 #   --text     a folder of text for the task of that name (default: /usr/include)
@@ -19,7 +21,7 @@ if [[ -f $root/CMakeLists.txt ]]; then bin=${RINGLEADER_BUILD:-$root/build}/bin;
 run='' plan=gpu engine=cuda text=/usr/include seconds=86400 output='' at_once=''
 while (($#)); do
   case $1 in
-    -h | --help) sed -n '2,15s/^# \{0,1\}//p' "$0"; exit ;;
+    -h | --help) sed -n '2,17s/^# \{0,1\}//p' "$0"; exit ;;
   esac
   (($# > 1)) || { echo "quality: $1 needs a value, or is no option (see --help)" >&2; exit 2; }
   case $1 in
@@ -35,7 +37,7 @@ while (($#)); do
   esac
   shift 2
 done
-[[ $at_once ]] || { [[ $engine == cuda ]] && at_once=3 || at_once=1; }
+[[ $at_once ]] || { [[ $engine == cuda && $plan != tuning* ]] && at_once=3 || at_once=1; }
 [[ $at_once =~ ^[1-9][0-9]?$ ]] || { echo "quality: --at-once is a number of jobs from 1 to 99, not '$at_once'" >&2; exit 2; }
 [[ $run ]] || { echo "quality: --dir names the folder that keeps what is done" >&2; exit 2; }
 mkdir -p "$run/logs"
@@ -51,7 +53,9 @@ trap 'exit 130' INT TERM
 rm -rf "$run/coordinator" "$run"/worker-quality-*
 start_coordinator
 # A worker's slots are GPUs of their own; several workers share one.
-for ((i = 1; i <= at_once; ++i)); do start_worker "quality-$i" --trainers 1; done
+trainers=1
+[[ $plan != tuning* ]] || trainers=2
+for ((i = 1; i <= at_once; ++i)); do start_worker "quality-$i" --trainers "$trainers"; done
 await_nodes "$at_once"
 hardware=$([[ $engine == cpu ]] && echo "$(nproc) CPU cores" || nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)
 commit=$(cat "$root/COMMIT" 2>/dev/null || git -C "$root" rev-parse --short HEAD 2>/dev/null || echo unknown)

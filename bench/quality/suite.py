@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 
 import generate
 import tasks
@@ -38,6 +39,8 @@ class Stage:
     weights: dict = None  # of its kinds; none: the plan's
     tokens: int = 0  # of a sequence; 0: the plan's
     apart: bool = True  # whether documents of a sequence see nothing of each other
+    lengths: tuple = ()  # of its training documents, each of which is a sample then, and `batch` counts samples
+    groups: int = 1  # data-parallel
 
 
 @dataclasses.dataclass
@@ -56,6 +59,8 @@ class Plan:
     eval_weights: dict  # of kinds with few answers a document: so many times as many
     repeats: list  # (pattern, density) of those that are trained again with other seeds
     repeat_seeds: list
+    tuned: Stage = None  # instead of all that: patterns with and without attention.balance
+    tuned_density: float = 0.1
 
 
 RECALL = ("recall", "recall-power")
@@ -89,6 +94,11 @@ PLANS = {
                   repeats=[("dense", 1.0), ("key-groups", 0.5)], repeat_seeds=[101]),
 }
 TILE = 64
+# Samples as ChatQA2 has them, at a quarter of the length: many short ones, some long. Four a step leave groups apart.
+PLANS["tuning"] = dataclasses.replace(PLANS["gpu"], tuned=Stage(
+    16384, 120, 4, 3e-4, weights=LONG, lengths=(512, 1024, 512, 16384, 1024, 4096, 512, 16384), groups=2), eval_documents=16)
+PLANS["tuning-smoke"] = dataclasses.replace(PLANS["smoke"], tuned=Stage(
+    512, 6, 4, 1e-3, lengths=(64, 512, 64, 64), groups=2), tuned_density=0.5)
 SEED = 100  # of what goes on from the dense model; repeats have others
 
 
@@ -186,7 +196,8 @@ class Suite:
         symbols, weights, seed = stage.symbols or self.plan.symbols, self.weights_of(stage), "train"
         if held_out:
             weights, seed = self.eval_weights_of(stage), "held out"
-        parts = [seed, stage.length, symbols, *stage.kinds, *(weights.values() if stage.weights else [])]
+        lengths = () if held_out else stage.lengths
+        parts = [seed, stage.length, symbols, *stage.kinds, *(weights.values() if stage.weights else []), *lengths]
         folder = self.dir / "data" / "-".join(str(part).replace(" ", "-") for part in parts)
         if (folder / "train").exists():
             return folder / "train"
@@ -195,12 +206,15 @@ class Suite:
         made = self.dir / "made"
         shutil.rmtree(made, ignore_errors=True)
         started = time.monotonic()
-        options = generate.generate(made, documents, stage.length, symbols, seed, weights,
-                                    self.corpus[cut:] if held_out else self.corpus[:cut])
+        made.mkdir()
+        for length, count in sorted(Counter(lengths or [stage.length]).items()):
+            options = generate.generate(made / str(length), -(-documents * count // (len(lengths) or 1)), length, symbols, seed,
+                                        weights, self.corpus[cut:] if held_out else self.corpus[:cut])
         self.ringctl("data", "pack", "--input", str(made), "--output", str(folder), "--format", "uint16", "--eval-share",
                      "0", *options, stdout=subprocess.DEVNULL)
         shutil.rmtree(made)
-        self.say(f"{documents} documents of {stage.length} tokens made in {time.monotonic() - started:.0f} s")
+        self.say(f"{documents} documents of {', '.join(map(str, sorted(set(lengths)))) or stage.length} tokens made in "
+                 f"{time.monotonic() - started:.0f} s")
         return folder / "train"
 
     def held_out(self, stage):
@@ -211,6 +225,8 @@ class Suite:
         return self.data(stage, documents + 1, True), documents * stage.length // self.tokens_of(stage)
 
     def training(self, stage):
+        if stage.lengths:
+            return self.data(stage, stage.steps * stage.batch, False)
         wanted = min(stage.steps * stage.batch * self.tokens_of(stage), EPOCH_TOKENS)
         return self.data(stage, wanted // stage.length + 1, False)
 
@@ -250,13 +266,14 @@ class Suite:
             "name": name,
             "model": {"config": self.config(), "init": "random"} if init == "random" else {"init": init},
             "data": {"train": str(train), "eval": str(eval_folder), "sequence_length": self.tokens_of(stage),
-                     "document_mask": stage.apart},
+                     **({"batching": "samples"} if stage.lengths else {"document_mask": stage.apart})},
             "attention": {**attention, "tile": TILE} if attention else {},
             "training": {"steps": stage.steps, "global_batch": stage.batch, "learning_rate": stage.rate,
                          "min_learning_rate": stage.rate / 10, "warmup_steps": stage.steps // 10, "weight_decay": 0.01,
                          "seed": seed, "eval_sequences": eval_sequences, **extra},
             "checkpoint": {"directory": str(folder), "every_steps": 0, "keep_last": 1},
-            "resources": {"trainers": 1, "engine": self.flags.engine},
+            "parallelism": {"data": stage.groups},
+            "resources": {"trainers": stage.groups, "engine": self.flags.engine},
             "scheduling": {"max_retries": 0}}
         job_file = self.dir / "jobs" / f"{name}.yaml"  # JSON is YAML
         job_file.write_text(json.dumps(spec, indent=1))
@@ -349,8 +366,22 @@ class Suite:
                 pool.shutdown(cancel_futures=True)
                 raise
 
+    def tune(self, curriculum, init):
+        """The same samples with fixed budgets and with tuned ones, by patterns of both kinds: whose scores are masses, and
+        whose are not. What is found is in tuning.json when all is done."""
+        plan, found = self.plan, []
+        for pattern in ("key-groups", "vertical-slash, spread"):
+            for anchor in ("none", "mean"):
+                attention = {**attentions(plan.tuned_density, plan.tokens)[pattern], "balance": {"anchor": anchor}}
+                name = f"{pattern.replace(',', '').replace(' ', '-')}-{anchor}"
+                report = self.job(name, plan.tuned, init, attention, seed=SEED)
+                by_task = ", ".join(f"{task} {share:.1%}" for task, share in shares(report["last_evaluation"]).items())
+                self.say(f"{name}: {report['wall_seconds']:.0f} s, {report['density']:.1%} visited; {by_task}")
+                found.append({**report, "pattern": pattern, "anchor": anchor})
+        (self.dir / "tuning.json").write_text(json.dumps({"steps": plan.tuned.steps, "jobs": found}, indent=1))
+
     def run(self):
-        self.go_on(*self.train_dense())
+        (self.tune if self.plan.tuned else self.go_on)(*self.train_dense())
         self.say("all done")
 
 

@@ -63,6 +63,11 @@ keys = {"row", "value", "asked", "met", "peer", "hardware", "commit", "date", "c
 assert rows and all(keys <= set(row) for row in rows), rows
 assert "| window |" in open(f"{results}/quality.md").read()
 END
+
+# With fixed budgets and with tuned ones, by two groups, which the samples leave apart.
+"$root/bench/balance.sh" --cpus --recall --text "$root/base" >"$work/recall.json" 2>"$work/recall.log" || fail "the suite with tuning"
+grep -q "key-groups, mean: [1-9][0-9]*% of the choices moved" "$work/recall.log" || fail "nothing was tuned"
+
 # Answers of several seeds: the mean, with its standard error. Rows that were made once, and no more, are gone.
 python3 - "$work" <<'END' || fail "figures of several seeds"
 import json, sys
