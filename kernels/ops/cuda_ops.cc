@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "base/status_macros.h"
-#include "kernels/fused/attention_rows.h"
+#include "kernels/fused/rows/attention_rows.h"
 #include "kernels/index/estimate.h"
 #include "kernels/index/gates/block_steps.h"
 #include "kernels/index/gates/blocks.h"

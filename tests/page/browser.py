@@ -17,13 +17,15 @@ class Browser:
 
     def __init__(self):
         self.profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)  # Chromium's children end after it
+        self.log = tempfile.TemporaryFile()
         to_browser, self.commands = os.pipe()
         self.answers, from_browser = os.pipe()
         self.process = subprocess.Popen(
-            ["/bin/sh", "-c", f'exec "$0" "$@" 3<&{to_browser} 4>&{from_browser}', CHROMIUM, "--headless=new",
+            # Not sh: dash knows no descriptors beyond 9.
+            ["/bin/bash", "-c", f'exec "$0" "$@" 3<&{to_browser} 4>&{from_browser}', CHROMIUM, "--headless=new",
              "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars",
              "--remote-debugging-pipe", f"--user-data-dir={self.profile.name}", "about:blank"],
-            pass_fds=(to_browser, from_browser), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            pass_fds=(to_browser, from_browser), stdout=subprocess.DEVNULL, stderr=self.log)
         os.close(to_browser)
         os.close(from_browser)
         self.number, self.buffer, self.session = 0, b"", None
@@ -38,6 +40,7 @@ class Browser:
         self.process.wait()
         os.close(self.commands)
         os.close(self.answers)
+        self.log.close()
         self.profile.cleanup()
 
     def message(self, deadline):
@@ -45,7 +48,9 @@ class Browser:
             ready, _, _ = select.select([self.answers], [], [], max(0, deadline - time.monotonic()))
             part = os.read(self.answers, 1 << 20) if ready else b""
             if not part:
-                raise TimeoutError("the browser does not answer")
+                self.log.seek(0)
+                said = self.log.read()[-2000:].decode(errors="replace")
+                raise TimeoutError(f"the browser does not answer (exit code {self.process.poll()}); it said: {said}")
             self.buffer += part
         text, self.buffer = self.buffer.split(b"\0", 1)
         return json.loads(text)

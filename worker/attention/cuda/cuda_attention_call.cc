@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
-#include "kernels/fused/attention_rows.h"
+#include "kernels/fused/rows/attention_rows.h"
 #include "kernels/index/between_ranks.h"
 #include "kernels/index/gates/blocks.h"
 #include "kernels/index/groups/group_lists.h"

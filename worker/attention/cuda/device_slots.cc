@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "base/status_macros.h"
-#include "kernels/fused/attention_rows.h"
 #include "kernels/fused/cuda_status.h"
+#include "kernels/fused/rows/attention_rows.h"
 #include "kernels/ops/cuda_call.h"
 
 namespace ringleader::attention {

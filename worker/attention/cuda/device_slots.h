@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/fused/attention_rows.h"
+#include "kernels/fused/rows/attention_rows.h"
 #include "patterns/index/device_array.h"
 #include "worker/attention/cuda/device_timers.h"
 #include "worker/attention/runner/ring_slots.h"

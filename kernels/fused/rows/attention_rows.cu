@@ -1,8 +1,8 @@
 // All of it is bound by memory: a thread moves 16 or 32 bytes, neighbours touch neighbouring ones.
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
-#include "kernels/fused/attention_rows.h"
 #include "kernels/fused/cuda_status.h"
+#include "kernels/fused/rows/attention_rows.h"
 
 namespace ringleader::kernels::fused {
 namespace {

@@ -1,4 +1,4 @@
-#include "kernels/fused/attention_rows.h"
+#include "kernels/fused/rows/attention_rows.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
