@@ -441,6 +441,7 @@ TEST_F(WorkerProcessTest, ItsFlagsHaveTheDefaultsThatAreWrittenDown) {
        std::map<std::string, std::string>{{"--coordinator", "127.0.0.1:7070"},
                                           {"--data-dir", "./ringleader-worker"},
                                           {"--trainers", "0"},
+                                          {"--metrics-listen", "off"},
                                           {"--hang-timeout", "600"},
                                           {"--pulse-timeout", "30"},
                                           {"--drain-timeout", "150"},
@@ -452,15 +453,12 @@ TEST_F(WorkerProcessTest, ItsFlagsHaveTheDefaultsThatAreWrittenDown) {
 
 // A flag of which the worker says nothing could be one that it does not obey.
 TEST_F(WorkerProcessTest, SaysWhichFlagsItWasStartedWith) {
-  const std::map<std::string, std::string> flags = {{"--coordinator", "127.0.0.1:1"},
-                                                    {"--address", "127.0.0.9"},
-                                                    {"--topology-domain", "rack 3"},
-                                                    {"--hostname", "machine-3"},
-                                                    {"--hang-timeout", "601"},
-                                                    {"--pulse-timeout", "31"},
-                                                    {"--drain-timeout", "151"},
-                                                    {"--log-buffer-bytes", "1234"},
-                                                    {"--trainers", "3"}};
+  const std::map<std::string, std::string> flags = {
+      {"--coordinator", "127.0.0.1:1"}, {"--address", "127.0.0.9"},
+      {"--topology-domain", "rack 3"},  {"--hostname", "machine-3"},
+      {"--hang-timeout", "601"},        {"--pulse-timeout", "31"},
+      {"--drain-timeout", "151"},       {"--log-buffer-bytes", "1234"},
+      {"--metrics-listen", "off"},      {"--trainers", "3"}};
   Process worker = Start(flags);
   ASSERT_TRUE(Eventually([&] {
     return worker.Log().find("nodes/n1 at 127.0.0.9: 3 trainers") != std::string::npos;

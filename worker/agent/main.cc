@@ -47,7 +47,7 @@ struct Flags {
   std::string data_dir = "./ringleader-worker";
   std::string name = DefaultNodeId();
   std::string trainer_binary;
-  std::string metrics_listen;
+  std::string metrics_listen = "off";
   bool metrics_public = false;
   InventoryOptions inventory;
   double hang_timeout_seconds = 600;
@@ -81,7 +81,8 @@ void AddFlags(CLI::App& app, Flags* flags) {
   app.add_option("--trainer", flags->trainer_binary,
                  "Path of ringleader-trainer; the one beside this program unless set");
   app.add_option("--metrics-listen", flags->metrics_listen,
-                 "Address for Prometheus; none unless set");
+                 "Address of http://…/metrics; \"off\" for none")
+      ->capture_default_str();
   app.add_flag("--metrics-public", flags->metrics_public,
                "Serve metrics in plain text off loopback, too: to whoever reaches the address");
   app.add_option("--hostname", flags->inventory.hostname,
@@ -161,7 +162,7 @@ absl::Status Serve(const Flags& flags) {
   Metrics metrics("worker");
   metrics.AddCollectable(gpu_metrics);
   WorkerMetrics worker_metrics(metrics.registry());
-  if (!flags.metrics_listen.empty()) {
+  if (flags.metrics_listen != "off" && !flags.metrics_listen.empty()) {
     ASSIGN_OR_RETURN(const Address address, ParseAddress(flags.metrics_listen));
     RETURN_IF_ERROR(metrics.Listen(address, flags.tls.insecure || flags.metrics_public));
   }
