@@ -233,7 +233,9 @@ TEST(GpuMonitorTest, AnXidOfTheHardwareIsAFaultAndOneOfAProgramIsNot) {
     EXPECT_THAT(monitor.Faults(),
                 ElementsAre(Pair("GPU-fake-1", "XID 79: the GPU has fallen off the bus")));
     EXPECT_THAT(PageOf(monitor),
-                HasSubstr(R"(gpu_xid_errors_total{gpu="1",uuid="GPU-fake-1",xid="79"} 1)"));
+                AllOf(HasSubstr(R"(gpu_xid_errors_total{gpu="1",uuid="GPU-fake-1",xid="79"} 1)"),
+                      HasSubstr("gpu_xid_errors_total counter\n"),
+                      HasSubstr("gpu_ecc_errors_total counter\n")));
   }
   driver.Say("gpus 2\nxid 0 13");
   const GpuMonitor monitor(With(FAKE_NVML));

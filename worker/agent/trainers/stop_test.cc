@@ -156,7 +156,8 @@ TEST_F(StopTest, AnEndIsToldWhenAllWasHeardOrAfterTwoSeconds) {
 }
 
 TEST_F(StopTest, LastWordsAreOfStderrAndTheExitCodesAreKept) {
-  TrainersDo("echo one >&2; echo 'tile 7 out of range' >&2; echo on stdout; exit 3");
+  // Its lines come at once.
+  TrainersDo("printf 'one\\ntile 7 out of range\\n' >&2; echo on stdout; exit 3");
   EXPECT_TRUE(Do(StartOf(7, 1)).accepted());
   std::vector<std::string> lines;
   const TrainerExited exited = ExitAfter(&lines);
