@@ -55,6 +55,7 @@ cp -r deploy/quickstart.sh deploy/loopback_services.sh deploy/gpu_libraries.sh d
 cp -r tests/gpu tests/golden "$bundle/tests/"
 cp -r bench/balance.sh bench/balance_rows.py bench/document_layout.sh bench/pattern_speed.sh bench/pattern_rows.py bench/compare_peer.sh bench/full_run.sh \
   bench/fp8.sh bench/fp8_rows.py bench/sparse_quality.sh bench/models bench/quality "$bundle/bench/"
+cp -r --parents bench/longca/rings "$bundle/"
 commit=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
 [[ -z $(git status --porcelain 2>/dev/null) ]] || commit+=-modified
 echo "$commit" >"$bundle/COMMIT"
