@@ -224,6 +224,14 @@ TEST_F(MarksTest, SayWhichLabelsCountAndWhoseAnswersTheyAre) {
   EXPECT_THAT(sequence.answers, ::testing::ElementsAre(1, 0, 2, 0, 0, 0));
 }
 
+TEST(TasksTest, ThereAreAsManyAsThereMayBeAndNoMore) {
+  std::vector<std::string> tasks;
+  for (size_t i = 0; i < kMaxTasks; ++i) tasks.push_back(absl::StrCat("task-", i));
+  EXPECT_EQ(CheckTasks(tasks), absl::OkStatus());
+  tasks.emplace_back("one-more");
+  EXPECT_THAT(std::string(CheckTasks(tasks).message()), HasSubstr("33 tasks; at most 32"));
+}
+
 TEST_F(MarksTest, ThatDoNotFitAreErrorsThatNameTheFile) {
   const auto message = [&] { return std::string(Pack(MarkedOptions()).status().message()); };
   AddText("a.marks", "\1\1\1");

@@ -8,6 +8,7 @@
 #include <limits>
 #include <memory>
 
+#include "absl/time/clock.h"
 #include "worker/comm/testing/local_communicator.h"
 #include "worker/model/decoder/decoder.h"
 #include "worker/model/testing/dense_context_attention.h"
@@ -80,6 +81,29 @@ class Rank {
   CpuShardDevice device_;
   std::unique_ptr<ShardedAdamW> adamw_;
 };
+
+TEST(CpuShardDeviceTest, WaitsAreOfTheModelUntilAnUpdateBeginsAndAgainAfterIt) {
+  RunRanks(2, [](Communicator& comm) {
+    CpuShardDevice device(comm, /*threads=*/1);
+    // Rank 0 waits for rank 1, which comes late.
+    const auto sum_late = [&] {
+      if (comm.rank() == 1) absl::SleepFor(absl::Milliseconds(20));
+      EXPECT_TRUE(device.AllReduceSum(torch::ones({4}, torch::kDouble)).ok());
+    };
+    for (int step = 0; step < 2; ++step) {
+      sum_late();
+      const ShardDevice::Waits of_model = device.TakeWaits().value();
+      device.BeginUpdate();
+      sum_late();
+      const ShardDevice::Waits of_update = device.TakeWaits().value();
+      if (comm.rank() == 1) continue;
+      EXPECT_GT(of_model.model, 0) << step;
+      EXPECT_EQ(of_model.update, 0) << step;
+      EXPECT_EQ(of_update.model, 0) << step;
+      EXPECT_GT(of_update.update, 0) << step;
+    }
+  });
+}
 
 struct Outcome {
   std::vector<float> parameters;  // [layout.elements], rank 0's

@@ -147,6 +147,23 @@ TEST_F(PlanningTest, WorkersOfOneReleaseAloneAreAskedToMeasure) {
   }
 }
 
+TEST_F(PlanningTest, OneWorkerOfAnotherReleaseIsReasonEnoughNotToMeasure) {
+  plans_.held = false;
+  auto of_this = Connect("a", "folder.1");
+  worker_version_ = "0.0.9";
+  auto of_another = Connect("b", "folder.2");
+  ASSERT_TRUE(Do([&] {
+                return controller_->CreateJob(Spec("j", 4), {"", "CreateJob", "fingerprint"});
+              }).ok());
+  controller_->RunOnce();
+  for (const auto& each : {of_this, of_another}) {
+    const std::vector<v1::Command> commands = each->Commands();
+    ASSERT_THAT(commands, SizeIs(1));
+    ASSERT_TRUE(commands[0].has_start());
+    EXPECT_FALSE(commands[0].start().has_measure());
+  }
+}
+
 // The order of sums is the last attempt's where there is a checkpoint to go on from.
 TEST_F(PlanningTest, AnAttemptThatResumesIsPlannedLikeTheLast) {
   auto session = Connect("a", "folder.1");

@@ -321,6 +321,9 @@ TEST(NamesTest, IdsAreChecked) {
   for (const char* name : {"", "jobs/", "a", "nodes/a", "jobs/a/b", "jobs/a b", "jobs/a'"}) {
     EXPECT_FALSE(JobIdFromName(name).ok()) << name;
   }
+  const std::string longest(253, 'a');
+  EXPECT_EQ(*JobIdFromName("jobs/" + longest), longest);
+  EXPECT_FALSE(JobIdFromName("jobs/a" + longest).ok());
 }
 
 }  // namespace

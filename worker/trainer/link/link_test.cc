@@ -153,6 +153,10 @@ TEST(AssignmentTest, RefusesEnumeratorsThatItDoesNotKnow) {
   assignment.mutable_spec()->mutable_training()->set_schedule(
       static_cast<v1::TrainingSpec::Schedule>(78));
   EXPECT_THAT(complaint(assignment), HasSubstr("training.schedule: enumerator 78 is unknown"));
+  // Also what nothing but a comparison with what is known is made of.
+  assignment = AssignmentOf(Spec());
+  assignment.mutable_spec()->mutable_data()->set_batching(static_cast<v1::DataSpec::Batching>(79));
+  EXPECT_THAT(complaint(assignment), HasSubstr("data.batching: enumerator 79 is unknown"));
   assignment = AssignmentOf(Spec());
   assignment.mutable_plan()->set_layout(static_cast<v1::ParallelismSpec::Layout>(79));
   EXPECT_THAT(complaint(assignment), HasSubstr("parallelism.layout: enumerator 79 is unknown"));
