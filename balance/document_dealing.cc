@@ -5,6 +5,7 @@
 #include <functional>
 #include <limits>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "ring/document_layout.h"
@@ -38,15 +39,17 @@ class DocumentDealer {
     DocumentDealing dealing = SpreadLongest(0, share_, stripe);
     if (dealing.imbalance <= kEven && NoneIsSpread(dealing.holders)) return dealing;
     // Otherwise every rank holds at least one stripe of those that are spread.
+    DocumentDealing best = {.holders = std::vector<std::optional<int>>(tokens_.size())};
+    const std::vector<double> times = Times(best.holders, stripe);
+    if (!times.empty()) best.imbalance = MostOverMean(times);
     for (size_t spread = 0; spread < tokens_.size(); spread += 1 + spread / 8) {
       if (share_ <= stripe) break;
       dealing = SpreadLongest(spread, share_ - stripe, stripe);
-      if (dealing.imbalance <= kEven && !NoneIsSpread(dealing.holders)) return dealing;
+      if (NoneIsSpread(dealing.holders)) continue;
+      if (dealing.imbalance <= kEven) return dealing;
+      if (dealing.imbalance < best.imbalance) best = std::move(dealing);
     }
-    dealing = {.holders = std::vector<std::optional<int>>(tokens_.size())};
-    const std::vector<double> times = Times(dealing.holders, stripe);
-    if (!times.empty()) dealing.imbalance = MostOverMean(times);
-    return dealing;
+    return best;
   }
 
   DocumentDealing DealApart(int64_t stripe) const {
@@ -118,23 +121,29 @@ class DocumentDealer {
     std::ranges::stable_sort(added, std::greater(),
                              [](const Placed& one) { return std::abs(one.time); });
     std::vector<int64_t> held(ranks_, 0);
+    std::set<std::pair<double, int>> by_load;                // and rank
+    std::multiset<int64_t> helds(held.begin(), held.end());  // of all ranks
+    for (int rank = 0; rank < ranks_; ++rank) by_load.emplace(load[rank], rank);
     for (const auto& [time, document] : added) {
+      const int64_t length = tokens_[document];
+      if (*helds.begin() + length > room) continue;  // no rank has room for it
+      const auto has_room = [&](const std::pair<double, int>& place) {
+        return held[place.second] + length <= room;
+      };
       // Takes the rank that ends first. A document that takes less time than the spread tokens that
       // it keeps away goes to the rank that ends last.
-      const auto order = [&, sign = time > 0 ? 1 : -1](int rank) {
-        return std::pair(sign * load[rank], held[rank]);
-      };
-      int best = -1;
-      for (int rank = 0; rank < ranks_; ++rank) {
-        if (held[rank] + tokens_[document] > room) continue;
-        if (best < 0 || order(rank) < order(best)) best = rank;
-      }
-      if (best < 0) continue;
-      dealing.holders[document] = best;
-      load[best] += time;
-      held[best] += tokens_[document];
+      const auto place = time > 0 ? *std::ranges::find_if(by_load, has_room)
+                                  : *std::find_if(by_load.rbegin(), by_load.rend(), has_room);
+      const int rank = place.second;
+      by_load.erase(place);
+      helds.erase(helds.find(held[rank]));
+      dealing.holders[document] = rank;
+      load[rank] += time;
+      held[rank] += length;
+      by_load.emplace(load[rank], rank);
+      helds.insert(held[rank]);
     }
-    Even(added, room, load, held, dealing);
+    Even(added, room, by_load, load, held, dealing);
     return dealing;
   }
 
@@ -171,9 +180,9 @@ class DocumentDealer {
 
   // Exchanges whole documents between the rank that takes longest and the one that ends first, as
   // long as that brings them nearer. `load` and `held`: what ranks take, and their tokens in whole
-  // ones.
-  void Even(std::span<const Placed> added, int64_t room, std::vector<double>& load,
-            std::vector<int64_t>& held, DocumentDealing& dealing) const {
+  // ones; `by_load`: the former in order, with ranks.
+  void Even(std::span<const Placed> added, int64_t room, std::set<std::pair<double, int>>& by_load,
+            std::vector<double>& load, std::vector<int64_t>& held, DocumentDealing& dealing) const {
     std::vector<std::vector<Placed>> placed(ranks_);
     for (const Placed& one : added) {
       const std::optional<int> holder = dealing.holders[one.document];
@@ -181,18 +190,19 @@ class DocumentDealer {
     }
     const double alike = (kAlike - 1) * static_cast<double>(all_microseconds_) / ranks_;
     for (int i = 0; i < 8 * ranks_; ++i) {
-      const auto first = std::ranges::max_element(load) - load.begin();
-      const auto last = std::ranges::min_element(load) - load.begin();
+      const int first = by_load.rbegin()->second, last = by_load.begin()->second;
       if (load[first] - load[last] <= alike) return;
       const std::optional<Exchange> best =
           BestExchange(placed[first], placed[last], load[first] - load[last], room - held[first],
                        room - held[last]);
       if (!best.has_value()) return;
-      const auto give = [&](ptrdiff_t from, ptrdiff_t to, size_t number) {
+      by_load.erase({load[first], first});
+      by_load.erase({load[last], last});
+      const auto give = [&](int from, int to, size_t number) {
         const Placed given = placed[from][number];
         placed[from].erase(placed[from].begin() + static_cast<ptrdiff_t>(number));
         placed[to].push_back(given);
-        dealing.holders[given.document] = static_cast<int>(to);
+        dealing.holders[given.document] = to;
         load[from] -= given.time;
         load[to] += given.time;
         held[from] -= tokens_[given.document];
@@ -201,6 +211,8 @@ class DocumentDealer {
       // What comes back stands behind what `first` had, whose numbers stay.
       if (best->back.has_value()) give(last, first, *best->back);
       if (best->away.has_value()) give(first, last, *best->away);
+      by_load.emplace(load[first], first);
+      by_load.emplace(load[last], last);
     }
   }
 

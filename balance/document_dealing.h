@@ -23,8 +23,9 @@ struct DocumentDealing {
 // a layout that ring::DocumentLayout refuses by name. Every rank gets as many tokens: what whole
 // documents leave of a rank's share is filled with stripes of spread ones, so that a sequence whose
 // whole documents do not fit exactly has at least one stripe of them on every rank. As few are
-// spread, the longest first, as keep the predicted times within 2 % of their mean, or all of them;
-// whole ones then change places until ranks are alike. A pure function: every rank deals alike.
+// spread, the longest first, as keep the predicted times within 2 % of their mean, or else come
+// nearest to that; whole ones then change places until ranks are alike. A pure function: every rank
+// deals alike. Takes some 0.1 s for 1,024 ranks of 8,192 tokens.
 DocumentDealing DealDocuments(std::span<const int64_t> tokens, int ranks, int64_t stripe,
                               const SampleWeights& weights);
 

@@ -220,6 +220,7 @@ class PlannerSource : public lifecycle::PlanSource {
     model::ModelConfig model;
     planner::CostModel costs;
     planner::ClusterShape cluster = {};
+    std::vector<std::string> nodes = {};  // of each placement
     std::optional<planner::LivePlan> live = {};
     std::shared_ptr<Mailbox> mailbox = {};
     std::vector<v1::StepReport> recent = {};  // oldest first
@@ -240,9 +241,14 @@ class PlannerSource : public lifecycle::PlanSource {
                 spec.name(),
                 Running{.model = model, .costs = CostsOf(spec, model, cluster, nodes, *measured_)})
             .first->second;
+    std::vector<std::string> places;
+    for (const v1::Placement& placement : placements) places.push_back(placement.node());
+    const std::optional<planner::LivePlan> earlier = std::move(running.live);
     running.spec = spec;
     running.cluster = cluster;
     running.live.emplace(spec, plan, last, MayChange(spec));
+    if (earlier.has_value() && running.nodes == places) running.live->GoOnFrom(*earlier);
+    running.nodes = std::move(places);
     running.mailbox = std::make_shared<Mailbox>();
     running.recent.clear();
   }

@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kMaxListedTiles = int64_t{1} << 20;
 
 int64_t TilesOfRow(int64_t blocks) {
-  return std::max<int64_t>(1, kMaxListedTiles / blocks);
+  return std::max<int64_t>(1, kMaxListedTiles / std::max<int64_t>(1, blocks));
 }
 
 class Chooser {

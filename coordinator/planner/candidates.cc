@@ -53,8 +53,11 @@ absl::StatusOr<std::vector<Candidate>> Candidates(const v1::JobSpec& spec, const
                                                   bool by_documents) {
   const ParallelismSpec& asked = spec.parallelism();
   const uint32_t tile = spec.attention().tile();
-  if (jobspec::RingRanks(asked) == 1) {
-    return std::vector<Candidate>{{ParallelismSpec::CONTIGUOUS, 0, ParallelismSpec::FLAT, 1}};
+  if (jobspec::RingRanks(asked) == 1 && asked.layout() != ParallelismSpec::DOCUMENTS) {
+    // What is gathered in groups of heads is gathered from nobody.
+    const auto ring =
+        jobspec::HeadGroups(asked) > 1 ? ParallelismSpec::ALL_GATHER : ParallelismSpec::FLAT;
+    return std::vector<Candidate>{{ParallelismSpec::CONTIGUOUS, 0, ring, 1}};
   }
   std::vector<std::pair<ParallelismSpec::Layout, uint32_t>> layouts;
   const auto wanted = [&](ParallelismSpec::Layout layout) {
@@ -66,7 +69,7 @@ absl::StatusOr<std::vector<Candidate>> Candidates(const v1::JobSpec& spec, const
   }
   if (asked.layout() == ParallelismSpec::DOCUMENTS ||
       (by_documents && wanted(ParallelismSpec::DOCUMENTS) && jobspec::HeadRanks(asked) == 1 &&
-       jobspec::TrainsAlikeByDocuments(spec))) {
+       jobspec::HeadGroups(asked) == 1 && jobspec::TrainsAlikeByDocuments(spec))) {
     layouts.emplace_back(ParallelismSpec::DOCUMENTS, tile);
   }
   if (wanted(ParallelismSpec::ZIGZAG)) layouts.emplace_back(ParallelismSpec::ZIGZAG, 0);

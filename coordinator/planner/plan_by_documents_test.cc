@@ -2,10 +2,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_format.h"
+#include "balance/document_dealing.h"
 #include "coordinator/planner/planner.h"
 #include "coordinator/planner/simulate/pricer.h"
 #include "coordinator/planner/testing/planner_problems.h"
@@ -162,6 +166,37 @@ TEST_F(PlanByDocumentsTest, FillerAndCallsOfDocumentsThatAreApartArePriced) {
   EXPECT_GT(uneven.prediction().linear_seconds(), even.prediction().linear_seconds());
   const v1::StepPlan many = Plan(ParallelismSpec::DOCUMENTS, {1024});
   EXPECT_GT(many.prediction().index_seconds(), even.prediction().index_seconds());
+}
+
+// What is predicted when a plan is made is what is predicted of it, and both of documents that lie
+// where trainers lay them.
+TEST_F(PlanByDocumentsTest, TheyLieWhereTrainersLayThem) {
+  spec_ = LongJob(8, 262144);
+  spec_.mutable_attention()->Clear();
+  spec_.mutable_attention()->set_pattern(v1::AttentionSpec::DENSE);
+  jobspec::ApplyDefaults(&spec_);
+  cluster_ = Gpus(2, 4);
+  const std::vector<int64_t> documents = {60000, 30000, 17000, 9000, 5000, 3000, 3000, 1000, 700};
+  const v1::StepPlan plan = Plan(ParallelismSpec::DOCUMENTS, documents);
+  const auto again = Predict(spec_, model_, cluster_, CostModel(spec_, model_, cluster_), plan,
+                             {.document_tokens = documents});
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_DOUBLE_EQ(plan.prediction().step_seconds(), again->step_seconds());
+  std::vector<balance::SampleWeight> rows;
+  for (const v1::SampleWeight& row : plan.sample_weights()) {
+    rows.push_back({.tokens = row.tokens(),
+                    .milliseconds = row.milliseconds(),
+                    .attention_milliseconds = row.attention_milliseconds()});
+  }
+  std::vector<int64_t> tokens;
+  for (int64_t left = 262144; left > 0; left -= tokens.back()) {
+    tokens.push_back(std::min(left, documents[tokens.size() % documents.size()]));
+  }
+  const balance::DocumentDealing dealing =
+      balance::DealDocuments(tokens, 8, 64, *balance::SampleWeights::Create(rows));
+  EXPECT_THAT(plan.reasons(), Contains(HasSubstr(absl::StrFormat(
+                                  "of a sequence's %d documents %d are spread", tokens.size(),
+                                  std::ranges::count(dealing.holders, std::optional<int>())))));
 }
 
 TEST_F(PlanByDocumentsTest, OnlyWhereItIsAskedFor) {

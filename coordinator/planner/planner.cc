@@ -322,7 +322,10 @@ absl::Status CompletePlan(const Way& way, const model::ModelConfig& model,
     RETURN_IF_ERROR(WeighSamples(spec, model, usual, *way.pricer, plan));
   }
   Pricer measured(spec, model, cluster, hints);
-  const bool is_measured = hints.density > 0 || hints.slashes > 0 || hints.verticals > 0;
+  // What was compared was laid out without weights.
+  const bool is_weighed = jobspec::IsByDocuments(plan->layout()) && !hints.document_tokens.empty();
+  const bool is_measured =
+      hints.density > 0 || hints.slashes > 0 || hints.verticals > 0 || is_weighed;
   Pricer& same_tiles = is_measured ? measured : *way.pricer;
   ASSIGN_OR_RETURN(*plan->mutable_prediction(), same_tiles.Price(*plan, cost_model));
   if (const RingBytes& bytes = same_tiles.ring_bytes(); bytes.sent < bytes.whole) {

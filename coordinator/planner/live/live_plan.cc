@@ -161,6 +161,13 @@ void LivePlan::TakeShape(uint64_t version, Reshaping found) {
   better_ = std::move(found.better);
 }
 
+void LivePlan::GoOnFrom(const LivePlan& earlier) {
+  misses_ = earlier.misses_;
+  link_halvings_ = earlier.link_halvings_;
+  layout_change_ = earlier.layout_change_;
+  ring_change_ = earlier.ring_change_;
+}
+
 void LivePlan::ChangeSpeeds(const v1::StepReport& report, std::optional<v1::StepPlan>* next) const {
   const uint32_t groups = spec_.parallelism().data();
   if (groups < 2 || spec_.data().batching() != v1::DataSpec::SAMPLES ||
@@ -195,8 +202,12 @@ void LivePlan::ChangeShape(const v1::StepReport& report, std::optional<v1::StepP
   plan.set_layout(better->layout());
   plan.set_stripe(better->stripe());
   *plan.mutable_prediction() = better->prediction();
-  // Documents are laid out by weights that stripes have none of.
-  if (plan.sample_weights().empty() && !better->sample_weights().empty()) {
+  // Documents are laid out by weights of one on a rank by itself, which stripes have none of; those
+  // of samples in stripes are of a micro-batch on all ranks.
+  const bool are_others =
+      plan.sample_weights().empty() ||
+      jobspec::IsByDocuments(better->layout()) != jobspec::IsByDocuments(plan_.layout());
+  if (are_others && !better->sample_weights().empty()) {
     if (!is_dated) DateWeights(plan_, &plan);
     *plan.mutable_sample_weights() = better->sample_weights();
   }

@@ -41,6 +41,10 @@ class LivePlan {
   // Takes in a report from which nothing is to follow: of before the coordinator was restarted.
   void Relearn(const v1::StepReport& report) { slow_.Observe(report); }
 
+  // Takes over what an earlier attempt on the same machines showed: what its shapes missed, of its
+  // links, and what changes cost.
+  void GoOnFrom(const LivePlan& earlier);
+
   std::vector<v1::SlowRank> slow_ranks() const { return slow_.List(); }
 
   // Whether a better shape is to be looked for now, with what the request wants to know of earlier

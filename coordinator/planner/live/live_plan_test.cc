@@ -81,6 +81,41 @@ TEST_F(LivePlanTest, AChangeOfShapeIsDatedAndKnowsWhatWasBefore) {
   EXPECT_TRUE(Train(&live, 10, 2).has_value());
 }
 
+// Samples in stripes weigh what a micro-batch on all ranks takes, by documents what one rank does.
+TEST_F(LivePlanTest, AChangeToDocumentsAndBackBringsItsWeights) {
+  LivePlan live(spec_, plan_, nullptr, true);
+  Train(&live, 100, 1);
+  const auto changed = [&](v1::ParallelismSpec::Layout layout, double milliseconds) {
+    const v1::StepPlan now = live.plan();
+    v1::StepPlan other = now;
+    for (v1::SampleWeight& row : *other.mutable_sample_weights()) {
+      row.set_milliseconds(static_cast<double>(row.tokens()) * milliseconds);
+    }
+    live.TakeShape(now.version(), Better(layout, other));
+    const auto next = Train(&live, 1, now.version());
+    EXPECT_TRUE(next.has_value());
+    if (!next.has_value()) return 0.0;
+    Train(&live, static_cast<int>(next->effective_step() - step_) - 1, now.version());
+    Train(&live, 100, next->version());
+    return next->sample_weights(0).milliseconds() / 4096;
+  };
+  EXPECT_DOUBLE_EQ(changed(v1::ParallelismSpec::DOCUMENTS, 1e-2), 1e-2);
+  EXPECT_EQ(live.plan().weights_from_step(), live.plan().effective_step());
+  EXPECT_DOUBLE_EQ(changed(v1::ParallelismSpec::STRIPED, 3e-3), 3e-3);
+  EXPECT_DOUBLE_EQ(changed(v1::ParallelismSpec::ZIGZAG, 5e-3), 3e-3) << "they are dealt as before";
+}
+
+TEST_F(LivePlanTest, AnAttemptGoesOnFromWhatTheOneBeforeShowed) {
+  LivePlan live(spec_, plan_, nullptr, true);
+  Train(&live, 100, 1);
+  live.TakeShape(1, {.miss = 1.4, .link_halvings = 5});
+  LivePlan next(spec_, plan_, nullptr, true);
+  EXPECT_TRUE(next.misses().empty());
+  next.GoOnFrom(live);
+  EXPECT_EQ(next.misses(), live.misses());
+  EXPECT_EQ(next.link_halvings(), 5);
+}
+
 // The step after the first of a shape tells what a step takes, not the one before.
 TEST_F(LivePlanTest, WhatAChangeCostsIsLearnedFromItsFirstStep) {
   LivePlan live(spec_, plan_, nullptr, true);

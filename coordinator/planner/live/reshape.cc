@@ -83,8 +83,9 @@ std::vector<int64_t> DocumentsFrom(std::span<const v1::StepReport> recent, uint6
   double all = 0;
   for (const v1::StepReport& report : recent) {
     for (const v1::DocumentReport& bin : report.documents()) {
-      const double length =
-          std::min(kShareOfBin * static_cast<double>(bin.tokens()), static_cast<double>(tokens));
+      if (bin.tokens() == 0) continue;  // no trainer says so
+      const double length = std::min(std::max(1.0, kShareOfBin * static_cast<double>(bin.tokens())),
+                                     static_cast<double>(tokens));
       counts[bin.tokens()] += static_cast<double>(bin.count());
       all += static_cast<double>(bin.count()) * length;
     }
@@ -158,6 +159,13 @@ absl::StatusOr<Reshaping> Reshape(const ReshapeRequest& request, const PlanLimit
         "next %.0f steps %.4g s are gained for a change that costs %.4g s",
         NameOf(plan), NameOf(request.plan), seconds, request.taken.seconds, ahead, gain, cost));
     result.better = std::move(plan);
+  }
+  if (result.better.has_value() && jobspec::IsByDocuments(request.plan.layout()) &&
+      !jobspec::IsByDocuments(result.better->layout())) {
+    // The weights in force are of documents on a rank by themselves; a sample in stripes is on all.
+    hints.document_tokens.clear();
+    Pricer in_stripes(spec, request.model, cluster, hints, layouts);
+    RETURN_IF_ERROR(WeighSamples(spec, request.model, request.costs, in_stripes, &*result.better));
   }
   return result;
 }

@@ -32,6 +32,16 @@ TEST(DocumentsFromTest, ASequenceHoldsThemInTheirProportions) {
   EXPECT_THAT(DocumentsFrom({}, 43008), IsEmpty());
 }
 
+// A report may say anything.
+TEST(DocumentsFromTest, TheyAreNoMoreThanTokens) {
+  const auto from = [](const std::map<uint64_t, uint64_t>& counts) {
+    return DocumentsFrom(std::vector<v1::StepReport>{OfDocuments(counts)}, 65536);
+  };
+  EXPECT_THAT(from({{0, 1}}), IsEmpty());
+  EXPECT_EQ(from({{0, 7}, {4096, 3}}), from({{4096, 3}}));
+  EXPECT_LE(from({{1, 5}}).size(), 65536u);
+}
+
 class ReshapeTest : public ::testing::Test {
  protected:
   ReshapeTest() {
@@ -202,6 +212,32 @@ TEST_F(ReshapeTest, ShortDocumentsAreLaidOutWholeWhereLinksAreSlow) {
   ASSERT_TRUE(found.better.has_value());
   EXPECT_EQ(found.better->layout(), v1::ParallelismSpec::DOCUMENTS);
   EXPECT_FALSE(found.better->sample_weights().empty());
+}
+
+// What a sample takes by documents is of one rank, in stripes of all: a change brings the weights
+// that a job has which begins so.
+TEST_F(ReshapeTest, SamplesAreWeighedAsTheirLayoutWantsIt) {
+  spec_.mutable_data()->set_batching(v1::DataSpec::SAMPLES);
+  const auto weights = [](const v1::StepPlan& plan) {
+    std::vector<std::pair<uint64_t, double>> rows;
+    for (const v1::SampleWeight& row : plan.sample_weights()) {
+      rows.emplace_back(row.tokens(), row.milliseconds());
+    }
+    return rows;
+  };
+  Start(v1::ParallelismSpec::STRIPED, v1::ParallelismSpec::FLAT);
+  const v1::StepPlan stripes = plan_;
+  Start(v1::ParallelismSpec::DOCUMENTS, v1::ParallelismSpec::FLAT);
+  ASSERT_NE(weights(stripes), weights(plan_));
+  hints_.document_tokens = std::vector<int64_t>(64, 4096);
+  ReshapeRequest request = Request(1, 0);
+  request.change_costs = {};
+  request.taken.seconds *= 10;
+  request.misses[NameOf(stripes)] = 1;
+  const auto back = Look(request).better;
+  ASSERT_TRUE(back.has_value());
+  ASSERT_EQ(back->layout(), v1::ParallelismSpec::STRIPED);
+  EXPECT_EQ(weights(*back), weights(stripes));
 }
 
 TEST_F(ReshapeTest, SlowLinksShowInWhatRanksWaitFor) {

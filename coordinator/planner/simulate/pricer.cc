@@ -65,7 +65,7 @@ std::vector<uint64_t> WeighedLengths(const v1::JobSpec& spec, v1::ParallelismSpe
   const auto longest = static_cast<int64_t>(spec.data().sequence_length());
   std::set<uint64_t> lengths;
   auto length = static_cast<double>(longest);
-  for (int i = 0; i < most_lengths; ++i, length /= apart) {
+  for (int i = 0; i < most_lengths && length >= 1; ++i, length /= apart) {
     const int64_t whole = (static_cast<int64_t>(length) + multiple - 1) / multiple * multiple;
     lengths.insert(std::min(whole, longest));
   }
@@ -110,7 +110,9 @@ absl::StatusOr<LaidDocuments> Pricer::DocumentsOf(const v1::StepPlan& plan,
     return LayInStripes(std::move(tokens), setting.ring.ranks());
   std::vector<balance::SampleWeight> rows;
   for (const v1::SampleWeight& row : plan.sample_weights()) {
-    rows.push_back({.tokens = row.tokens(), .milliseconds = row.milliseconds()});
+    rows.push_back({.tokens = row.tokens(),
+                    .milliseconds = row.milliseconds(),
+                    .attention_milliseconds = row.attention_milliseconds()});
   }
   ASSIGN_OR_RETURN(const auto weights, balance::SampleWeights::Create(std::move(rows)));
   return LayByDocuments(std::move(tokens), setting.attention, setting.ring.ranks(), weights);
@@ -337,6 +339,8 @@ absl::StatusOr<Pricer::LayerSums> Pricer::PlayLayers(const Setting& setting,
       .head_groups = setting.ring.kind == ring::RingKind::kAllGather
                          ? static_cast<int>(jobspec::HeadGroups(spec_.parallelism()))
                          : 1};
+  // Each group of heads has calls of its own, and the others' rows are not its.
+  for (Work* const step : {&own_step, &other_step}) step->calls *= ring.head_groups;
   // All-gathers sum gradients in float32.
   const bool is_rounded = setting.ring.kind != ring::RingKind::kAllGather &&
                           spec_.parallelism().kv_gradients() == v1::ParallelismSpec::BFLOAT16;

@@ -26,7 +26,7 @@ DiskReserve::DiskReserve(std::string path, int64_t bytes, const std::vector<std:
   struct stat file = {};
   held_ = stat(path_.c_str(), &file) == 0 && int64_t{file.st_blocks} * 512 >= bytes_;
   if (!held_) TryToTake(bytes_);
-  AllocateForHeirs();
+  if (!held_ || LeavesRoom(FreeBytes())) AllocateForHeirs();
 }
 
 DiskReserve::~DiskReserve() {
@@ -91,7 +91,7 @@ absl::Status DiskReserve::Check() {
     GiveUpLocked();
   }
   if (held_) {
-    AllocateForHeirs();
+    if (LeavesRoom(free)) AllocateForHeirs();
     return absl::OkStatus();
   }
   const absl::Status full = absl::ResourceExhaustedError(absl::StrFormat(

@@ -19,9 +19,10 @@ class DiskReserve {
   // `path` of the file, which is made at once where there is room; `bytes`: its size, 0 for none.
   // `heirs`: files that each keep at least an eighth as much, mostly a quarter, allocated beyond
   // their end, for what is written once the reserve is given up: what fills the disk goes on, and
-  // takes what is merely free in the moment in which it is. They are open for as long as the
-  // reserve lives, which has to be longer than SQLite uses them: to close a file lets go of all
-  // locks that the process has on it.
+  // takes what is merely free in the moment in which it is. Where that would leave too little free
+  // they get it when the reserve is given up. They are open for as long as the reserve lives, which
+  // has to be longer than SQLite uses them: to close a file lets go of all locks that the process
+  // has on it.
   DiskReserve(std::string path, int64_t bytes, const std::vector<std::string>& heirs = {});
   ~DiskReserve();
   DiskReserve(const DiskReserve&) = delete;
@@ -42,6 +43,8 @@ class DiskReserve {
   void TryToTake(int64_t room) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int64_t FreeBytes() const;
   void AllocateForHeirs() const;
+  // Whether half the reserve is free even once heirs have their share.
+  bool LeavesRoom(int64_t free) const { return free >= bytes_; }
 
   const std::string path_;
   const int64_t bytes_;

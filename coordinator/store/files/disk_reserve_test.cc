@@ -162,6 +162,19 @@ TEST_F(DiskReserveTest, WhatIsVitalNeedsNothingOfTheReserve) {
   }
 }
 
+// What is kept for them does not make a disk full that is not.
+TEST_F(DiskReserveTest, AStartWithLittleFreeGoesOnWriting) {
+  ASSERT_TRUE(Create("before", Need::kOrdinary).ok());
+  store_.reset();
+  FillDisk();
+  fs::resize_file(small_ + "/ballast", fs::file_size(small_ + "/ballast") - kMebibyte * 3 / 4);
+  Open();
+  for (int i = 0; i < 3; ++i) {
+    const absl::Status written = Create(absl::StrCat("after-", i), Need::kOrdinary);
+    EXPECT_TRUE(written.ok()) << written;
+  }
+}
+
 // What was written is larger than what was free: nobody knew until the disk was full.
 TEST_F(DiskReserveTest, AWriteThatFindsTheDiskFullFreesTheReserveForWhatIsVital) {
   ASSERT_TRUE(Create("before", Need::kOrdinary).ok());
