@@ -219,7 +219,8 @@ class FakeTrainer {
     }
     v1::TrainerMessage ready;
     ready.mutable_ready()->set_rank(arguments_.rank);
-    ready.mutable_ready()->set_address(absl::StrCat("127.0.0.1:", ring_.Listen()));
+    ready.mutable_ready()->set_address(
+        absl::StrCat(assignment_->listen_host(), ":", ring_.Listen()));
     Send(ready);
     {
       std::unique_lock<std::mutex> lock(mutex_);

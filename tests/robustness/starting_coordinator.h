@@ -50,6 +50,8 @@ class StartingCoordinator : public v1::WorkerControl::Service {
     answer.mutable_command()->set_fencing_token(7);
     answer.mutable_command()->mutable_start()->set_trainers(1);
     answer.mutable_command()->mutable_start()->set_world_size(1);
+    answer.mutable_command()->mutable_start()->mutable_spec()->mutable_checkpoint()->set_directory(
+        checkpoints);
     stream->Write(answer);
     while (stream->Read(&message)) {
       {
@@ -57,6 +59,8 @@ class StartingCoordinator : public v1::WorkerControl::Service {
         for (const v1::LogLine& line : message.event().logs().lines()) log_.push_back(line.text());
         if (message.event().has_trainer_exited())
           exits_.push_back(message.event().trainer_exited());
+        if (message.event().has_trainer_ready())
+          ready_at_ = message.event().trainer_ready().address();
       }
       answer.Clear();
       answer.set_heartbeat_number(message.heartbeat().number());
@@ -72,6 +76,8 @@ class StartingCoordinator : public v1::WorkerControl::Service {
     return grpc::Status::OK;
   }
 
+  std::string checkpoints = "";  // of the job; set before the worker comes
+
   std::string address() const { return absl::StrCat(host_, ":", port_); }
   std::vector<std::string> log() {
     absl::MutexLock lock(&mutex_);
@@ -80,6 +86,11 @@ class StartingCoordinator : public v1::WorkerControl::Service {
   std::vector<v1::TrainerExited> exits() {
     absl::MutexLock lock(&mutex_);
     return exits_;
+  }
+  // Where the trainer listens for others; empty before it does.
+  std::string ready_at() {
+    absl::MutexLock lock(&mutex_);
+    return ready_at_;
   }
   int deaths() {
     absl::MutexLock lock(&mutex_);
@@ -92,6 +103,7 @@ class StartingCoordinator : public v1::WorkerControl::Service {
   absl::Mutex mutex_;
   std::vector<std::string> log_ ABSL_GUARDED_BY(mutex_);
   std::vector<v1::TrainerExited> exits_ ABSL_GUARDED_BY(mutex_);
+  std::string ready_at_ ABSL_GUARDED_BY(mutex_);
   int deaths_ ABSL_GUARDED_BY(mutex_) = 0;
   std::unique_ptr<grpc::Server> server_;
 };

@@ -401,6 +401,18 @@ TEST_F(WorkerProcessTest, ItsDeathIsReportedOverANetworkWithoutTls) {
   EXPECT_TRUE(Eventually([&] { return coordinator.deaths() == 1; }, absl::Seconds(20)));
 }
 
+// Where trainers of other nodes find its own.
+TEST_F(WorkerProcessTest, ItsTrainersListenAtItsAddress) {
+  StartingCoordinator coordinator;
+  coordinator.checkpoints = coordinator_.File("checkpoints");
+  std::filesystem::create_directories(coordinator.checkpoints);
+  Process worker = Start({{"--coordinator", coordinator.address()},
+                          {"--trainer", ProgramPath("fake_trainer")},
+                          {"--address", "127.0.0.9"}});
+  ASSERT_TRUE(Eventually([&] { return !coordinator.ready_at().empty(); })) << worker.Log();
+  EXPECT_THAT(coordinator.ready_at(), ::testing::StartsWith("127.0.0.9:"));
+}
+
 TEST_F(WorkerProcessTest, KeepsNoMoreOfLogsThanItIsTold) {
   StartingCoordinator coordinator;
   const std::string trainer = TrainerThatDoes("echo a line\n");

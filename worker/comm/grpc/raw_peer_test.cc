@@ -256,6 +256,7 @@ TEST_F(RawPeerTest, SaysWhoItIsThenWhatItHasThenGoodbye) {
   }
   EXPECT_EQ(payload, big.size());
   EXPECT_TRUE(data[6].leaving());
+  EXPECT_EQ(peer_.BrokenOff(/*streams=*/2), 0) << "a goodbye is a stream's end";
 }
 
 TEST_F(RawPeerTest, SaysWhyItGivesUp) {

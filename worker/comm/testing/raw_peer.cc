@@ -80,8 +80,16 @@ void RawPeer::Resume() {
   paused_ = false;
 }
 
-grpc::Status RawPeer::Stream(grpc::ServerContext* /*context*/,
-                             grpc::ServerReader<v1::Frame>* reader, v1::StreamEnd* /*end*/) {
+int RawPeer::BrokenOff(int streams) {
+  absl::MutexLock lock(&mutex_);
+  const auto have_ended = [this, streams]()
+                              ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return ended_ >= streams; };
+  mutex_.AwaitWithTimeout(absl::Condition(&have_ended), absl::Seconds(30));
+  return ended_ >= streams ? broken_off_ : -1;
+}
+
+grpc::Status RawPeer::Stream(grpc::ServerContext* context, grpc::ServerReader<v1::Frame>* reader,
+                             v1::StreamEnd* /*end*/) {
   v1::Frame frame;
   uint32_t stream = 0;
   for (bool first = true; reader->Read(&frame); first = false) {
@@ -93,6 +101,9 @@ grpc::Status RawPeer::Stream(grpc::ServerContext* /*context*/,
     mutex_.Await(absl::Condition(
         +[](bool* paused) { return !*paused; }, &paused_));
   }
+  absl::MutexLock lock(&mutex_);
+  ++ended_;
+  broken_off_ += context->IsCancelled() ? 1 : 0;
   return grpc::Status::OK;
 }
 

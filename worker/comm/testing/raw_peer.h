@@ -59,6 +59,8 @@ class RawPeer : private v1::PeerExchange::Service {
 
   // What rank 0 sent, in the order of its arrival; each frame's channel is its stream's.
   std::vector<v1::Frame> Received();
+  // Waits until so many of rank 0's streams have ended. Returns how many it broke off.
+  int BrokenOff(int streams);
   // How rank 0's streams are answered from here on.
   void Refuse(const grpc::Status& answer);
   // Until Resume, nothing more is read from rank 0 but hellos.
@@ -76,6 +78,7 @@ class RawPeer : private v1::PeerExchange::Service {
   std::vector<v1::Frame> received_ ABSL_GUARDED_BY(mutex_);
   grpc::Status answer_ ABSL_GUARDED_BY(mutex_);
   bool paused_ ABSL_GUARDED_BY(mutex_) = false;
+  int ended_ ABSL_GUARDED_BY(mutex_) = 0, broken_off_ ABSL_GUARDED_BY(mutex_) = 0;
   std::unique_ptr<grpc::Server> server_;
 };
 

@@ -1,4 +1,5 @@
 // Training with FP8 products, whole attempts on the CPU.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -71,6 +72,19 @@ TEST_F(Fp8TrainingTest, LearnsAsWithoutIt) {
     return json;
   };
   EXPECT_EQ(header(exported), header(hosts_[0].model)) << "models are exported alike";
+}
+
+// A group's own micro-batches say whether casts are worth holding, not those of all groups.
+TEST_F(Fp8TrainingTest, CastsAreHeldWhereAGroupUsesThemAgain) {
+  for (const auto& [batch, held] : {std::pair{2, 1}, {4, 2}}) {
+    TrainingJob job = Job(/*context=*/1, /*data=*/2);
+    job.steps = 1;
+    job.global_batch = batch;
+    ::testing::internal::CaptureStdout();
+    Train(job);
+    EXPECT_THAT(::testing::internal::GetCapturedStdout(),
+                ::testing::HasSubstr("casts of " + std::to_string(held) + " of them held"));
+  }
 }
 
 TEST_F(Fp8TrainingTest, ResumesToTheLastBit) {
