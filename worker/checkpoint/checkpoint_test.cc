@@ -321,14 +321,21 @@ TEST_F(CheckpointTest, AnotherModelOrVersionIsAnErrorNotASilentFreshStart) {
                 HasSubstr(absl::StrFormat("it has 2 parameters, the model %d", fewer ? 1 : 3)));
   }
 
+  const std::string path = directory_ + "/step-0000000001/manifest.json";
+  const nlohmann::json original = nlohmann::json::parse(*ReadFile(path));
+  const auto write = [&](const std::string& key, const nlohmann::json& value) {
+    nlohmann::json manifest = original;
+    manifest[key] = value;
+    manifest.erase("xxh3_64");
+    const std::string canonical = manifest.dump();
+    manifest["xxh3_64"] = absl::StrFormat("%016x", Checksum(canonical.data(), canonical.size()));
+    std::ofstream(path) << manifest;
+  };
+  write("format", "another-programs");
+  EXPECT_FALSE(Find().has_value());
+  EXPECT_THAT(problems_, ::testing::Contains(HasSubstr("not a checkpoint's manifest")));
   // A newer version's manifest carries its checksum at the same place.
-  nlohmann::json manifest =
-      nlohmann::json::parse(*ReadFile(directory_ + "/step-0000000001/manifest.json"));
-  manifest["version"] = 2;
-  manifest.erase("xxh3_64");
-  const std::string canonical = manifest.dump();
-  manifest["xxh3_64"] = absl::StrFormat("%016x", Checksum(canonical.data(), canonical.size()));
-  std::ofstream(directory_ + "/step-0000000001/manifest.json") << manifest;
+  write("version", 2);
   EXPECT_FALSE(Find().has_value());
   EXPECT_EQ(find_status_.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(find_status_.message()), HasSubstr("format version 2"));

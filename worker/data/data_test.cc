@@ -230,6 +230,9 @@ TEST(TasksTest, ThereAreAsManyAsThereMayBeAndNoMore) {
   EXPECT_EQ(CheckTasks(tasks), absl::OkStatus());
   tasks.emplace_back("one-more");
   EXPECT_THAT(std::string(CheckTasks(tasks).message()), HasSubstr("33 tasks; at most 32"));
+  EXPECT_EQ(CheckTasks({std::string(kMaxTaskBytes, 'a')}), absl::OkStatus());
+  EXPECT_THAT(std::string(CheckTasks({std::string(kMaxTaskBytes + 1, 'a')}).message()),
+              HasSubstr("a name has 1 to 32 bytes"));
 }
 
 TEST_F(MarksTest, ThatDoNotFitAreErrorsThatNameTheFile) {

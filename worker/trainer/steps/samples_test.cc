@@ -246,8 +246,11 @@ TEST_F(SamplesJobTest, ReportsSayWhatEachLengthVisited) {
 
 // By the power of two that a document fits; what fills a micro-batch up is none.
 TEST_F(SamplesJobTest, ReportsCountTheDocumentsOfEachLength) {
-  ASSERT_EQ(Run(Job(2, 2)), absl::OkStatus());
-  for (size_t step = 0; step < 3; ++step) {
+  TrainingJob job = Job(2, 2);
+  job.global_batch = 12;
+  job.steps = 2;
+  ASSERT_EQ(Run(job), absl::OkStatus());
+  for (size_t step = 0; step < 2; ++step) {
     const StepRecord& first = hosts_[0].steps.at(step);
     uint64_t documents = 0, most_tokens = 0;
     for (const size_t group : {0, 1}) {
@@ -262,6 +265,10 @@ TEST_F(SamplesJobTest, ReportsCountTheDocumentsOfEachLength) {
     EXPECT_GE(most_tokens, first.tokens);
     EXPECT_LT(most_tokens, 2 * first.tokens);
     EXPECT_GT(first.padding_tokens, 0u);
+    // A group's tokens are those of all its micro-batches.
+    EXPECT_GT(first.micro_batches, 2u);
+    EXPECT_EQ(first.group_tokens + hosts_[2].steps.at(step).group_tokens,
+              first.tokens + first.padding_tokens);
   }
 }
 
