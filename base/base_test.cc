@@ -25,6 +25,7 @@
 #include "base/boot_clock.h"
 #include "base/clock.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/net/address.h"
 #include "base/net/grpc_status.h"
 #include "base/net/tls.h"
@@ -411,6 +412,37 @@ TEST(ReadRegularFileTest, TakesFilesOfTheSizeAllowedAlone) {
   std::filesystem::resize_file(folder.File("sparse"), uint64_t{1} << 32);
   EXPECT_THAT(ReadRegularFile(folder.File("sparse"), 1 << 20).status().message(),
               HasSubstr("has 4294967296 bytes"));
+}
+
+TEST(ReadRegularFileTest, AFileIsReadWholeHoweverLongItMayBe) {
+  const TempDir folder;
+  const std::string text(100'000, 'x');
+  std::ofstream(folder.File("file")) << text;
+  EXPECT_EQ(*ReadRegularFile(folder.File("file"), size_t{1} << 40), text);
+  EXPECT_EQ(*ReadRegularFile(folder.File("file"), 100'000), text);
+  EXPECT_FALSE(ReadRegularFile(folder.File("file"), 99'999).ok());
+  // The system gives it no size.
+  EXPECT_THAT(*ReadRegularFile("/proc/self/status", 1 << 20), HasSubstr("VmPeak"));
+}
+
+TEST(ParseJsonTest, WhatNestsDeeperThanAnybodyDoesIsNone) {
+  const auto nested = [](int depth, char open, char close) {
+    return std::string(depth, open) + std::string(depth, close);
+  };
+  EXPECT_EQ(ParseJson(nested(kMaxJsonDepth, '[', ']')).size(), 1u);
+  for (const int depth : {kMaxJsonDepth + 1, 1'000'000}) {
+    EXPECT_TRUE(ParseJson(nested(depth, '[', ']')).is_discarded()) << depth;
+    EXPECT_TRUE(ParseJson("{\"a\": " + nested(depth, '[', ']') + "}").is_discarded()) << depth;
+    EXPECT_TRUE(ParseJson("[1, " + std::string(depth, '[')).is_discarded()) << depth;
+  }
+  EXPECT_EQ(ParseJson(R"({"a": [1, {"b": 2}]})")["a"][1]["b"], 2);
+  EXPECT_TRUE(ParseJson("{]").is_discarded());
+  int keys = 0;
+  ParseJson(R"({"a": 1, "b": 2})", [&](int, nlohmann::json::parse_event_t event, nlohmann::json&) {
+    keys += event == nlohmann::json::parse_event_t::key ? 1 : 0;
+    return true;
+  });
+  EXPECT_EQ(keys, 2);
 }
 
 TEST(WithTimeLimitTest, ACallThatHangsIsGivenUpByName) {

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
@@ -122,9 +123,11 @@ absl::StatusOr<std::string> ReadRegularFile(const std::string& path, size_t max_
         absl::StrCat(path, " has ", bytes, " bytes; at most ", max_bytes, " are allowed"));
   };
   if (static_cast<uint64_t>(about.st_size) > max_bytes) return too_large(about.st_size);
-  std::string text(max_bytes + 1, '\0');  // it may grow while it is read
+  // One byte more than there is, for it may grow while it is read.
+  std::string text(static_cast<size_t>(about.st_size) + 1, '\0');
   size_t size = 0;
-  while (size < text.size()) {
+  while (size <= max_bytes) {
+    if (size == text.size()) text.resize(std::min(2 * size, max_bytes + 1));
     const ssize_t got = read(fd, text.data() + size, text.size() - size);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return Failed("read", path);

@@ -54,6 +54,18 @@ TEST(MistakesTest, AFileThatCannotBeReadWholeIsCheckedAsFarAsItCan) {
   EXPECT_THAT(text, ::testing::Not(HasSubstr("required")));
 }
 
+// What of a file with very many mistakes is said hides what else may be missing.
+TEST(MistakesTest, ManyMistakesAreNoReasonToGoByWhatIsMissing) {
+  const std::string path = ::testing::TempDir() + "/many_" + std::to_string(getpid()) + ".yaml";
+  std::ofstream file(path);
+  file << "name: a\n";
+  for (int i = 0; i < 20; ++i) file << "x" << i << ": 1\n";
+  file.close();
+  const std::string text(LoadJobFile(path, {}).status().message());
+  std::filesystem::remove(path);
+  EXPECT_THAT(text, ::testing::StartsWith("20 mistakes or more:\n"));
+}
+
 TEST(MistakesTest, ValidationFindsAllThatDoesNotFollowFromAnother) {
   const auto spec = ParseJobFile(R"(
 name: a

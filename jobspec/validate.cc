@@ -430,6 +430,7 @@ void FindMistakes(const v1::JobSpec& given, Mistakes* mistakes) {
   }
   // What lies across fields is looked at where each of them is well by itself, whatever else does
   // not go together.
+  if (mistakes->full()) return;  // more may be wrong than was written down
   const Mistakes alone = *mistakes;
   if (!alone.Touch({"model"})) mistakes->Add("model", CheckModel(spec.model()));
   if (!alone.Touch({"attention"})) mistakes->Add("attention", CheckAttention(spec.attention()));

@@ -99,6 +99,10 @@ std::vector<RecomputePlan> DevicePlans(const ModelConfig& config, const MemoryWi
   return plans;
 }
 
+TrainingMemory EstimateWith(const ParameterLayout& layout, const ModelConfig& config,
+                            const TrainingShape& shape, const RecomputePlan& plan,
+                            ParameterSharding sharding);
+
 // Searches, and remembers what came nearest for the error.
 class Planner {
  public:
@@ -180,7 +184,7 @@ class Planner {
     return {.recompute = plan,
             .sharding = sharding,
             .held_casts = HeldCasts(config_, shape_, sharding),
-            .memory = EstimateMemory(config_, shape_, plan, sharding)};
+            .memory = EstimateWith(layout_, config_, shape_, plan, sharding)};
   }
 
   const ModelConfig& config_;
@@ -188,6 +192,7 @@ class Planner {
   const MemoryWishes& wishes_;
   const MemoryLimits& limits_;
   const int64_t comfortable_;
+  const ParameterLayout layout_ = MakeParameterLayout(config_);  // one for all plans
   std::optional<TrainingPlan> device_, host_;
 };
 
@@ -210,9 +215,11 @@ int64_t KeptBytesPerToken(const ModelConfig& config, int64_t element_bytes, Reco
   return bytes;
 }
 
-TrainingMemory EstimateMemory(const ModelConfig& config, const TrainingShape& shape,
-                              const RecomputePlan& plan, ParameterSharding sharding) {
-  const ParameterLayout layout = MakeParameterLayout(config);
+namespace {
+
+TrainingMemory EstimateWith(const ParameterLayout& layout, const ModelConfig& config,
+                            const TrainingShape& shape, const RecomputePlan& plan,
+                            ParameterSharding sharding) {
   const std::vector<ParameterBlock>& blocks = layout.blocks;
   // What is not there once a rank: embedding, two layers, final block.
   const int64_t in_use = blocks.front().elements + 2 * blocks[1].elements + blocks.back().elements;
@@ -246,6 +253,13 @@ TrainingMemory EstimateMemory(const ModelConfig& config, const TrainingShape& sh
   if (away > 0) memory.host_copies = copies;
   memory.working = WorkingBytes(config, shape) + shape.choice_working_bytes;
   return memory;
+}
+
+}  // namespace
+
+TrainingMemory EstimateMemory(const ModelConfig& config, const TrainingShape& shape,
+                              const RecomputePlan& plan, ParameterSharding sharding) {
+  return EstimateWith(MakeParameterLayout(config), config, shape, plan, sharding);
 }
 
 absl::StatusOr<TrainingPlan> PlanTraining(const ModelConfig& config, const TrainingShape& shape,

@@ -352,6 +352,22 @@ TEST_F(CpuMemoryTest, ShardsParametersButMovesNothing) {
   }
 }
 
+// A policy for each number of layers is tried, of as many layers as there may be.
+TEST(TrainingMemoryTest, ADeepModelIsPlannedLayerByLayer) {
+  ModelConfig config = Config();
+  config.layers = 10'000;
+  config.hidden_size = config.intermediate_size = 64;
+  config.vocab_size = 512;
+  config.heads = config.kv_heads = 1;
+  config.head_dim = 64;
+  const MemoryLimits limits = {.device = 24 * kGiB, .host = 0};
+  const auto plan = PlanTraining(config, Shape(8192), {}, limits);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->recompute.recompute, Recompute::kFull) << "the last that is tried";
+  EXPECT_EQ(plan->memory.total(),
+            EstimateMemory(config, Shape(8192), plan->recompute, plan->sharding).total());
+}
+
 TEST(TrainingMemoryTest, Describes) {
   EXPECT_EQ(DescribeRecompute(Config(), {.recompute = Recompute::kFull}), "full");
   EXPECT_EQ(DescribeRecompute(Config(), {.recompute = Recompute::kAttentionOnly, .kept_layers = 5}),

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_format.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/status_macros.h"
 
 namespace ringleader::model {
@@ -16,6 +17,8 @@ using Json = nlohmann::json;
 
 // Estimates and layouts go through a model layer by layer.
 constexpr int64_t kMaxLayers = 10'000;
+// Beyond these, products of widths and tokens leave 64 bits.
+constexpr int64_t kMaxWidth = int64_t{1} << 20;
 
 // Reads the members of one JSON object; keeps the first error, so that the parser below reads like
 // the format.
@@ -216,10 +219,11 @@ int64_t ModelConfig::parameters() const {
 }
 
 absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view json, const std::string& source) {
-  const Json root = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  const Json root = ParseJson(json);
   // Nothing below may throw on a value of the wrong type: Reader looks before it takes.
   if (root.is_discarded() || !root.is_object()) {
-    return absl::InvalidArgumentError(source + ": not a JSON object");
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s: not a JSON object, or nested more than %d deep", source, kMaxJsonDepth));
   }
   ModelConfig config;
   config.source_json = std::string(json);
@@ -274,6 +278,19 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view json, const std::s
   config.head_dim =
       in.Positive("head_dim", std::max<int64_t>(config.hidden_size / config.heads, 1));
   if (config.head_dim % 2 != 0) in.Fail("head_dim", "must be even");
+  for (const auto& [key, width] :
+       {std::pair("vocab_size", config.vocab_size), std::pair("hidden_size", config.hidden_size),
+        std::pair("intermediate_size", config.intermediate_size),
+        std::pair("head_dim", config.head_dim)}) {
+    if (width > kMaxWidth) {
+      in.Fail(key, absl::StrFormat("is %d; at most %d are supported", width, kMaxWidth));
+    }
+  }
+  RETURN_IF_ERROR(in.status());
+  if (config.heads * config.head_dim > kMaxWidth) {
+    in.Fail("num_attention_heads", absl::StrFormat("× \"head_dim\" is %d; at most %d are supported",
+                                                   config.heads * config.head_dim, kMaxWidth));
+  }
   // Sizes whose products leave 64 bits are nonsense; catch them before anything is allocated.
   const double parameters = 2.0 * config.vocab_size * config.hidden_size +
                             1.0 * config.layers * config.hidden_size *

@@ -128,7 +128,7 @@ TEST(ModelConfigTest, ErrorsNameTheFileAndTheKey) {
       {"vocab_size", 1.5, "it is 1.5"},
       {"vocab_size", "61", "it is \"61\""},
       {"hidden_size", 30, "multiple of \"num_attention_heads\""},
-      {"hidden_size", 1099511627776, "at most 1e13"},
+      {"hidden_size", 1099511627776, "at most 1048576 are supported"},
       {"num_attention_heads", 3, "multiple of \"num_key_value_heads\""},
       {"head_dim", 7, "even"},
       {"hidden_act", "gelu", "supported: silu"},
@@ -140,6 +140,7 @@ TEST(ModelConfigTest, ErrorsNameTheFileAndTheKey) {
       {"partial_rotary_factor", 0.5, "not supported"},
       {"rope_theta", "many", "above 0"},
       {"rope_scaling", 3, "must be an object"},
+      {"vocab_size", int64_t{1} << 21, "is 2097152; at most 1048576 are supported"},
       {"rope_scaling", {{"rope_type", "longrope"}}, "supported: default, linear"},
       {"rope_scaling", {{"rope_type", "linear"}}, "\"factor\" is missing"},
       {"rope_scaling", {{"rope_type", "linear"}, {"factor", 0.5}}, "at least 1"},
@@ -163,11 +164,33 @@ TEST(ModelConfigTest, ErrorsNameTheFileAndTheKey) {
   }
 }
 
+TEST(ModelConfigTest, WidthsTogetherHaveABoundToo) {
+  Json json = Qwen2();
+  json["num_attention_heads"] = json["num_key_value_heads"] = 1 << 20;
+  json["head_dim"] = 2;
+  EXPECT_THAT(std::string(Parse(json).status().message()),
+              AllOf(HasSubstr("num_attention_heads"), HasSubstr("at most 1048576 are supported")));
+  json = Qwen2();
+  json["hidden_size"] = json["intermediate_size"] = 1 << 20;
+  json["num_hidden_layers"] = 10'000;
+  json["num_attention_heads"] = json["num_key_value_heads"] = 1 << 13;
+  EXPECT_THAT(std::string(Parse(json).status().message()),
+              AllOf(HasSubstr("hidden_size"), HasSubstr("at most 1e13")));
+}
+
 TEST(ModelConfigTest, GarbageIsAnErrorNeverACrash) {
   EXPECT_FALSE(ParseModelConfig("", "f").ok());
   EXPECT_FALSE(ParseModelConfig("[1]", "f").ok());
   EXPECT_FALSE(LoadModelConfig("/nowhere/config.json").ok());
   EXPECT_FALSE(ParseModelConfig(std::string(100000, '['), "f").ok());
+  // What is well formed but for its depth, in a value that is printed and in one that is kept.
+  for (const char* key : {"vocab_size", "unknown"}) {
+    std::string deep = Qwen2().dump();
+    deep.insert(1, "\"" + std::string(key) + "\": " + std::string(400'000, '[') +
+                       std::string(400'000, ']') + ", ");
+    EXPECT_THAT(std::string(ParseModelConfig(deep, "f").status().message()),
+                HasSubstr("nested more than 32 deep"));
+  }
   const std::string valid = Qwen2().dump();
   std::mt19937 random(1);
   for (int i = 0; i < 5000; ++i) {

@@ -22,6 +22,13 @@ bool IsSound(const LayerBudgets& budgets) {
          std::accumulate(budgets.halves.begin(), budgets.halves.end(), int64_t{0}) == 2 * heads;
 }
 
+bool AreOfModel(std::span<const LayerBudgets> layers, int64_t model_layers, int64_t heads) {
+  return layers.empty() || (std::ssize(layers) == model_layers &&
+                            std::ranges::all_of(layers, [heads](const LayerBudgets& layer) {
+                              return layer.halves.empty() || std::ssize(layer.halves) == heads;
+                            }));
+}
+
 void FollowProbe(int layer, std::span<const int64_t> visited, int64_t queries,
                  LayerBudgets* budgets) {
   const size_t heads = visited.size();

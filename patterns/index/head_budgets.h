@@ -20,6 +20,9 @@ struct LayerBudgets {
 
 // Whether it is as FollowProbe leaves it.
 bool IsSound(const LayerBudgets& budgets);
+// Whether they are of a model of so many layers and heads: none, or of each layer, of all heads or
+// of none.
+bool AreOfModel(std::span<const LayerBudgets> layers, int64_t model_layers, int64_t heads);
 
 // Takes in a probe of layer `layer`: of `queries` queries in all, which visited `visited` of each
 // head's attention, in units of 2^-kMassBits. Whole numbers alone, so that all ranks agree. The

@@ -30,6 +30,16 @@ std::vector<int32_t> FirstHalves(int layer, const std::vector<int>& percent) {
   return budgets.halves;
 }
 
+TEST(HeadBudgetsTest, AreOfAModelOfTheirLayersAndHeads) {
+  const LayerBudgets of_two = {.recall = {5, 6}, .halves = {1, 3}};
+  const std::vector<LayerBudgets> layers = {of_two, {}, of_two};
+  EXPECT_TRUE(AreOfModel(layers, 3, 2));
+  EXPECT_TRUE(AreOfModel({}, 3, 2));
+  EXPECT_FALSE(AreOfModel(layers, 4, 2));
+  EXPECT_FALSE(AreOfModel(layers, 3, 1));
+  EXPECT_FALSE(AreOfModel(layers, 3, 4));
+}
+
 TEST(HeadBudgetsTest, HeadsThatRecallMuchGiveToThoseThatRecallLittle) {
   EXPECT_THAT(FirstHalves(0, {95, 30, 85, 70}), ElementsAre(1, 3, 1, 3));
   EXPECT_THAT(FirstHalves(0, {95, 30, 75, 70}), ElementsAre(1, 3, 2, 2)) << "one recalls much";

@@ -14,13 +14,16 @@
 namespace ringleader::checkpoint {
 namespace {
 
+// Of the parameters of ten thousand layers, and of a file for each of as many ranks.
+constexpr size_t kMaxManifestBytes = size_t{256} << 20;
+
 // Rank 0 reads the manifest for all: a folder must not look different to two ranks.
 absl::StatusOr<CheckpointInfo> OpenCheckpoint(const std::string& path,
                                               const model::ParameterLayout& layout,
                                               comm::Communicator& comm) {
   const std::string manifest = absl::StrCat(path, "/", kManifestName);
   absl::StatusOr<std::string> text = std::string();
-  if (comm.rank() == 0) text = ReadFile(manifest);
+  if (comm.rank() == 0) text = ReadRegularFile(manifest, kMaxManifestBytes);
   // Any fault of the folder is that of a damaged checkpoint, a missing manifest too.
   const absl::Status readable =
       text.ok() ? absl::OkStatus() : absl::DataLossError(text.status().message());

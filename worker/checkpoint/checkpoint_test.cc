@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #include <csignal>
 #include <filesystem>
@@ -210,6 +211,29 @@ TEST_F(CheckpointTest, HoldsHeadBudgetsThatAreSound) {
   info->state.head_budgets[1].halves = {1, 2};
   const auto damaged = ParseManifest(ManifestText(*info, Layout()), Layout(), "here");
   EXPECT_EQ(damaged.status().message(), "here: its heads' budgets are damaged");
+}
+
+// Whoever wrote it, and whatever lies in its place.
+TEST_F(CheckpointTest, AManifestThatMakesNoSenseIsDamaged) {
+  SaveSteps(1, {7});
+  const std::string path = directory_ + "/step-0000000007/manifest.json";
+  const nlohmann::json original = nlohmann::json::parse(*ReadFile(path));
+  for (const nlohmann::json& updates : {nlohmann::json(-5), nlohmann::json(3.5)}) {
+    nlohmann::json manifest = original;
+    manifest["body"]["state"]["updates"] = updates;
+    manifest.erase("xxh3_64");
+    const std::string canonical = manifest.dump();
+    manifest["xxh3_64"] = absl::StrFormat("%016x", Checksum(canonical.data(), canonical.size()));
+    std::ofstream(path) << manifest;
+    EXPECT_FALSE(Find().has_value());
+    EXPECT_THAT(problems_, ::testing::Contains(HasSubstr("updates is no whole number")));
+  }
+  std::ofstream(path) << std::string(400'000, '[') << std::string(400'000, ']');
+  EXPECT_FALSE(Find().has_value());
+  fs::remove(path);
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  EXPECT_FALSE(Find().has_value());
+  EXPECT_THAT(problems_, ::testing::Contains(HasSubstr("is a pipe")));
 }
 
 TEST_F(CheckpointTest, KeepsTheLastAndOnlyThose) {

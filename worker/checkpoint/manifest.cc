@@ -5,6 +5,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
+#include "base/json.h"
 #include "base/status_macros.h"
 #include "worker/checkpoint/checksummed_json.h"
 #include "worker/checkpoint/format.h"
@@ -47,6 +48,11 @@ TrainingState ParseState(const Json& state) {
   std::vector<patterns::LayerBudgets> head_budgets;
   for (const Json& layer : state.value("head_budgets", Json::array())) {
     head_budgets.push_back({.recall = layer.at("recall"), .halves = layer.at("halves")});
+  }
+  for (const char* count : {"step", "updates", "skipped_steps", "tokens", "data_position"}) {
+    if (!state.at(count).is_number_unsigned()) {
+      throw Json::type_error::create(302, std::string(count) + " is no whole number", &state);
+    }
   }
   return {.step = state.at("step"),
           .updates = state.at("updates"),
@@ -127,7 +133,7 @@ std::string ManifestText(const CheckpointInfo& checkpoint, const model::Paramete
 absl::StatusOr<CheckpointInfo> ParseManifest(std::string_view text,
                                              const model::ParameterLayout& layout,
                                              const std::string& source) {
-  const Json root = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const Json root = ParseJson(text);
   if (root.is_discarded() || !root.is_object() || root.value("format", Json()) != kFormatName ||
       !root.value("version", Json()).is_number_unsigned()) {
     return absl::DataLossError(source + ": damaged: not a checkpoint's manifest");

@@ -14,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "base/boot_clock.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/status_macros.h"
 #include "worker/checkpoint/checksummed_json.h"
 
@@ -24,6 +25,7 @@ using Json = nlohmann::json;
 
 constexpr char kOwnerName[] = "owner.json";
 constexpr char kLockName[] = ".owner.lock";
+constexpr size_t kMaxOwnerBytes = size_t{64} << 10;
 constexpr char kFormatName[] = "ringleader-checkpoint-owner";
 constexpr uint64_t kVersion = 1;
 // A lock is held while a folder is renamed and old ones are removed.
@@ -32,7 +34,7 @@ constexpr absl::Duration kLockInterval = absl::Milliseconds(50);
 // The owner that is written down; nullopt in a folder that nobody has claimed.
 absl::StatusOr<std::optional<FolderOwner>> ReadOwner(const std::string& directory) {
   const std::string path = absl::StrCat(directory, "/", kOwnerName);
-  const absl::StatusOr<std::string> text = ReadFile(path);
+  const absl::StatusOr<std::string> text = ReadRegularFile(path, kMaxOwnerBytes);
   if (absl::IsNotFound(text.status())) return std::nullopt;
   RETURN_IF_ERROR(text.status());
   ASSIGN_OR_RETURN(FolderOwner owner, ParseOwner(*text, path));
@@ -124,7 +126,7 @@ std::string OwnerText(const FolderOwner& owner) {
 }
 
 absl::StatusOr<FolderOwner> ParseOwner(std::string_view text, const std::string& source) {
-  const Json root = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const Json root = ParseJson(text);
   const auto damaged = [&] {
     return absl::DataLossError(absl::StrFormat(
         "%s is damaged; remove it once no trainer of the job runs, and the job goes on from its "

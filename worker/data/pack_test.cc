@@ -1,13 +1,18 @@
 // What packing takes, leaves out and refuses, and what it writes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cmath>
+#include <cstddef>
+#include <cstring>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "base/checksum.h"
 #include "base/files.h"
 #include "worker/data/testing/packed_text.h"
 
@@ -15,6 +20,7 @@ namespace ringleader::data {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using PackTest = testing::PackedTextTest;
 using testing::TextOf;
@@ -242,6 +248,47 @@ TEST_F(PackTest, AShardHoldsTokensOfTwoOrFourBytes) {
   EXPECT_EQ((*shard)->tokens(), 2u);
   EXPECT_EQ((*shard)->token(1), 65536u);
   EXPECT_THAT((*shard)->document_starts(), ::testing::ElementsAre(0));
+}
+
+// Whoever wrote it: a shard of sound checksums whose tokens or counts make no sense is no data.
+TEST_F(PackTest, AShardIsWhatItsManifestAndItsOwnSizeAllow) {
+  AddText("a", "text");
+  ASSERT_TRUE(Pack(Options()).ok());
+  const auto packed = TokenShard::Open(Shard());
+  ASSERT_TRUE(packed.ok()) << packed.status();
+  std::vector<uint32_t> tokens;
+  for (uint64_t i = 0; i < (*packed)->tokens(); ++i) tokens.push_back((*packed)->token(i));
+  const uint64_t starts[] = {0};
+  tokens[2] = 60000;
+  ASSERT_TRUE(WriteShard(Shard(), tokens, starts, 2, {}).ok());
+  EXPECT_THAT(std::string(TokenFolder::Open(Train()).status().message()),
+              AllOf(HasSubstr("shard-00000.tokens"),
+                    HasSubstr("its token 2 is 60000, of a vocabulary of 257")));
+
+  const std::string whole = ReadFile(Shard()).value();
+  const auto opened_with = [&](const std::function<void(ShardHeader&)>& change) {
+    ShardHeader header;
+    std::memcpy(&header, whole.data(), sizeof(header));
+    change(header);
+    header.header_checksum = Checksum(&header, offsetof(ShardHeader, header_checksum));
+    std::string bytes = whole;
+    std::memcpy(bytes.data(), &header, sizeof(header));
+    EXPECT_TRUE(WriteFileAtomically(Shard(), bytes).ok());
+    return TokenShard::Open(Shard()).status();
+  };
+  EXPECT_TRUE(opened_with([](ShardHeader&) {}).ok());
+  for (const absl::Status& status :
+       {opened_with([](ShardHeader& header) { header.tokens = uint64_t{1} << 63; }),
+        opened_with([](ShardHeader& header) { header.token_bytes = 0; }),
+        opened_with([](ShardHeader& header) { header.documents += uint64_t{1} << 61; })}) {
+    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("its header's counts"));
+  }
+
+  std::filesystem::remove(Shard());
+  ASSERT_EQ(mkfifo(Shard().c_str(), 0600), 0);
+  EXPECT_THAT(std::string(TokenShard::Open(Shard()).status().message()),
+              HasSubstr("not a regular file"));
 }
 
 // Another version is no damage: the remedy is another program, not packing again.

@@ -2,18 +2,21 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/status_macros.h"
 
 namespace ringleader::data {
 namespace {
 
 constexpr char kFormat[] = "ringleader-tokens";
+constexpr size_t kMaxManifestBytes = size_t{64} << 20;
 
 std::string ManifestPath(const std::string& folder) {
   return folder + "/" + kManifestName;
@@ -54,10 +57,21 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& folder) {
         "no %s: %s is not a folder of token shards; make one with `ringctl data pack`", path,
         folder));
   }
-  ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  ASSIGN_OR_RETURN(const std::string text, ReadRegularFile(path, kMaxManifestBytes));
   Manifest manifest;
+  const nlohmann::json json = ParseJson(text);
+  if (json.is_discarded()) {
+    return absl::DataLossError(absl::StrFormat("%s is damaged: it is not JSON", path));
+  }
   try {
-    const nlohmann::json json = nlohmann::json::parse(text);
+    for (const char* number : {"vocabulary", "separator"}) {
+      const nlohmann::json& value = json.at(number);
+      if (!value.is_number_unsigned() ||
+          value.get<uint64_t>() > std::numeric_limits<uint32_t>::max()) {
+        return absl::DataLossError(
+            absl::StrFormat("%s is damaged: its %s is no number of 32 bits", path, number));
+      }
+    }
     if (json.at("format") != kFormat) {
       return absl::InvalidArgumentError(absl::StrFormat("%s is not a %s manifest", path, kFormat));
     }
@@ -125,6 +139,11 @@ absl::StatusOr<TokenFolder> TokenFolder::Open(const std::string& folder) {
     }
     if (const absl::Status marks = CheckMarks(shard->marks(), tasks); !marks.ok()) {
       return damaged(path, marks.message());
+    }
+    for (uint64_t i = 0; i < shard->tokens(); ++i) {
+      if (shard->token(i) < result.manifest_.vocabulary) continue;
+      return damaged(path, absl::StrFormat("its token %d is %d, of a vocabulary of %d", i,
+                                           shard->token(i), result.manifest_.vocabulary));
     }
     end += shard->tokens();
     result.ends_.push_back(end);

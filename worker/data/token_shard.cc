@@ -76,7 +76,8 @@ absl::Status WriteShard(const std::string& path, std::span<const uint32_t> token
 }
 
 absl::StatusOr<std::unique_ptr<TokenShard>> TokenShard::Open(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // A pipe in its place is opened without waiting for its other end.
+  const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0) {
     return absl::NotFoundError(
         absl::StrFormat("cannot open token shard %s: %s", path, std::strerror(errno)));
@@ -84,6 +85,7 @@ absl::StatusOr<std::unique_ptr<TokenShard>> TokenShard::Open(const std::string& 
   const absl::Cleanup close_file = [fd] { close(fd); };
   struct stat status;
   if (fstat(fd, &status) != 0) return absl::ErrnoToStatus(errno, "stat " + path);
+  if (!S_ISREG(status.st_mode)) return Damaged(path, "it is not a regular file");
   const auto bytes = static_cast<size_t>(status.st_size);
   if (bytes < sizeof(ShardHeader)) {
     return Damaged(path, absl::StrFormat("%d bytes are fewer than its header's %d", bytes,
@@ -109,7 +111,11 @@ absl::StatusOr<std::unique_ptr<TokenShard>> TokenShard::Open(const std::string& 
                         path, header.version, kShardVersion, kMarkedShardVersion));
   }
   if (header.header_checksum != HeaderChecksum(header)) return Damaged(path, "header checksum");
-  // The header is authentic from here on, so these cannot overflow unless it was written so.
+  // Whoever wrote the header: each count fits the file by itself, so that their sum does not wrap.
+  if ((header.token_bytes != 2 && header.token_bytes != 4) || header.tokens > bytes ||
+      header.documents > bytes / sizeof(uint64_t)) {
+    return Damaged(path, "its header's counts");
+  }
   const size_t marks = header.version == kMarkedShardVersion ? header.tokens : 0;
   const size_t expected = sizeof(ShardHeader) + header.documents * sizeof(uint64_t) +
                           header.tokens * header.token_bytes + marks;

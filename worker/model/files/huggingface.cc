@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/status_macros.h"
 #include "worker/model/files/safetensors.h"
 
@@ -23,11 +24,12 @@ using Json = nlohmann::json;
 
 constexpr char kSingleFile[] = "model.safetensors";
 constexpr char kIndexFile[] = "model.safetensors.index.json";
+constexpr size_t kMaxIndexBytes = size_t{64} << 20;
 
 // tensor name -> file name, from an index; file names must stay inside the folder.
 absl::StatusOr<std::map<std::string, std::string>> ReadIndex(const fs::path& path) {
-  ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
-  const Json root = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  ASSIGN_OR_RETURN(const std::string text, ReadRegularFile(path, kMaxIndexBytes));
+  const Json root = ParseJson(text);
   if (root.is_discarded() || !root.is_object() || !root.contains("weight_map") ||
       !root["weight_map"].is_object()) {
     return absl::DataLossError(path.string() + ": not a JSON object with a \"weight_map\"");

@@ -211,6 +211,9 @@ TEST_F(HuggingFaceTest, AnIndexMayNotLeadOutOfTheFolder) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("model.norm.weight"));
   std::ofstream(folder_ + "/model.safetensors.index.json") << "{]";
   EXPECT_EQ(Load(config_).code(), absl::StatusCode::kDataLoss);
+  fs::remove(folder_ + "/model.safetensors.index.json");
+  fs::create_symlink("/dev/zero", folder_ + "/model.safetensors.index.json");
+  EXPECT_THAT(std::string(Load(config_).message()), HasSubstr("is a device"));
 }
 
 }  // namespace

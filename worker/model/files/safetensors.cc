@@ -65,7 +65,8 @@ absl::Status VerifyChecksum(const SafetensorsHeader& header, const std::byte* da
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<SafetensorsFile>> SafetensorsFile::Open(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // A pipe in its place is opened without waiting for its other end.
+  const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0) return Failed("open", path);
   const absl::Cleanup close_fd = [fd] { close(fd); };
   struct stat info {};

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "absl/strings/str_format.h"
+#include "base/json.h"
 #include "base/status_macros.h"
 #include "worker/model/files/safetensors.h"
 
@@ -117,7 +118,7 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::string_view json, 
     }
     return true;
   };
-  const Json root = Json::parse(json, watch_keys, /*allow_exceptions=*/false);
+  const Json root = ParseJson(json, watch_keys);
   if (root.is_discarded() || !root.is_object()) {
     return absl::InvalidArgumentError(source + ": the header is not a JSON object");
   }

@@ -203,6 +203,10 @@ absl::Status Attempt::Resume() {
   RETURN_IF_ERROR(engine_->Restore(shard, static_cast<int64_t>(state.updates)));
   RETURN_IF_ERROR(TakeSavedPlan(state.plan));
   loop_->set_skipped_in_a_row(state.skipped_steps);
+  if (!patterns::AreOfModel(state.head_budgets, engine_->config().layers,
+                            engine_->config().heads)) {
+    return absl::DataLossError(newest->path + ": its heads' budgets are of another model");
+  }
   loop_->set_head_budgets(state.head_budgets);
   done_ = state.step;
   tokens_ = state.tokens;
