@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/str_cat.h"
 #include "cli/testing/cli_fixture.h"
 
 namespace ringleader::cli {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
@@ -71,6 +73,13 @@ TEST_F(CliTest, PlansGoByWhatWasMeasuredAndSayHowFarOffTheyAre) {
               HasSubstr("name one of its devices by --device: \"other\", \"slow\""));
   EXPECT_EQ(plan({"--measured", Path("measured"), "--device", "third"}).code, kUsage);
   EXPECT_EQ(seconds(plan({"--measured", Path("measured"), "--device", "slow"})), seconds(measured));
+  for (const char* speed : {"-5", "0", "\"NaN\"", "\"Infinity\""}) {
+    Write("measured", absl::StrCat(R"({"links": [{"machine": {"device": "x"}, "bytes_per_second": )",
+                                   speed, R"(, "latency_seconds": 1e-5}]})"));
+    const Result impossible = plan({"--measured", Path("measured")});
+    EXPECT_NE(impossible.code, 0) << speed;
+    EXPECT_THAT(impossible.err, AllOf(HasSubstr(Path("measured")), HasSubstr("no link has")));
+  }
   Write("measured", "{\"tables\": []}\n{\"tables\": []}\n");
   const std::string no_json = plan({"--measured", Path("measured")}).err;
   EXPECT_THAT(no_json, HasSubstr("is not what `ringctl latency -o json` prints"));

@@ -308,6 +308,19 @@ absl::Status CheckModel(const v1::ModelSpec& model) {
   return absl::OkStatus();
 }
 
+// Sequences that are cut from a stream may be one document. Samples, and documents that are laid
+// out one by one, are as long as their data, which is not looked at here.
+absl::Status CheckPatternsLength(const v1::JobSpec& spec) {
+  const auto options = AttentionOptionsOf(spec.attention());
+  if (!options.ok() || spec.data().batching() == v1::DataSpec::SAMPLES ||
+      spec.parallelism().layout() == v1::ParallelismSpec::DOCUMENTS) {
+    return absl::OkStatus();
+  }
+  const auto check = patterns::DefinitionOf(options->pattern).check_length;
+  return check == nullptr ? absl::OkStatus()
+                          : check(*options, static_cast<int64_t>(spec.data().sequence_length()));
+}
+
 }  // namespace
 
 void Mistakes::Add(std::string_view path, std::string_view line) {
@@ -437,6 +450,7 @@ void FindMistakes(const v1::JobSpec& given, Mistakes* mistakes) {
   if (!alone.Touch({"data", "attention"})) {
     mistakes->Add("attention.dense_below", CheckDenseBelow(spec));
     CheckMaskedData(spec, mistakes);
+    mistakes->Add("attention", CheckPatternsLength(spec));
   }
   if (!alone.Touch({"parallelism", "resources", "data", "attention"})) {
     CheckParallelism(spec, mistakes);

@@ -19,6 +19,19 @@ using testing::Job;
 using testing::kJob;
 using testing::ParseError;
 
+// A choice has room for so many blocks and no more.
+TEST(ValidateTest, PatternsSayHowLongASequenceMayBe) {
+  const std::string million = "data.sequence_length=1048576";
+  EXPECT_THAT(Complaint({"attention.pattern=moba", million}),
+              HasSubstr("attention.block_size: 1024 makes 1024 blocks of a sequence of 1048576 "
+                        "tokens; moba takes 640"));
+  EXPECT_EQ(Complaint({"attention.pattern=moba", "attention.block_size=2048", million}), "");
+  EXPECT_THAT(Complaint({"attention.pattern=adaspa", million}),
+              HasSubstr("1048576 tokens are 16384 blocks of attention.tile; there may be 12000"));
+  EXPECT_EQ(Complaint({"attention.pattern=adaspa", "data.batching=samples", million}), "");
+  EXPECT_EQ(Complaint({"attention.pattern=key_groups", million}), "");
+}
+
 TEST(ParseTest, OffloadIsForGpus) {
   const auto with = [](const std::string& offload) {
     return std::vector<std::string>{"resources.engine=cuda", "resources.offload=" + offload};

@@ -69,16 +69,20 @@ absl::Status SumOverRanks(const kernels::ShardLayout& layout, const HeadMasses& 
   return device.Sum(SumType::kInt64, masses.total.data(), masses.total.size);
 }
 
+absl::Status CheckLength(const AttentionOptions& options, int64_t tokens) {
+  const int64_t blocks = BlocksOf(options, tokens);
+  if (blocks <= kernels::kMaxMassBlocks) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "attention.pattern: adaspa: %d tokens are %d blocks of attention.tile; there may be %d: "
+      "choose attention.pattern: key_groups",
+      tokens, blocks, kernels::kMaxMassBlocks));
+}
+
 absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, IndexDevice& device,
                    LayerIndex& index) {
   const kernels::ShardLayout& layout = inputs.layout;
+  RETURN_IF_ERROR(CheckLength(options, layout.tokens));
   const int64_t blocks = BlocksOf(options, layout.tokens);
-  if (blocks > kernels::kMaxMassBlocks) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "attention.pattern: adaspa: %d tokens are %d blocks of attention.tile; there may be %d: "
-        "choose attention.pattern: key_groups",
-        layout.tokens, blocks, kernels::kMaxMassBlocks));
-  }
   const int64_t local = BlocksOf(options, layout.local_tokens()), rows = inputs.heads * local;
   const int64_t most = 1 + Most(options, blocks - 1);
   if (rows * std::min(local, most) > std::numeric_limits<int32_t>::max()) {
@@ -192,6 +196,7 @@ extern constinit const PatternDefinition kAdaSpaDefinition = {
     .fields = kFields,
     .check = Check,
     .build = Build,
+    .check_length = CheckLength,
     .sample = Sample,
     .listed_tiles = ListedTiles,
     .index_memory = MemoryOf,

@@ -40,16 +40,24 @@ absl::Status Check(const AttentionOptions& options) {
       "attention.topk_blocks is %d; a query keeps its own block at least", options.topk_blocks));
 }
 
+int64_t BlocksOf(const AttentionOptions& options, int64_t tokens) {
+  return (tokens + options.block_size - 1) / options.block_size;
+}
+
+absl::Status CheckLength(const AttentionOptions& options, int64_t tokens) {
+  const int64_t blocks = BlocksOf(options, tokens);
+  if (blocks <= kernels::kMaxGatedBlocks) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "attention.block_size: %d makes %d blocks of a sequence of %d tokens; moba takes %d: make it "
+      "larger",
+      options.block_size, blocks, tokens, kernels::kMaxGatedBlocks));
+}
+
 absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, IndexDevice& device,
                    LayerIndex& index) {
   const kernels::ShardLayout& layout = inputs.layout;
-  const int64_t blocks = (layout.tokens + options.block_size - 1) / options.block_size;
-  if (blocks > kernels::kMaxGatedBlocks) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "attention.block_size: %d makes %d blocks of a sequence of %d tokens; moba takes %d: "
-        "make it larger",
-        options.block_size, blocks, layout.tokens, kernels::kMaxGatedBlocks));
-  }
+  RETURN_IF_ERROR(CheckLength(options, layout.tokens));
+  const int64_t blocks = BlocksOf(options, layout.tokens);
   ASSIGN_OR_RETURN(const DeviceArray<float> key_sums, GatherKeySums(inputs, options.tile, device));
   const int64_t local_tiles = (layout.local_tokens() + options.tile - 1) / options.tile;
   index.pattern = kernels::TilePattern::kCsr;
@@ -116,6 +124,7 @@ extern constinit const PatternDefinition kMobaDefinition = {
     .fields = kFields,
     .check = Check,
     .build = Build,
+    .check_length = CheckLength,
     .sample = Sample,
     .listed_tiles = ListedTiles,
     .page =

@@ -103,6 +103,9 @@ struct PatternDefinition {
   // Sets the pattern's part of a layer's index; all ranks call it together.
   absl::Status (*build)(const AttentionOptions& options, const IndexInputs& inputs,
                         IndexDevice& device, LayerIndex& index);
+  // Checks that a document of so many tokens can be chosen from; INVALID_ARGUMENT names the field.
+  // Null: of any length.
+  absl::Status (*check_length)(const AttentionOptions& options, int64_t tokens) = nullptr;
   // Samples what one head is likely to visit: exactly what it visits if no data decides that.
   ring::HeadPattern (*sample)(const AttentionOptions& options, int64_t blocks,
                               const PatternHints& hints, Random* random);

@@ -85,6 +85,15 @@ absl::StatusOr<MeasuredMachine> UseMeasured(const v1::ListLatencyResponse& all,
   std::set<std::string> known;
   for (const v1::LatencyTable& table : all.tables()) known.insert(table.machine().device());
   for (const v1::LinkSpeed& link : all.links()) known.insert(link.machine().device());
+  const auto says = [&](const absl::Status& status) {
+    return absl::InvalidArgumentError(absl::StrCat(source, ": ", std::string(status.message())));
+  };
+  for (const v1::LatencyTable& table : all.tables()) {
+    if (const auto read = planner::TableOf(table); !read.ok()) return says(read.status());
+  }
+  for (const v1::LinkSpeed& link : all.links()) {
+    if (const absl::Status sound = planner::CheckLink(link); !sound.ok()) return says(sound);
+  }
   if (known.empty()) {
     return absl::InvalidArgumentError(
         absl::StrFormat("%s: nothing had been measured when it was written", source));

@@ -36,16 +36,6 @@ absl::Status CheckNames(const v1::MachineKind& machine, const std::string& devic
   return absl::OkStatus();
 }
 
-absl::Status CheckLink(const v1::LinkSpeed& link) {
-  const bool is_speed =
-      link.bytes_per_second() > 0 && link.bytes_per_second() <= kMostBytesPerSecond;
-  const bool is_latency =
-      link.latency_seconds() >= 0 && link.latency_seconds() <= kMostLatencySeconds;
-  if (is_speed && is_latency) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrFormat(
-      "no link has %g bytes a second after %g s", link.bytes_per_second(), link.latency_seconds()));
-}
-
 void PutRows(const balance::LatencyTable& table, v1::LatencyTable* message) {
   message->clear_rows();
   for (const balance::Row& row : table.rows) {
@@ -60,6 +50,16 @@ void PutRows(const balance::LatencyTable& table, v1::LatencyTable* message) {
 }
 
 }  // namespace
+
+absl::Status CheckLink(const v1::LinkSpeed& link) {
+  const bool is_speed =
+      link.bytes_per_second() > 0 && link.bytes_per_second() <= kMostBytesPerSecond;
+  const bool is_latency =
+      link.latency_seconds() >= 0 && link.latency_seconds() <= kMostLatencySeconds;
+  if (is_speed && is_latency) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "no link has %g bytes a second after %g s", link.bytes_per_second(), link.latency_seconds()));
+}
 
 v1::LatencyShape ShapeOf(const v1::JobSpec& spec, const model::ModelConfig& model) {
   v1::LatencyShape shape;

@@ -23,6 +23,8 @@ std::string DeviceOf(const v1::JobSpec& spec, const v1::NodeInventory& node);
 
 // INVALID_ARGUMENT names the row that is none, as in balance::MakeTable().
 absl::StatusOr<balance::LatencyTable> TableOf(const v1::LatencyTable& message);
+// INVALID_ARGUMENT where no link is so fast or so slow.
+absl::Status CheckLink(const v1::LinkSpeed& link);
 
 // What a trainer reports of a `device` and attention of `shape`, with times that grow with density.
 // INVALID_ARGUMENT names what no such trainer measures: another device or shape, figures that are

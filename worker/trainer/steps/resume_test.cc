@@ -155,6 +155,22 @@ TEST_F(ResumeTest, SkippedStepsAreCountedOnThroughAStop) {
   EXPECT_THAT(std::string(failed.message()), HasSubstr("as in the 3 steps before it"));
 }
 
+// Fewer steps than may be skipped in a row are no reason to hand over a model of noise.
+TEST_F(ResumeTest, AJobThatNeverMadeAStepHasNotTrained) {
+  TrainingJob job = Job();
+  nlohmann::json config = nlohmann::json::parse(std::ifstream(job.model_config));
+  config["initializer_range"] = 1e300;
+  std::ofstream(job.model_config) << config;
+  job.steps = 3;
+  job.max_skipped_steps = 10;
+  job.eval_sequences = 0;
+  const absl::Status failed = Run(job).status();
+  EXPECT_EQ(failed.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(failed.message()), HasSubstr("every step was skipped"));
+  EXPECT_EQ(hosts_[0].steps.size(), 3u);
+  EXPECT_EQ(hosts_[0].model, "");
+}
+
 TEST_F(ResumeTest, StepsThatWereSkippedCountOnlyInARow) {
   // A model to which one token is nothing, and whose norm divides by nothing then: no sequence with
   // it has a finite gradient.
