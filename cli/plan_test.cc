@@ -74,8 +74,9 @@ TEST_F(CliTest, PlansGoByWhatWasMeasuredAndSayHowFarOffTheyAre) {
   EXPECT_EQ(plan({"--measured", Path("measured"), "--device", "third"}).code, kUsage);
   EXPECT_EQ(seconds(plan({"--measured", Path("measured"), "--device", "slow"})), seconds(measured));
   for (const char* speed : {"-5", "0", "\"NaN\"", "\"Infinity\""}) {
-    Write("measured", absl::StrCat(R"({"links": [{"machine": {"device": "x"}, "bytes_per_second": )",
-                                   speed, R"(, "latency_seconds": 1e-5}]})"));
+    Write("measured",
+          absl::StrCat(R"({"links": [{"machine": {"device": "x"}, "bytes_per_second": )", speed,
+                       R"(, "latency_seconds": 1e-5}]})"));
     const Result impossible = plan({"--measured", Path("measured")});
     EXPECT_NE(impossible.code, 0) << speed;
     EXPECT_THAT(impossible.err, AllOf(HasSubstr(Path("measured")), HasSubstr("no link has")));
