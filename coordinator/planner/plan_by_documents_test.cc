@@ -182,18 +182,11 @@ TEST_F(PlanByDocumentsTest, TheyLieWhereTrainersLayThem) {
                              {.document_tokens = documents});
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_DOUBLE_EQ(plan.prediction().step_seconds(), again->step_seconds());
-  std::vector<balance::SampleWeight> rows;
-  for (const v1::SampleWeight& row : plan.sample_weights()) {
-    rows.push_back({.tokens = row.tokens(),
-                    .milliseconds = row.milliseconds(),
-                    .attention_milliseconds = row.attention_milliseconds()});
-  }
   std::vector<int64_t> tokens;
   for (int64_t left = 262144; left > 0; left -= tokens.back()) {
     tokens.push_back(std::min(left, documents[tokens.size() % documents.size()]));
   }
-  const balance::DocumentDealing dealing =
-      balance::DealDocuments(tokens, 8, 64, *balance::SampleWeights::Create(rows));
+  const balance::DocumentDealing dealing = balance::DealDocuments(tokens, 8, 64, *WeightsOf(plan));
   EXPECT_THAT(plan.reasons(), Contains(HasSubstr(absl::StrFormat(
                                   "of a sequence's %d documents %d are spread", tokens.size(),
                                   std::ranges::count(dealing.holders, std::optional<int>())))));

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "balance/sample_weights.h"
 #include "base/status_macros.h"
 #include "coordinator/planner/live/reshape.h"
 #include "coordinator/planner/planner.h"
+#include "coordinator/planner/simulate/pricer.h"
 #include "coordinator/planner/testing/planner_problems.h"
 #include "jobspec/values/attention_spec.h"
 #include "patterns/check_options.h"
@@ -37,13 +37,7 @@ absl::Status AtTrainers(const v1::JobSpec& asked, const v1::StepPlan& plan) {
   options.ring.outer = static_cast<int>(std::max(1u, plan.ring().outer()));
   RETURN_IF_ERROR(patterns::CheckOptions(
       options, static_cast<int>(parallelism.context() / jobspec::HeadRanks(parallelism))));
-  std::vector<balance::SampleWeight> rows;
-  for (const v1::SampleWeight& row : plan.sample_weights()) {
-    rows.push_back({.tokens = row.tokens(),
-                    .milliseconds = row.milliseconds(),
-                    .attention_milliseconds = row.attention_milliseconds()});
-  }
-  return balance::SampleWeights::Create(std::move(rows)).status();
+  return WeightsOf(plan).status();
 }
 
 model::ModelConfig EightKvHeads() {

@@ -39,14 +39,6 @@ double MeasuredFactor(const v1::JobSpec& spec, const model::ModelConfig& model,
   return measured > 0 && modelled > 0 ? measured / modelled : 1;
 }
 
-absl::StatusOr<balance::SampleWeights> WeightsOf(const v1::StepPlan& plan) {
-  std::vector<balance::SampleWeight> rows;
-  for (const v1::SampleWeight& row : plan.sample_weights()) {
-    rows.push_back({row.tokens(), row.milliseconds(), row.attention_milliseconds()});
-  }
-  return balance::SampleWeights::Create(std::move(rows));
-}
-
 // Those that trainers deal by.
 absl::StatusOr<balance::DealingRules> RulesOf(const v1::JobSpec& spec, const v1::StepPlan& plan) {
   ASSIGN_OR_RETURN(const patterns::AttentionOptions attention,

@@ -50,6 +50,14 @@ int SampledHeads(const patterns::AttentionOptions& attention, int ranks) {
   return pattern.is_known_before_data() || is_large ? 1 : kSampledHeads;
 }
 
+absl::StatusOr<balance::SampleWeights> WeightsOf(const v1::StepPlan& plan) {
+  std::vector<balance::SampleWeight> rows;
+  for (const v1::SampleWeight& row : plan.sample_weights()) {
+    rows.push_back({row.tokens(), row.milliseconds(), row.attention_milliseconds()});
+  }
+  return balance::SampleWeights::Create(std::move(rows));
+}
+
 std::vector<uint64_t> WeighedLengths(const v1::JobSpec& spec, v1::ParallelismSpec::Layout layout) {
   const bool weighs =
       spec.data().batching() == v1::DataSpec::SAMPLES || jobspec::IsByDocuments(layout);
@@ -108,13 +116,7 @@ absl::StatusOr<LaidDocuments> Pricer::DocumentsOf(const v1::StepPlan& plan,
   if (is_alone && !jobspec::IsByDocuments(plan.layout())) return LayOnOneRank(std::move(tokens));
   if (!jobspec::IsByDocuments(plan.layout()))
     return LayInStripes(std::move(tokens), setting.ring.ranks());
-  std::vector<balance::SampleWeight> rows;
-  for (const v1::SampleWeight& row : plan.sample_weights()) {
-    rows.push_back({.tokens = row.tokens(),
-                    .milliseconds = row.milliseconds(),
-                    .attention_milliseconds = row.attention_milliseconds()});
-  }
-  ASSIGN_OR_RETURN(const auto weights, balance::SampleWeights::Create(std::move(rows)));
+  ASSIGN_OR_RETURN(const balance::SampleWeights weights, WeightsOf(plan));
   return LayByDocuments(std::move(tokens), setting.attention, setting.ring.ranks(), weights);
 }
 

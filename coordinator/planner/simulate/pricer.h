@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "balance/sample_weights.h"
 #include "coordinator/planner/cost/cost_model.h"
 #include "coordinator/planner/cost/shapes.h"
 #include "coordinator/planner/simulate/laid_documents.h"
@@ -29,6 +30,10 @@ namespace ringleader::planner {
 // ranks.
 int SampledLayers(const patterns::AttentionOptions& attention, int64_t layers, int ranks);
 int SampledHeads(const patterns::AttentionOptions& attention, int ranks);
+
+// What a plan's samples or documents weigh when its trainers deal them. INVALID_ARGUMENT where that
+// makes no sense.
+absl::StatusOr<balance::SampleWeights> WeightsOf(const v1::StepPlan& plan);
 
 // The lengths of samples or documents for which plans say what they take, ascending: two an octave,
 // in whole tiles for every rank; of many ranks four or two in all, an octave apart. Empty unless

@@ -302,9 +302,8 @@ absl::StatusOr<Outcome> Attempt::Train() {
     const bool last = done_ == job_.steps;
     if (last && engine_->updates() == 0) {
       return absl::FailedPreconditionError(
-          "every step was skipped, for gradients were NaN or infinite: nothing was learned; look "
-          "at "
-          "the model's weights and config.json");
+          "every step was skipped, for gradients were NaN or infinite, and nothing was learned; "
+          "look at the model's weights and config.json");
     }
     if (last || (job_.checkpoint_every_steps > 0 && done_ % job_.checkpoint_every_steps == 0)) {
       RETURN_IF_ERROR(Save(done_));
