@@ -45,20 +45,20 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
       std::min<int64_t>(options.balance.RoomFor(int64_t{options.topk_blocks} + 1), blocks));
   index.chosen = AllocateArray<uint32_t>(
       device, inputs.heads * local_tiles * kernels::BlockWords(static_cast<int32_t>(blocks)));
-  return ChooseBlocks(
-      options.balance, options.tile, inputs, device, index, [&](const kernels::ChoiceMove& move) {
-        return device.Run(
-            kernels::MeanGateStep{.key_sums = key_sums.data(),
-                                  .query_layout = layout,
-                                  .seen = index.seen(),
-                                  .tile = options.tile,
-                                  .block_size = options.block_size,
-                                  .topk_blocks = options.topk_blocks,
-                                  .first_query_gates = options.selection == Selection::kCausal,
-                                  .scale = inputs.scale,
-                                  .move = move,
-                                  .chosen = index.chosen.data()});
-      });
+  return ChooseBlocks(options.balance, options.tile, /*tells_work_before=*/false, inputs, device,
+                      index, [&](const kernels::ChoiceMove& move) {
+                        return device.Run(kernels::MeanGateStep{
+                            .key_sums = key_sums.data(),
+                            .query_layout = layout,
+                            .seen = index.seen(),
+                            .tile = options.tile,
+                            .block_size = options.block_size,
+                            .topk_blocks = options.topk_blocks,
+                            .first_query_gates = options.selection == Selection::kCausal,
+                            .scale = inputs.scale,
+                            .move = move,
+                            .chosen = index.chosen.data()});
+                      });
 }
 
 int64_t ListedTiles(const AttentionOptions& options, int64_t blocks) {
@@ -88,7 +88,7 @@ extern constinit const PatternDefinition kBlockTopKDefinition = {
     .count_tiles = nullptr,
     .causal_choice = CausalChoice::kOnAsk,
     .takes_masks = true,
-    .can_be_balanced = true,
+    .balancing = Balancing::kByAnother,
     .needs_whole_tiles = true,
     .fields = kFields,
     .check = Check,

@@ -105,15 +105,17 @@ absl::Status CheckBalance(const AttentionOptions& options, const PatternDefiniti
     return Invalid(absl::StrFormat("attention.balance.tolerance is %g; it must lie in [0, 0.5]",
                                    options.balance.tolerance));
   }
-  if (options.balance.anchor == kernels::Anchor::kNone || definition.can_be_balanced) {
+  const auto can_be_moved = [](const PatternDefinition& pattern) {
+    return pattern.balancing != Balancing::kNever;
+  };
+  if (options.balance.anchor == kernels::Anchor::kNone || can_be_moved(definition)) {
     return absl::OkStatus();
   }
-  return Invalid(absl::StrFormat(
-      "attention.balance.anchor: attention.pattern: %s has no choice that could be "
-      "moved; give none, "
-      "or one of the patterns %s",
-      std::string(definition.name),
-      NamesOf([](const PatternDefinition& other) { return other.can_be_balanced; })));
+  return Invalid(
+      absl::StrFormat("attention.balance.anchor: attention.pattern: %s has no choice that could be "
+                      "moved; give none, "
+                      "or one of the patterns %s",
+                      std::string(definition.name), NamesOf(can_be_moved)));
 }
 
 absl::Status CheckHeadBudgets(const AttentionOptions& options) {

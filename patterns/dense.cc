@@ -15,7 +15,7 @@ extern constinit const PatternDefinition kDenseDefinition = {
         },
     .causal_choice = CausalChoice::kAlways,
     .takes_masks = true,
-    .can_be_balanced = false,
+    .balancing = Balancing::kNever,
     .needs_whole_tiles = false,
     .fields = {},
     .check = [](const AttentionOptions&) { return absl::OkStatus(); },

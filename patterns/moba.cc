@@ -68,7 +68,8 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
   index.chosen = AllocateArray<uint32_t>(
       device, inputs.heads * local_tiles * kernels::BlockWords(static_cast<int32_t>(blocks)));
   return ChooseBlocks(
-      options.balance, options.tile, inputs, device, index, [&](const kernels::ChoiceMove& move) {
+      options.balance, options.tile, /*tells_work_before=*/false, inputs, device, index,
+      [&](const kernels::ChoiceMove& move) {
         return device.Run(kernels::QueryGateStep{.key_sums = key_sums.data(),
                                                  .query_layout = layout,
                                                  .document_starts = index.document_starts(),
@@ -119,7 +120,7 @@ extern constinit const PatternDefinition kMobaDefinition = {
     .count_tiles = nullptr,
     .causal_choice = CausalChoice::kAlways,
     .takes_masks = false,
-    .can_be_balanced = true,
+    .balancing = Balancing::kByAnother,
     .needs_whole_tiles = true,
     .fields = kFields,
     .check = Check,

@@ -66,6 +66,14 @@ enum class CausalChoice {
   kAlways,  // positions alone choose, or each query for itself
 };
 
+// Whether attention.balance can move a pattern's choices, and what that takes a rank that waits for
+// no other's choice.
+enum class Balancing {
+  kNever,      // it has no scores to choose by
+  kByAnother,  // a second choice, after the one that is moved
+  kAtOnce,     // nothing: it is moved as it is made
+};
+
 // Bytes that a rank's choice of one layer takes.
 struct IndexMemory {
   int64_t kept = 0;     // until backward has used it
@@ -93,8 +101,7 @@ struct PatternDefinition {
   CausalChoice causal_choice;
   // Whether it works under every attention.mask, not under the causal one alone.
   bool takes_masks;
-  // Whether it chooses by scores, so that attention.balance can move its choices.
-  bool can_be_balanced;
+  Balancing balancing;
   // Whether contiguous shards must be whole tiles, because its lists name tiles of the sequence.
   bool needs_whole_tiles;
   std::span<const PatternField> fields;

@@ -56,20 +56,20 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
       static_cast<int32_t>(std::min<int64_t>(blocks, options.balance.RoomFor(most)));
   index.chosen =
       AllocateArray<uint32_t>(device, inputs.heads * local_tiles * kernels::BlockWords(blocks));
-  return ChooseBlocks(
-      options.balance, options.tile, inputs, device, index, [&](const kernels::ChoiceMove& move) {
-        return device.Run(
-            kernels::AntidiagonalGateStep{.keys = keys.data(),
-                                          .query_layout = layout,
-                                          .seen = index.seen(),
-                                          .tile = options.tile,
-                                          .stride = options.stride,
-                                          .scale = inputs.scale,
-                                          .threshold = static_cast<float>(options.threshold),
-                                          .density = density,
-                                          .move = move,
-                                          .chosen = index.chosen.data()});
-      });
+  return ChooseBlocks(options.balance, options.tile, /*tells_work_before=*/true, inputs, device,
+                      index, [&](const kernels::ChoiceMove& move) {
+                        return device.Run(kernels::AntidiagonalGateStep{
+                            .keys = keys.data(),
+                            .query_layout = layout,
+                            .seen = index.seen(),
+                            .tile = options.tile,
+                            .stride = options.stride,
+                            .scale = inputs.scale,
+                            .threshold = static_cast<float>(options.threshold),
+                            .density = density,
+                            .move = move,
+                            .chosen = index.chosen.data()});
+                      });
 }
 
 // A guess near what its authors report for thresholds of 0.9 and long inputs, if no share says.
@@ -108,7 +108,7 @@ extern constinit const PatternDefinition kXAttentionDefinition = {
     .count_tiles = nullptr,
     .causal_choice = CausalChoice::kNever,
     .takes_masks = true,
-    .can_be_balanced = true,
+    .balancing = Balancing::kAtOnce,
     .needs_whole_tiles = true,
     .fields = kFields,
     .check = Check,

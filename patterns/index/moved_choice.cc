@@ -63,13 +63,12 @@ absl::Status MoveColumnsAndDiagonals(const BalanceOptions& balance, const IndexI
   return device.CountMove(work_before.data(), work_after.data(), factor.data());
 }
 
-absl::Status ChooseBlocks(const BalanceOptions& balance, int tile, const IndexInputs& inputs,
-                          IndexDevice& device, LayerIndex& index,
+absl::Status ChooseBlocks(const BalanceOptions& balance, int tile, bool tells_work_before,
+                          const IndexInputs& inputs, IndexDevice& device, LayerIndex& index,
                           absl::FunctionRef<absl::Status(const kernels::ChoiceMove&)> choose) {
-  RETURN_IF_ERROR(choose({}));
   const int ranks = inputs.layout.ranks;
   if (!balance.is_on() || !inputs.is_balanced || (ranks == 1 && inputs.move == 1.0f)) {
-    return absl::OkStatus();
+    return choose({});
   }
   const auto works = AllocateArray<int64_t>(device, ranks);
   const auto work_after = AllocateArray<int64_t>(device, 1);
@@ -79,16 +78,23 @@ absl::Status ChooseBlocks(const BalanceOptions& balance, int tile, const IndexIn
                                   .seen = index.seen(),
                                   .heads = inputs.heads,
                                   .tile = tile,
-                                  .block_size = index.block_size,
-                                  .work = works.data() + inputs.layout.rank};
-  RETURN_IF_ERROR(device.Run(count));
-  if (ranks > 1) RETURN_IF_ERROR(device.Gather(works.data(), sizeof(int64_t)));
-  RETURN_IF_ERROR(FindMove(balance, inputs, works.data(), factor, device));
-  RETURN_IF_ERROR(choose({.factor = factor.data(), .tolerance = balance.tolerance}));
-  const int64_t* const before = count.work;
+                                  .block_size = index.block_size};
+  int64_t* const work_before = works.data() + inputs.layout.rank;
+  kernels::ChoiceMove move = {.factor = factor.data(), .tolerance = balance.tolerance};
+  if (tells_work_before && ranks == 1) {
+    RETURN_IF_ERROR(FindMove(balance, inputs, /*works=*/nullptr, factor, device));
+    move.work_before = work_before;
+  } else {
+    RETURN_IF_ERROR(choose({}));
+    count.work = work_before;
+    RETURN_IF_ERROR(device.Run(count));
+    if (ranks > 1) RETURN_IF_ERROR(device.Gather(works.data(), sizeof(int64_t)));
+    RETURN_IF_ERROR(FindMove(balance, inputs, works.data(), factor, device));
+  }
+  RETURN_IF_ERROR(choose(move));
   count.work = work_after.data();
   RETURN_IF_ERROR(device.Run(count));
-  return device.CountMove(before, work_after.data(), factor.data());
+  return device.CountMove(work_before, work_after.data(), factor.data());
 }
 
 }  // namespace ringleader::patterns

@@ -18,10 +18,11 @@ namespace ringleader::patterns {
 absl::Status MoveColumnsAndDiagonals(const BalanceOptions& balance, const IndexInputs& inputs,
                                      VerticalSlash& work, IndexDevice& device, LayerIndex& index);
 
-// `choose` fills index.chosen, of tiles of `tile` queries; it is called once, and where the choice
-// is moved once more. Ranks of a ring tell each other what they visit, 8 bytes each.
-absl::Status ChooseBlocks(const BalanceOptions& balance, int tile, const IndexInputs& inputs,
-                          IndexDevice& device, LayerIndex& index,
+// `choose` fills index.chosen, of tiles of `tile` queries. It is called once, and where the choice
+// is moved once more, unless it `tells_work_before` (ChoiceMove) and there are no other ranks of
+// a ring, whose work has to be known first: they tell each other what they visit, 8 bytes each.
+absl::Status ChooseBlocks(const BalanceOptions& balance, int tile, bool tells_work_before,
+                          const IndexInputs& inputs, IndexDevice& device, LayerIndex& index,
                           absl::FunctionRef<absl::Status(const kernels::ChoiceMove&)> choose);
 
 }  // namespace ringleader::patterns

@@ -111,6 +111,10 @@ __global__ void __launch_bounds__(kKeepThreads, 4)
   if (keep.move.factor != nullptr) {
     const int64_t before = threshold.count,
                   least = HeldMass(threshold.mass, all, keep.move.tolerance);
+    if (keep.move.work_before != nullptr && threadIdx.x == 0) {
+      atomicAdd(reinterpret_cast<unsigned long long*>(keep.move.work_before),
+                static_cast<unsigned long long>(forced + before));
+    }
     const uint32_t place = MovePlace(blocks.own, p.first_head + head);
     threshold = find(MovedCount(forced + before, *keep.move.factor, place) - forced, INT_MAX);
     if (threshold.count < before && threshold.mass < least) threshold = find(before, least);
@@ -264,6 +268,9 @@ absl::Status ChooseByAntidiagonals(const TokenMajor<const __nv_bfloat16>& q,
                      .density = step.density,
                      .move = step.move,
                      .chosen = step.chosen};
+  if (step.move.work_before != nullptr) {
+    RETURN_IF_CUDA_ERROR(cudaMemsetAsync(step.move.work_before, 0, sizeof(int64_t), stream), kName);
+  }
   for (int64_t head = 0; head < q.heads; head += batches.heads_at_once) {
     params.first_head = static_cast<int>(head);
     params.heads = static_cast<int>(std::min(batches.heads_at_once, q.heads - head));

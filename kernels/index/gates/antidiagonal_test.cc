@@ -155,10 +155,13 @@ TEST_F(AntidiagonalTest, AMoveKeepsMoreOrFewerOfTheHeaviest) {
   for (const float factor : {0.6f, 1.0f, 1.4f}) {
     for (const float tolerance : {0.01f, 1.0f}) {
       const DeviceBuffer<float> gpu_factor(std::vector<float>{factor});
-      step.move = {.factor = gpu_factor.data(), .tolerance = tolerance};
+      const DeviceBuffer<int64_t> work_before(std::vector<int64_t>{-1});
+      step.move = {
+          .factor = gpu_factor.data(), .tolerance = tolerance, .work_before = work_before.data()};
       const std::vector<uint32_t> moved = Choose(q, k, step, {.tokens = tokens}, Causal(tokens));
-      int64_t held = 0;
+      int64_t held = 0, unmoved = 0;
       for (int64_t row = 0; row < 4 * tiles; ++row) {
+        unmoved += count(base, row);
         const int64_t own = row % tiles, before = count(base, row), after = count(moved, row);
         const int64_t forced = own == 0 ? 1 : 2;
         const int64_t wanted = std::clamp<int64_t>(
@@ -177,6 +180,7 @@ TEST_F(AntidiagonalTest, AMoveKeepsMoreOrFewerOfTheHeaviest) {
         held += after > wanted;
       }
       EXPECT_EQ(held > 0, factor < 1 && tolerance < 0.1f);
+      EXPECT_EQ(work_before.Read()[0], unmoved);
     }
   }
 }

@@ -1,6 +1,7 @@
 #include "kernels/reference/gates/antidiagonal_gate.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -88,9 +89,10 @@ class TileMasses {
   const int width_;  // groups of a tile
 };
 
-// Sets bits of what a tile keeps of the blocks that it sees; `place`: of its move.
-void Keep(const std::vector<int64_t>& mass, const SeenBlocks& seen,
-          const AntidiagonalGateStep& step, uint32_t place, uint32_t* chosen) {
+// Sets bits of what a tile keeps of the blocks that it sees; `place`: of its move. Returns how many
+// it would keep if it were not moved.
+int64_t Keep(const std::vector<int64_t>& mass, const SeenBlocks& seen,
+             const AntidiagonalGateStep& step, uint32_t place, uint32_t* chosen) {
   const int64_t first = seen.first, own = seen.own;
   std::vector<int64_t> others;
   for (int64_t block = first + 1; block <= seen.last; ++block) {
@@ -115,13 +117,15 @@ void Keep(const std::vector<int64_t>& mass, const SeenBlocks& seen,
   };
   int64_t count = count_up_to(MostBlocks(step.density, seen.count()) - forced,
                               MassTarget(total, step.threshold));
+  const int64_t before = count;
   if (step.move.factor != nullptr) {
-    const int64_t least = HeldMass(held, total, step.move.tolerance), before = count;
+    const int64_t least = HeldMass(held, total, step.move.tolerance);
     count = count_up_to(MovedCount(forced + before, *step.move.factor, place) - forced,
                         std::numeric_limits<int64_t>::max());
     if (count < before && held < least) count = count_up_to(before, least);
   }
   for (int64_t i = 0; i < count; ++i) take(others[i]);
+  return forced + before;
 }
 
 }  // namespace
@@ -135,6 +139,7 @@ void ChooseByAntidiagonals(Engine& engine, const TokenMajor<const float>& q,
   const int64_t logits = step.tile / step.stride * RoundUp(k.tokens / step.stride + 1, math.panel);
   std::fill_n(step.chosen, q.heads * query_tiles * words, 0u);
   const TileMasses masses(math, q, step);
+  std::atomic<int64_t> work_before = 0;
   for (int kv_head = 0; kv_head < k.heads; ++kv_head) {
     const std::vector<float> packed = PackGroups(math, k, kv_head, step.stride);
     const int group = q.heads / k.heads;
@@ -144,10 +149,11 @@ void ChooseByAntidiagonals(Engine& engine, const TokenMajor<const float>& q,
       std::vector<int64_t> mass(blocks, 0);
       masses.Add(head, a, packed, engine.worker_scratch(worker).Reserve(logits), mass);
       const SeenBlocks seen = SeenBlocksOf(step.seen, step.query_layout, a, step.tile, step.tile);
-      Keep(mass, seen, step, MovePlace(seen.own, head),
-           step.chosen + (head * query_tiles + a) * words);
+      work_before += Keep(mass, seen, step, MovePlace(seen.own, head),
+                          step.chosen + (head * query_tiles + a) * words);
     });
   }
+  if (step.move.work_before != nullptr) *step.move.work_before = work_before;
 }
 
 }  // namespace ringleader::kernels::reference

@@ -234,6 +234,7 @@ TEST_F(BalanceMovesTest, BlocksComeToTheAnchor) {
         ASSERT_EQ(smaller.index.chosen[i] & ~larger.index.chosen[i], 0u) << i;
       }
       EXPECT_EQ(moved.stats.balanced, 1u);
+      EXPECT_EQ(moved.stats.anchor_missed, 0u);
     }
   }
 }

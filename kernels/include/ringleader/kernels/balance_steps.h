@@ -61,11 +61,15 @@ RINGLEADER_HOST_DEVICE inline uint32_t MovePlace(int64_t tile_number, int32_t he
   return static_cast<uint32_t>(tile_number) + 7919u * static_cast<uint32_t>(head);
 }
 
+// The mass that may be lost of `total`.
+RINGLEADER_HOST_DEVICE inline int64_t LostMass(int64_t total, float tolerance) {
+  return static_cast<int64_t>(floor(static_cast<double>(tolerance) * static_cast<double>(total)));
+}
+
 // The mass that a choice of `kept` has to hold of `total`, so that it loses no more than
 // `tolerance` of the total.
 RINGLEADER_HOST_DEVICE inline int64_t HeldMass(int64_t kept, int64_t total, float tolerance) {
-  return kept -
-         static_cast<int64_t>(floor(static_cast<double>(tolerance) * static_cast<double>(total)));
+  return kept - LostMass(total, tolerance);
 }
 
 // Whether work that should have become `factor` of `before` is further from it than rounding to
@@ -79,6 +83,9 @@ RINGLEADER_HOST_DEVICE inline bool MissesAnchor(int64_t before, int64_t after, f
 struct ChoiceMove {
   const float* factor = nullptr;  // of the work of the unmoved choice; null: it is not moved
   float tolerance = 0.0f;         // of the estimated mass of each tile of queries
+  // Gets the work of the unmoved choice, as CountWorkStep counts it, from AntidiagonalGateStep
+  // alone.
+  int64_t* work_before = nullptr;
 };
 
 // What one head's vertical-slash choice holds: columns, and diagonals with the tiles that they have
@@ -135,8 +142,9 @@ struct MoveBudgetsStep {
   int32_t* counts = nullptr;  // [2, heads]
 };
 
-// Where a part of a head's choice that was moved holds less than HeldMass of the choice before,
-// with half of the tolerance for each part: the budgets that hold that much and no more.
+// Where the parts of a head's choice that was moved lose more than the tolerance together: the
+// budgets with which they lose that much and no more, half of it for each part, and what one part
+// leaves of its half for the other.
 struct HoldMassStep {
   const HeadChoice* before = nullptr;  // [heads]
   const HeadChoice* moved = nullptr;   // [heads]
@@ -158,11 +166,15 @@ RINGLEADER_HOST_DEVICE inline void MoveBudgets(const MoveBudgetsStep& step, int3
 
 RINGLEADER_HOST_DEVICE inline void HoldMass(const HoldMassStep& step, int32_t head) {
   const HeadChoice &before = step.before[head], &moved = step.moved[head];
+  const int64_t masses[] = {before.column_mass, before.diagonal_mass},
+                lost[] = {before.column_mass - moved.column_mass,
+                          before.diagonal_mass - moved.diagonal_mass},
+                may_be_lost = LostMass(before.total, step.tolerance);
   for (int part = 0; part < 2; ++part) {
-    const int64_t mass = part == 0 ? before.column_mass : before.diagonal_mass;
-    const int64_t left = part == 0 ? moved.column_mass : moved.diagonal_mass;
-    const int64_t held = HeldMass(mass, before.total, step.tolerance / 2);
-    if (left >= held) continue;
+    const int64_t left_to_part = may_be_lost - lost[1 - part], half = may_be_lost / 2,
+                  most = left_to_part > half ? left_to_part : half;
+    if (lost[part] <= most) continue;
+    const int64_t held = masses[part] - most;
     // The least share whose MassTarget is `held`, or the next float.
     const double exact = static_cast<double>(held) / static_cast<double>(before.total);
     auto share = static_cast<float>(exact);

@@ -6,21 +6,26 @@
 namespace ringleader::trainer {
 namespace {
 
-// The slowest group over the mean. To choose again takes up to 3 % of a step, and predictions are
-// off by as much: groups closer than this lost by being moved (docs/balance.md).
-constexpr double kWorthMoving = 1.2;
-
-bool AreWorthMoving(const std::vector<int64_t>& all) {
+// The slowest over the mean.
+double ApartBy(const std::vector<int64_t>& all) {
   const auto sum = static_cast<double>(std::accumulate(all.begin(), all.end(), int64_t{0}));
   const auto most = static_cast<double>(*std::max_element(all.begin(), all.end()));
-  return most * static_cast<double>(all.size()) >= kWorthMoving * sum;
+  return most * static_cast<double>(all.size()) / sum;
 }
 
 }  // namespace
 
+double WorthMoving(const patterns::AttentionOptions& attention) {
+  const patterns::PatternDefinition& pattern = patterns::DefinitionOf(attention.pattern);
+  // What weights predict is off by some percent; to choose again takes up to 3 % of a step, and
+  // groups that were closer than 1.2 lost by it (docs/balance.md).
+  return pattern.balancing == patterns::Balancing::kAtOnce && attention.ring.ranks() == 1 ? 1.05
+                                                                                          : 1.2;
+}
+
 std::vector<float> GroupMoves(const balance::Dealing& dealing, std::span<const uint64_t> tokens,
                               const balance::SampleWeights& weights, size_t group, int64_t permille,
-                              kernels::Anchor anchor, bool once) {
+                              kernels::Anchor anchor, double worth_moving, bool once) {
   const std::vector<balance::MicroBatch>& mine = dealing.groups[group];
   const auto attention_of = [&](const balance::MicroBatch& batch) {
     int64_t sum = 0;
@@ -30,7 +35,7 @@ std::vector<float> GroupMoves(const balance::Dealing& dealing, std::span<const u
   };
   // Returns the factor of attention that brings `own` microseconds to the anchor of `all`.
   const auto move_of = [&](const std::vector<int64_t>& all, int64_t own, int64_t attention) {
-    if (attention <= 0 || !AreWorthMoving(all)) return 1.0f;
+    if (attention <= 0 || ApartBy(all) < worth_moving) return 1.0f;
     const double wanted = kernels::AnchorOf(anchor, all.data(), static_cast<int32_t>(all.size()));
     return kernels::BoundedMove(1.0 + (wanted - static_cast<double>(own)) /
                                           static_cast<double>(attention));

@@ -9,18 +9,22 @@
 
 #include "balance/dealing.h"
 #include "balance/sample_weights.h"
+#include "patterns/pattern.h"
 #include "ringleader/kernels/balance_steps.h"
 
 namespace ringleader::trainer {
+
+// From where on groups are worth moving: the slowest over the mean.
+double WorthMoving(const patterns::AttentionOptions& attention);
 
 // Returns ContextAttention::SetMove's factor for each micro-batch of `group`. Groups that sum their
 // gradients `once` a step wait for each other's steps, and all others for the micro-batches of the
 // same number, of the groups that have one. `tokens[i]`: of sample i of the step. `permille`: the
 // group's speed in thousandths of the usual, as the dealing went by it. 1 where the weights do not
 // say what attention takes, and where the slowest of those that wait for each other is predicted to
-// take less than 1.2 times their mean.
+// take less than `worth_moving` times their mean.
 std::vector<float> GroupMoves(const balance::Dealing& dealing, std::span<const uint64_t> tokens,
                               const balance::SampleWeights& weights, size_t group, int64_t permille,
-                              kernels::Anchor anchor, bool once);
+                              kernels::Anchor anchor, double worth_moving, bool once);
 
 }  // namespace ringleader::trainer

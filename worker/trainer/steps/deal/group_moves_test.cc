@@ -31,12 +31,13 @@ class GroupMovesTest : public ::testing::Test {
     }
   }
   std::vector<float> Moves(size_t group, Anchor anchor, bool once, int64_t permille = 1000) const {
-    return GroupMoves(dealing_, tokens_, weights_, group, permille, anchor, once);
+    return GroupMoves(dealing_, tokens_, weights_, group, permille, anchor, worth_moving_, once);
   }
 
   const std::vector<uint64_t> tokens_ = {400, 400, 400, 100, 100};
   balance::SampleWeights weights_;
   balance::Dealing dealing_;
+  double worth_moving_ = 1.2;
 };
 
 TEST_F(GroupMovesTest, GroupsThatMeetOnceAStepHaveOneAnchor) {
@@ -70,6 +71,19 @@ TEST_F(GroupMovesTest, GroupsThatAreNearlyAlikeAreLeftAlone) {
   dealing_.groups[0][0].microseconds = 9200;
   EXPECT_THAT(Moves(0, Anchor::kMean, true), Each(FloatNear(1 - 2.55f / 12, 1e-6f)))
       << "15.1 and 10 ms";
+  worth_moving_ = 1.3;
+  EXPECT_THAT(Moves(0, Anchor::kMean, true), Each(1.0f));
+}
+
+// A choice that is moved as it is made costs nothing; in a ring all make it twice.
+TEST(WorthMovingTest, CheapMovesAreWorthLess) {
+  patterns::AttentionOptions attention = {.pattern = patterns::Pattern::kXAttention};
+  EXPECT_EQ(WorthMoving(attention), 1.05);
+  attention.ring.inner = 2;
+  EXPECT_EQ(WorthMoving(attention), 1.2);
+  attention.ring = {};
+  attention.pattern = patterns::Pattern::kVerticalSlash;
+  EXPECT_EQ(WorthMoving(attention), 1.2);
 }
 
 TEST_F(GroupMovesTest, WithoutWordOfAttentionNothingMoves) {
