@@ -75,11 +75,17 @@ def dealing_rows():
                 "bench/balance.sh")]
 
 
+AGAIN = "-again"  # the same job once more
+
+
 class Steps:
-    """A job's counted steps: those after the third that warms up. Jobs of one distribution train the same samples."""
+    """A job's counted steps: those after the third that warms up; of a job that was trained twice, the quicker of each.
+    Jobs of one distribution train the same samples."""
 
     def __init__(self, folder, name):
-        steps = [json.loads(line) for line in (pathlib.Path(folder) / f"{name}.steps").read_text().splitlines()]
+        runs = [path for path in (pathlib.Path(folder) / f"{name}{again}.steps" for again in ("", AGAIN)) if path.exists()]
+        steps = [min(same, key=lambda step: step["step_seconds"])
+                 for same in zip(*([json.loads(line) for line in run.read_text().splitlines()] for run in runs), strict=True)]
         self.steps = steps[len(steps) // 3:]
         self.seconds = sum(self.of("step_seconds"))
 
@@ -98,7 +104,8 @@ class Steps:
 def gpu_rows(folder):
     # What SparseBalance (arXiv 2604.13847) and, of ranks of a ring, FVAttn (arXiv 2607.16190) publish: other models on other hardware.
     command = GPUS + (f" --only {os.environ['ONLY']}" if os.environ.get("ONLY") else "")
-    jobs = {path.stem: Steps(folder, path.stem) for path in sorted(pathlib.Path(folder).glob("*.steps"))}
+    names = sorted(path.stem for path in pathlib.Path(folder).glob("*.steps") if not path.stem.endswith(AGAIN))
+    jobs = {name: Steps(folder, name) for name in names}
     for name, one in jobs.items():
         print(f"{name}: {len(one.steps)} steps, {one.seconds / len(one.steps):.4f} s each, groups dealt to "
               f"{one.mean('dealt_imbalance'):.4f}, took {one.mean('group_imbalance'):.4f}, ranks "
