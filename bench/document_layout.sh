@@ -3,52 +3,65 @@
 # ProLong-like documents in sequences of 262,144 tokens, dense, 3B shape. Writes its two rows into
 # bench/results/figures/balance.json and the steps to CSV.
 #
-#   bench/document_layout.sh [CSV]     from a checkout or a bundle; TOKENS, STEPS, LAYERS and BIN may be set; ENGINE=cpu
-#                                      tries the script on two CPU ranks, without rows
+#   bench/document_layout.sh [CSV]       from a checkout or a bundle; TOKENS, STEPS, LAYERS and BIN may be set; ENGINE=cpu
+#                                        tries the script on two CPU ranks, without rows. Steps have sequences of their own:
+#                                        calls with other STEPS compare other documents
+#   bench/document_layout.sh --rows CSV  the rows alone, of steps that were measured before
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-if [[ -f $root/CMakeLists.txt ]]; then bin=$root/build/bin; else bin=$root/bin; fi
-bin=${BIN:-$bin} csv=$(realpath -m "${1:-/tmp/document_layout.csv}") tokens=${TOKENS:-262144} steps=${STEPS:-3}
-engine=${ENGINE:-cuda}
-# shellcheck source=deploy/gpu_libraries.sh
-source "$root/deploy/gpu_libraries.sh"
-if [[ -f $root/CMakeLists.txt ]]; then use_gpu_libraries; else use_gpu_libraries "$root"; fi
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-# A layer costs as much as another: fewer of them say the same in less time.
-config=$work/qwen2.5-3b-${LAYERS:-12}-layers.json
-sed "s/\"num_hidden_layers\": *[0-9]*/\"num_hidden_layers\": ${LAYERS:-12}/" "$root/bench/models/qwen2.5-3b.json" >"$config"
-commit=$(cat "$root/COMMIT" 2>/dev/null || git -C "$root" rev-parse --short HEAD 2>/dev/null || echo unknown)
-hardware="2 x $({ nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null || echo CPU; } | head -n 1)"
-: >"$csv"
-for nodes in 2 1; do
-  # Between processes that NCCL takes for machines of their own it goes through sockets, not through what GPUs share.
-  NCCL_IB_DISABLE=1 "$bin/training_bench" --engine "$engine" --config "$config" --gpus 2 --nodes $nodes --tokens "$tokens" --mode dense --ring flat \
-    --layout striped,documents --documents ProLong-like --steps "$steps" --timeout 900 --commit "$commit" \
-    --hardware "$hardware" --csv "$csv.part"
-  cat "$csv.part" >>"$csv"
-  rm "$csv.part"
-done
-[[ $engine == cuda ]] || { cat "$csv"; exit; }
+measured=''
+if [[ ${1:-} == --rows ]]; then measured=$(realpath -e "${2:?--rows needs the CSV}"); fi
+measure() {  # CSV
+  if [[ -f $root/CMakeLists.txt ]]; then bin=$root/build/bin; else bin=$root/bin; fi
+  bin=${BIN:-$bin} csv=$1 tokens=${TOKENS:-262144} steps=${STEPS:-3}
+  engine=${ENGINE:-cuda}
+  # shellcheck source=deploy/gpu_libraries.sh
+  source "$root/deploy/gpu_libraries.sh"
+  if [[ -f $root/CMakeLists.txt ]]; then use_gpu_libraries; else use_gpu_libraries "$root"; fi
+  work=$(mktemp -d)
+  trap 'rm -rf "$work"' EXIT
+  # A layer costs as much as another: fewer of them say the same in less time.
+  config=$work/qwen2.5-3b-${LAYERS:-12}-layers.json
+  sed "s/\"num_hidden_layers\": *[0-9]*/\"num_hidden_layers\": ${LAYERS:-12}/" "$root/bench/models/qwen2.5-3b.json" >"$config"
+  commit=$(cat "$root/COMMIT" 2>/dev/null || git -C "$root" rev-parse --short HEAD 2>/dev/null || echo unknown)
+  hardware="2 x $({ nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null || echo CPU; } | head -n 1)"
+  : >"$csv"
+  for nodes in 2 1; do
+    # Between processes that NCCL takes for machines of their own it goes through sockets, not through what GPUs share.
+    NCCL_IB_DISABLE=1 "$bin/training_bench" --engine "$engine" --config "$config" --gpus 2 --nodes $nodes --tokens "$tokens" --mode dense --ring flat \
+      --layout striped,documents --documents ProLong-like --steps "$steps" --timeout 900 --commit "$commit" \
+      --hardware "$hardware" --csv "$csv.part"
+    cat "$csv.part" >>"$csv"
+    rm "$csv.part"
+  done
+  [[ $engine == cuda ]] || { cat "$csv"; exit; }
+}
+
+if [[ ! $measured ]]; then
+  measured=$(realpath -m "${1:-/tmp/document_layout.csv}")
+  measure "$measured"
+fi
 cd "$root"
-CSV=$csv TOKENS=$tokens python3 - <<'PY'
+CSV=$measured python3 - <<'PY'
 import csv
 import json
 import os
 import pathlib
+import re
 
-steps, hardware, commit, date = {}, "", "", ""
+steps, tokens, model, hardware, commit, date = {}, 0, "", "", "", ""
 for row in csv.DictReader(open(os.environ["CSV"])):
     if row["layout"] == "layout":  # the second run's header
         continue
     steps[row["nodes"], row["layout"]] = float(row["step_seconds"])
-    hardware, commit, date = row["hardware"], row["commit"], row["date"]
-tokens = int(os.environ["TOKENS"])
+    tokens, model, hardware, commit, date = (row[name] for name in ("tokens", "model", "hardware", "commit", "date"))
+tokens, layers = int(tokens), int(re.search(r"-(\d+)-layers", model).group(1))
+part = "" if layers == 36 else f", {layers} of 36 layers"
 rows = []
 for nodes, link, asked in (("2", "two nodes through sockets", 2.0), ("1", "NVLink", 1.03)):
     gain = round(steps[nodes, "striped"] / steps[nodes, "documents"], 3)
     rows.append({
-        "row": f"ProLong-like in {tokens // 1024}K sequences, {link}: documents against stripes",
+        "row": f"ProLong-like in {tokens // 1024}K sequences, {link}: documents against stripes{part}",
         "value": gain, "asked": asked, "met": gain >= asked, "peer": None, "hardware": hardware,
         "commit": commit, "date": date, "command": "bench/document_layout.sh",
     })
