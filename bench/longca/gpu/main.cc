@@ -7,8 +7,10 @@
 #include <system_error>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "bench/longca/cell.h"
 #include "bench/longca/gpu/gpu_ring_cells.h"
+#include "kernels/masks/masks.h"
 #include "kernels/ops/cuda_call.h"
 #include "kernels/sm90/hopper.h"
 
@@ -19,6 +21,7 @@ struct Options {
   std::string folder = ".";
   std::vector<int64_t> tokens = {32768};
   std::vector<int> ranks = {1, 2, 4};
+  std::vector<std::string> masks;  // by name; none: all
   int repetitions = 9;
 };
 
@@ -30,11 +33,15 @@ int Run(const Options& options) {
   }
   int gpus = 0;
   if (cudaGetDeviceCount(&gpus) != cudaSuccess) gpus = 0;
+  std::error_code error;
+  std::filesystem::create_directories(options.folder, error);
   GpuRingCells bench(gpus);
   std::vector<Cell> cells;
   int wrong = 0;
   for (const int64_t tokens : options.tokens) {
     for (int kind = 0; kind < kernels::kMaskKinds; ++kind) {
+      const std::string mask(kernels::MaskName(static_cast<kernels::MaskKind>(kind)));
+      if (!options.masks.empty() && !absl::c_linear_search(options.masks, mask)) continue;
       for (const int ranks : options.ranks) {
         const int64_t multiple = int64_t{2} * ranks * 128;
         for (const Scheme& scheme : SchemesOn(ranks)) {
@@ -45,14 +52,13 @@ int Run(const Options& options) {
               kGpuHeads, kGpuHeadDim, &cells);
         }
       }
+      // As it grows: a run over all masks of long sequences takes many minutes.
+      if (!WriteTable(options.folder, "longca_gpu_rings", cells, kGpuHeads, kGpuHeadDim)) {
+        std::fprintf(stderr, "longca_gpu_bench: cannot write into %s; give --folder\n",
+                     options.folder.c_str());
+        return 1;
+      }
     }
-  }
-  std::error_code error;
-  std::filesystem::create_directories(options.folder, error);
-  if (!WriteTable(options.folder, "longca_gpu_rings", cells, kGpuHeads, kGpuHeadDim)) {
-    std::fprintf(stderr, "longca_gpu_bench: cannot write into %s; give --folder\n",
-                 options.folder.c_str());
-    return 1;
   }
   std::printf("%zu cells, %d of them wrong, on %d GPUs\n", cells.size(), wrong, gpus);
   return wrong == 0 ? 0 : 1;
@@ -72,6 +78,13 @@ int main(int argc, char** argv) {
   app.add_option("--ranks", options.ranks, "ranks that share a sequence")
       ->check(CLI::Range(1, 16))
       ->capture_default_str();
+  std::vector<std::string> masks;
+  for (int kind = 0; kind < ringleader::kernels::kMaskKinds; ++kind) {
+    masks.emplace_back(
+        ringleader::kernels::MaskName(static_cast<ringleader::kernels::MaskKind>(kind)));
+  }
+  app.add_option("--masks", options.masks, "masks; all where none is named")
+      ->check(CLI::IsMember(masks));
   app.add_option("--repetitions", options.repetitions, "of which medians and quantiles are")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();

@@ -4,7 +4,7 @@ F.scaled_dot_product_attention, forward and backward, with keys and values that 
 
     torchrun --nproc-per-node 2 bench/longca/rings/peers.py --tokens 32768 131072 --csv FILE
 
-bench/longca/rings.sh runs it beside longca_gpu_bench. Each back end is checked in small against fp64. `--device cpu`
+bench/longca/rings/run.sh runs it beside longca_gpu_bench. Each back end is checked in small against fp64. `--device cpu`
 tries it on CPU ranks, in float32 and without heads that share keys; its times are for GPUs alone.
 """
 

@@ -2,22 +2,24 @@
 # Our schemes beside PyTorch's ring attention on the GPUs of this machine, in one go: longca_gpu_bench, then
 # bench/longca/rings/peers.py under torchrun, in the same shape and cells, and what the fastest of each reach.
 #
-#   bench/longca/rings/run.sh [--gpus 2] [--tokens "32768 131072"] [--bin DIR] [--folder DIR]
+#   bench/longca/rings/run.sh [--gpus 2] [--tokens "32768 131072"] [--repetitions 5] [--bin DIR] [--folder DIR]
 #
+#   The masks are those that PyTorch's ring attention knows: full and causal.
 #   --folder   gets longca_gpu_rings.csv, .svg and longca_ring_peers.csv (default: bench/results)
 #   --bin      of the programs (default: build/bin, or bin of a bundle)
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../../.." && pwd)
 if [[ -f $root/CMakeLists.txt ]]; then bin=${RINGLEADER_BUILD:-$root/build}/bin; else bin=$root/bin; fi
-gpus=2 tokens="32768 131072" folder=$root/bench/results
+gpus=2 tokens="32768 131072" repetitions=5 folder=$root/bench/results
 while (($#)); do
   case $1 in
-    -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit ;;
+    -h | --help) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit ;;
   esac
   (($# > 1)) || { echo "rings: $1 needs a value, or is no option (see --help)" >&2; exit 2; }
   case $1 in
     --gpus) gpus=$2 ;;
     --tokens) tokens=$2 ;;
+    --repetitions) repetitions=$2 ;;
     --bin) bin=$(realpath -e "$2") || exit 2 ;;
     --folder) folder=$(realpath -m "$2") ;;
     *) echo "rings: unknown option $1 (see --help)" >&2; exit 2 ;;
@@ -30,8 +32,8 @@ source "$root/deploy/gpu_libraries.sh"
 if [[ -f $root/CMakeLists.txt ]]; then use_gpu_libraries; else use_gpu_libraries "$root"; fi
 
 # shellcheck disable=SC2086
-"$bin/longca_gpu_bench" --folder "$folder" --ranks "$gpus" --tokens $tokens
+"$bin/longca_gpu_bench" --folder "$folder" --ranks "$gpus" --tokens $tokens --masks full causal --repetitions "$repetitions"
 # The libraries that our programs were pointed to are not the peer's.
 # shellcheck disable=SC2086
 env -u LD_LIBRARY_PATH python3 -m torch.distributed.run --nproc-per-node "$gpus" "$root/bench/longca/rings/peers.py" \
-  --tokens $tokens --csv "$folder/longca_ring_peers.csv" --beside "$folder/longca_gpu_rings.csv"
+  --tokens $tokens --repetitions "$repetitions" --csv "$folder/longca_ring_peers.csv" --beside "$folder/longca_gpu_rings.csv"
