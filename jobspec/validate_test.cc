@@ -30,6 +30,11 @@ TEST(ValidateTest, PatternsSayHowLongASequenceMayBe) {
               HasSubstr("1048576 tokens are 16384 blocks of attention.tile; there may be 12000"));
   EXPECT_EQ(Complaint({"attention.pattern=adaspa", "data.batching=samples", million}), "");
   EXPECT_EQ(Complaint({"attention.pattern=key_groups", million}), "");
+  const std::string more = "data.sequence_length=4194304";
+  EXPECT_THAT(Complaint({"attention.pattern=xattention", "attention.tile=64", more}),
+              HasSubstr("attention.tile: 64 makes 65536 blocks of a sequence of 4194304 tokens; "
+                        "xattention takes 48000: make it 128"));
+  EXPECT_EQ(Complaint({"attention.pattern=xattention", "attention.tile=128", more}), "");
 }
 
 TEST(ParseTest, OffloadIsForGpus) {

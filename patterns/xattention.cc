@@ -41,13 +41,27 @@ absl::Status Check(const AttentionOptions& options) {
       absl::StrFormat("attention.density must lie in [0, 1]; got %g", options.density));
 }
 
+int64_t BlocksOf(const AttentionOptions& options, int64_t tokens) {
+  return (tokens + options.tile - 1) / options.tile;
+}
+
+absl::Status CheckLength(const AttentionOptions& options, int64_t tokens) {
+  const int64_t blocks = BlocksOf(options, tokens);
+  if (blocks <= kernels::kMaxScoredBlocks) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "attention.tile: %d makes %d blocks of a sequence of %d tokens; xattention takes %d: %s",
+      options.tile, blocks, tokens, kernels::kMaxScoredBlocks,
+      options.tile < 128 ? "make it 128, or the sequence shorter" : "make the sequence shorter"));
+}
+
 absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, IndexDevice& device,
                    LayerIndex& index) {
   const kernels::ShardLayout& layout = inputs.layout;
+  RETURN_IF_ERROR(CheckLength(options, layout.tokens));
   ASSIGN_OR_RETURN(const DeviceArray<std::byte> keys,
                    GatherSequenceKeys(inputs, options.tile, device));
   const int64_t local_tiles = (layout.local_tokens() + options.tile - 1) / options.tile;
-  const auto blocks = static_cast<int32_t>((layout.tokens + options.tile - 1) / options.tile);
+  const auto blocks = static_cast<int32_t>(BlocksOf(options, layout.tokens));
   const auto density = static_cast<float>(options.density);
   index.pattern = kernels::TilePattern::kCsr;
   index.block_size = options.tile;
@@ -113,6 +127,7 @@ extern constinit const PatternDefinition kXAttentionDefinition = {
     .fields = kFields,
     .check = Check,
     .build = Build,
+    .check_length = CheckLength,
     .sample = Sample,
     .listed_tiles = ListedTiles,
     .pair_operations = PairOperations,

@@ -1,9 +1,11 @@
 #include "worker/checkpoint/checkpoint.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/files.h"
@@ -31,6 +33,14 @@ absl::StatusOr<CheckpointInfo> OpenCheckpoint(const std::string& path,
   ASSIGN_OR_RETURN(const std::string shared, ShareText(comm, *text));
   ASSIGN_OR_RETURN(CheckpointInfo checkpoint, ParseManifest(shared, layout, manifest));
   checkpoint.path = path;
+  // A folder that was renamed would train steps again, or leave some out.
+  ParsedName name;
+  if (ParseCheckpointName(std::filesystem::path(path).filename().string(), name) &&
+      name.step != checkpoint.state.step) {
+    return absl::DataLossError(absl::StrFormat(
+        "%s: of step %d, in a folder named after step %d; rename the folder to %s", manifest,
+        checkpoint.state.step, name.step, CheckpointName(checkpoint.state.step, name.generation)));
+  }
 
   // Files are dealt round: each is read once, by one rank.
   absl::Status whole;

@@ -236,6 +236,17 @@ TEST_F(CheckpointTest, AManifestThatMakesNoSenseIsDamaged) {
   EXPECT_THAT(problems_, ::testing::Contains(HasSubstr("is a pipe")));
 }
 
+TEST_F(CheckpointTest, AFolderOfAnotherNameIsPassedOver) {
+  SaveSteps(1, {7, 8});
+  fs::rename(directory_ + "/step-0000000007", directory_ + "/step-0000000009");
+  const auto newest = Find();
+  ASSERT_TRUE(newest.has_value());
+  EXPECT_EQ(newest->state.step, 8u);
+  EXPECT_THAT(problems_,
+              ::testing::ElementsAre(HasSubstr("of step 7, in a folder named after step 9; rename "
+                                               "the folder to step-0000000007")));
+}
+
 TEST_F(CheckpointTest, KeepsTheLastAndOnlyThose) {
   SaveSteps(2, {1, 2, 3, 4}, /*keep_last=*/2);
   EXPECT_THAT(Entries(), ElementsAre("step-0000000003", "step-0000000004"));

@@ -18,8 +18,7 @@ using fused::CheckSize;
 
 constexpr int kKeepThreads = 256;
 constexpr int kKeepWarps = kKeepThreads / 32;
-constexpr int kMaxWidth = 16;           // groups of a tile
-constexpr int kMaxSeenBlocks = 48'000;  // their masses are kept in shared memory
+constexpr int kMaxWidth = 16;  // groups of a tile
 
 struct KeepParams {
   int width = 0;  // groups of a tile, and of a block
@@ -207,7 +206,7 @@ absl::Status Check(const TokenMajor<const __nv_bfloat16>& q,
   RETURN_IF_ERROR(CheckSize(k.tokens, "ChooseByAntidiagonals: tokens of k (of the sequence)",
                             step.query_layout.tokens, step.query_layout.tokens));
   RETURN_IF_ERROR(CheckSize((k.tokens + step.tile - 1) / step.tile,
-                            "ChooseByAntidiagonals: blocks of the sequence", 1, kMaxSeenBlocks));
+                            "ChooseByAntidiagonals: blocks of the sequence", 1, kMaxScoredBlocks));
   return CheckPointer(step.chosen, "ChooseByAntidiagonals: chosen");
 }
 

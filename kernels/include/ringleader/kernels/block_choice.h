@@ -107,6 +107,8 @@ RINGLEADER_HOST_DEVICE inline int64_t LastGroupOf(const SeenKeys& seen, const Sh
 //
 // A group's mass is 2^kMassBits (index.h), rounded once for each block, so that what is kept
 // depends on neither threads nor ranks. Groups that the end of the sequence cuts short have none.
+//
+// kMaxScoredBlocks of a sequence at most.
 struct AntidiagonalGateStep {
   // [tokens, kv_heads, head_dim], of k's type: the keys of the whole sequence. Null: k holds them.
   const void* keys = nullptr;
@@ -120,6 +122,9 @@ struct AntidiagonalGateStep {
   ChoiceMove move = {};        // of the blocks that it keeps, all counted
   uint32_t* chosen = nullptr;  // [heads, query tiles, BlockWords(blocks of `tile` tokens)]
 };
+
+// A GPU keeps the masses of a tile of queries in shared memory.
+inline constexpr int32_t kMaxScoredBlocks = 48'000;
 
 // How many groups tiles of 64 queries keep. What a tile keeps grows with the square root of how far
 // it is into its document, for early queries look for nearly as many keys as late ones, and a share
