@@ -3,8 +3,9 @@
 
     bench/quality/report.py DIR/quality.json --output bench/results
 
-A row that is there already under its name is replaced; one that the suite made before and makes no more goes once all
-of its jobs are done; others stay. Without matplotlib there is no picture.
+A row that is there already under its name is replaced; one that the suite made before, by the same plan, and makes no more
+goes once all of its jobs are done; others stay. What plan long found is in files of its own, quality_long, and its rows say
+how many tokens a sequence has. Without matplotlib there is no picture.
 """
 
 import argparse
@@ -31,6 +32,8 @@ class Results:
 
     def __init__(self, found):
         self.found = found
+        self.is_long = found["plan"] == "long"
+        self.name = "quality_long" if self.is_long else "quality"  # of its files
         self.dense = found["patterns"][0]
         assert self.dense["pattern"] == "dense", "the first job goes on dense"
         names = [job["pattern"] for job in found["patterns"]]
@@ -185,8 +188,10 @@ def figure_rows(results):
     """The asked figures of recall, text and the probe's recall (its mean over layers and heads)."""
     found, steps = results.found, results.found["more_steps"]
 
+    tokens = f"{found['curriculum'][-1]['tokens']:,} tokens: " if results.is_long else ""
+
     def row(name, job, value, asked, met, **more):
-        return {"row": name, "value": value, "asked": asked, "met": bool(met),
+        return {"row": tokens + name, "value": value, "asked": asked, "met": bool(met),
                 "peer": "dense attention, the same model after as many steps", "pattern": job and job["pattern"],
                 "visited": job and round(job["density"], 4), **more, "hardware": found["hardware"],
                 "commit": found["commit"], "date": found["date"], "command": found["command"]}
@@ -247,20 +252,22 @@ def main():
     results = Results(json.loads(pathlib.Path(flags.results).read_text()))
     output = pathlib.Path(flags.output)
     (output / "figures").mkdir(parents=True, exist_ok=True)
-    if pathlib.Path(flags.results).resolve() != (output / "quality.json").resolve():
-        shutil.copyfile(flags.results, output / "quality.json")
-    (output / "quality.md").write_text(table(results))
+    if pathlib.Path(flags.results).resolve() != (output / f"{results.name}.json").resolve():
+        shutil.copyfile(flags.results, output / f"{results.name}.json")
+    (output / f"{results.name}.md").write_text(table(results))
     print(table(results))
     path = output / "figures" / "patterns.json"
     rows = figure_rows(results)
     kept = json.loads(path.read_text()) if path.exists() else []
-    is_old = lambda row: not results.found["jobs_left"] and row["command"].startswith("bench/quality/run.sh")
+    is_ours = lambda row: (row["command"].startswith("bench/quality/run.sh") and
+                           ("--plan long" in row["command"]) == results.is_long)
+    is_old = lambda row: not results.found["jobs_left"] and is_ours(row)
     kept = [old for old in kept if old["row"] not in {row["row"] for row in rows} and not is_old(old)]
     path.write_text(json.dumps(kept + rows, indent=1) + "\n")
     for row in rows:
         print(f"{'met    ' if row['met'] else 'NOT MET'} {row['row']}: {row['value']} (asked {row['asked']})" +
               (f", standard error {row['standard_error']}" if row.get("standard_error") is not None else ""))
-    picture(results, output / "quality.svg")
+    picture(results, output / f"{results.name}.svg")
 
 
 if __name__ == "__main__":

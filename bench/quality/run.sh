@@ -2,10 +2,11 @@
 # What each attention pattern keeps of what dense attention learns (docs/quality.md): trains a model dense until it
 # answers what documents ask, goes on from it with each pattern at several densities, and asks both ways.
 #
-#   bench/quality/run.sh --dir DIR [--plan gpu|tuning|smoke|tuning-smoke] [--engine cuda|cpu] [--text DIR] [--seconds N] [--at-once N]
+#   bench/quality/run.sh --dir DIR [--plan gpu|long|tuning|smoke|tuning-smoke] [--engine cuda|cpu] [--text DIR] [--seconds N] [--at-once N]
 #                        [--bin DIR] [--output FOLDER]
 #
-#   --plan     tuning: instead, patterns with and without attention.balance, of two data-parallel groups, on two GPUs;
+#   --plan     long: the same in sequences of 131,072 tokens, of some patterns, at 5 and 10 %
+#              tuning: instead, patterns with and without attention.balance, of two data-parallel groups, on two GPUs;
 #              DIR/tuning.json has what was found (bench/balance.sh --recall makes rows of it)
 #   --dir      keeps what is done; a call that ran out of time (exit code 75) is repeated, and goes on there
 #   --seconds  begin no job that would not end in so many seconds, and end by then
@@ -21,7 +22,7 @@ if [[ -f $root/CMakeLists.txt ]]; then bin=${RINGLEADER_BUILD:-$root/build}/bin;
 run='' plan=gpu engine=cuda text=/usr/include seconds=86400 output='' at_once=''
 while (($#)); do
   case $1 in
-    -h | --help) sed -n '2,17s/^# \{0,1\}//p' "$0"; exit ;;
+    -h | --help) sed -n '2,18s/^# \{0,1\}//p' "$0"; exit ;;
   esac
   (($# > 1)) || { echo "quality: $1 needs a value, or is no option (see --help)" >&2; exit 2; }
   case $1 in

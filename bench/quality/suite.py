@@ -59,6 +59,7 @@ class Plan:
     eval_weights: dict  # of kinds with few answers a document: so many times as many
     repeats: list  # (pattern, density) of those that are trained again with other seeds
     repeat_seeds: list
+    patterns: tuple = ()  # those that go on at densities, beside the default and vertical-slash by its own; none: all
     tuned: Stage = None  # instead of all that: patterns with and without attention.balance
     tuned_density: float = 0.1
 
@@ -93,6 +94,17 @@ PLANS = {
                   densities=[0.5], weights={"recall": 1, "needles": 1}, eval_documents=1, eval_weights={"needles": 2},
                   repeats=[("dense", 1.0), ("key-groups", 0.5)], repeat_seeds=[101]),
 }
+# What holds at 16,384 tokens, in sequences of 131,072, with as many more symbols as such documents need. What was learned in
+# shorter documents holds in longer ones after few steps.
+PLANS["long"] = dataclasses.replace(
+    PLANS["gpu"], symbols=4096, tokens=131072,
+    curriculum=[*(dataclasses.replace(stage, symbols=stage.symbols or 2048, tokens=16384)
+                  for stage in PLANS["gpu"].curriculum),
+                Stage(16384, 100, 4, 6e-4, rounds=2, weights=LONG, tokens=16384),
+                Stage(32768, 100, 2, 6e-4, rounds=2, weights=LONG, tokens=32768),
+                Stage(131072, 100, 1, 3e-4, rounds=2, weights=LONG)],
+    more=Stage(131072, 60, 1, 3e-4, weights=LONG), texts=[], densities=[0.05, 0.1], eval_documents=1, eval_weights={},
+    repeats=[], patterns=("key-groups", "vertical-slash, spread", "block-topk", "window"))
 TILE = 64
 # Samples as ChatQA2 has them, at a quarter of the length: many short ones, some long. Four a step leave groups apart.
 PLANS["tuning"] = dataclasses.replace(PLANS["gpu"], tuned=Stage(
@@ -323,7 +335,8 @@ class Suite:
         jobs = [("dense", 1.0, {"pattern": "dense"}), ("dense in FP8", 1.0, {"pattern": "dense"}), (DEFAULT, None, {}),
                 ("vertical-slash, top-p", None, {"pattern": "vertical_slash"})]
         for density in plan.densities:
-            jobs += [(name, density, attention) for name, attention in attentions(density, plan.tokens).items()]
+            jobs += [(name, density, attention) for name, attention in attentions(density, plan.tokens).items()
+                     if name in plan.patterns or not plan.patterns]
         jobs = [(*job, SEED) for job in jobs] + [(*job, seed) for seed in plan.repeat_seeds for repeat in plan.repeats
                                                  for job in jobs if job[:2] == repeat]
         texts = [(pattern, attention, stage) for stage in (plan.texts if self.corpus else [])

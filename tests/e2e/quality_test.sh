@@ -105,6 +105,29 @@ assert (at_once["value"], at_once["seeds"], at_once["answers"]) == (0.9, 1, 16),
 assert abs(at_once["standard_error"] - 0.9 * (1 / 9 + 1 / 10 - 2 / 16) ** 0.5) < 1e-4, at_once
 assert (after["value"], after["seeds"], after["standard_error"], after["task"]) == (0.95, 2, 0.05, "needles"), after
 END
+# Sequences of 131,072 tokens have files and rows of their own, beside those of the other plan.
+python3 - "$work" "$root/bench/quality" <<'END' || fail "the long plan"
+import json, sys
+work, suite = sys.argv[1:]
+sys.path.insert(0, suite)
+import tasks
+from suite import PLANS, attentions
+for stage in (*PLANS["long"].curriculum, PLANS["long"].more):
+    symbols, tokens = stage.symbols or PLANS["long"].symbols, stage.tokens or PLANS["long"].tokens
+    assert symbols >= tasks.least_symbols(stage.length) and tokens % stage.length == 0, stage
+assert set(PLANS["long"].patterns) < set(attentions(0.05, PLANS["long"].tokens))
+quality = json.load(open(f"{work}/results/quality.json"))
+quality["plan"], quality["command"], quality["curriculum"][-1]["tokens"] = "long", "bench/quality/run.sh --plan long", 131072
+json.dump(quality, open(f"{work}/long.json", "w"))
+END
+python3 "$root/bench/quality/report.py" "$work/long.json" --output "$work/results" >"$work/long.log" 2>&1 || fail "the long report"
+python3 - "$work/results" <<'END' || fail "rows of both plans"
+import json, os, sys
+names = [row["row"] for row in json.load(open(f"{sys.argv[1]}/figures/patterns.json"))]
+long = [name for name in names if name.startswith("131,072 tokens: ")]
+assert sorted(long) == sorted("131,072 tokens: " + name for name in names if name not in long), names
+assert {"quality.md", "quality_long.md", "quality_long.json"} <= set(os.listdir(sys.argv[1]))
+END
 "$root/bench/fp8.sh" recall --quality "$work/results/quality.json" --output "$work/fp8.json" >"$work/fp8.log" 2>&1 || fail "FP8's rows"
 [[ $(grep -c '"row": "answers of the recall tasks' "$work/fp8.json") == 2 ]] || fail "FP8 has not two rows"
 # Debian's own Python has Debian's matplotlib, whatever python3 is in the PATH.
