@@ -83,9 +83,12 @@ class Steps:
     Jobs of one distribution train the same samples."""
 
     def __init__(self, folder, name):
-        runs = [path for path in (pathlib.Path(folder) / f"{name}{again}.steps" for again in ("", AGAIN)) if path.exists()]
-        steps = [min(same, key=lambda step: step["step_seconds"])
-                 for same in zip(*([json.loads(line) for line in run.read_text().splitlines()] for run in runs), strict=True)]
+        first, again = (pathlib.Path(folder) / f"{name}{run}.steps" for run in ("", AGAIN))
+        runs = [[json.loads(line) for line in run.read_text().splitlines()]
+                for run in (first, *([again] if again.exists() else []))]
+        if len({len(run) for run in runs}) > 1:
+            sys.exit(f"balance: {first.name} and {again.name} are of different lengths; remove {folder}, or give another --dir")
+        steps = [min(same, key=lambda step: step["step_seconds"]) for same in zip(*runs)]
         self.steps = steps[len(steps) // 3:]
         self.seconds = sum(self.of("step_seconds"))
 

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Layout by documents against stripes, on two GPUs that NCCL takes for two machines (through sockets) and for one (NVLink):
 # ProLong-like documents in sequences of 262,144 tokens, dense, 3B shape. Writes its two rows into
-# bench/results/figures/balance.json and the steps to CSV.
+# bench/results/figures/balance.json, which name the layers where they are not all 36, and the steps to CSV: of each layout the
+# median of STEPS, of an even number the slower of the two in the middle.
 #
 #   bench/document_layout.sh [CSV]       from a checkout or a bundle; TOKENS, STEPS, LAYERS and BIN may be set; ENGINE=cpu
 #                                        tries the script on two CPU ranks, without rows. Steps have sequences of their own:
 #                                        calls with other STEPS compare other documents
-#   bench/document_layout.sh --rows CSV  the rows alone, of steps that were measured before
+#   bench/document_layout.sh --rows CSV  the rows alone, of steps that were measured before with the same STEPS
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 measured=''
@@ -20,9 +21,8 @@ measure() {  # CSV
   if [[ -f $root/CMakeLists.txt ]]; then use_gpu_libraries; else use_gpu_libraries "$root"; fi
   work=$(mktemp -d)
   trap 'rm -rf "$work"' EXIT
-  # A layer costs as much as another: fewer of them say the same in less time.
-  config=$work/qwen2.5-3b-${LAYERS:-12}-layers.json
-  sed "s/\"num_hidden_layers\": *[0-9]*/\"num_hidden_layers\": ${LAYERS:-12}/" "$root/bench/models/qwen2.5-3b.json" >"$config"
+  config=$work/qwen2.5-3b-${LAYERS:-36}-layers.json
+  sed "s/\"num_hidden_layers\": *[0-9]*/\"num_hidden_layers\": ${LAYERS:-36}/" "$root/bench/models/qwen2.5-3b.json" >"$config"
   commit=$(cat "$root/COMMIT" 2>/dev/null || git -C "$root" rev-parse --short HEAD 2>/dev/null || echo unknown)
   hardware="2 x $({ nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null || echo CPU; } | head -n 1)"
   : >"$csv"
@@ -42,7 +42,7 @@ if [[ ! $measured ]]; then
   measure "$measured"
 fi
 cd "$root"
-CSV=$measured python3 - <<'PY'
+CSV=$measured STEPS=${STEPS:-3} python3 - <<'PY'
 import csv
 import json
 import os
@@ -63,7 +63,8 @@ for nodes, link, asked in (("2", "two nodes through sockets", 2.0), ("1", "NVLin
     rows.append({
         "row": f"ProLong-like in {tokens // 1024}K sequences, {link}: documents against stripes{part}",
         "value": gain, "asked": asked, "met": gain >= asked, "peer": None, "hardware": hardware,
-        "commit": commit, "date": date, "command": "bench/document_layout.sh",
+        "commit": commit, "date": date,
+        "command": f"LAYERS={layers} STEPS={os.environ['STEPS']} bench/document_layout.sh",
     })
 path = pathlib.Path("bench/results/figures/balance.json")
 new = {row["row"] for row in rows}

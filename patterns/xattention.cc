@@ -51,7 +51,9 @@ absl::Status CheckLength(const AttentionOptions& options, int64_t tokens) {
   return absl::InvalidArgumentError(absl::StrFormat(
       "attention.tile: %d makes %d blocks of a sequence of %d tokens; xattention takes %d: %s",
       options.tile, blocks, tokens, kernels::kMaxScoredBlocks,
-      options.tile < 128 ? "make it 128, or the sequence shorter" : "make the sequence shorter"));
+      options.tile < 128 && tokens <= 128 * int64_t{kernels::kMaxScoredBlocks}
+          ? "make it 128, or the sequence shorter"
+          : "make the sequence shorter"));
 }
 
 absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, IndexDevice& device,

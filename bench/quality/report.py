@@ -3,9 +3,9 @@
 
     bench/quality/report.py DIR/quality.json --output bench/results
 
-A row that is there already under its name is replaced; one that the suite made before, by the same plan, and makes no more
-goes once all of its jobs are done; others stay. What plan long found is in files of its own, quality_long, and its rows say
-how many tokens a sequence has. Without matplotlib there is no picture.
+A row that is there already under its name is replaced; one that the suite made before and makes no more goes once all
+of its jobs are done; others stay. What plan long found is apart: in files of its own, quality_long, and in rows that say how
+many tokens a sequence has. Without matplotlib there is no picture.
 """
 
 import argparse

@@ -248,7 +248,7 @@ class Suite:
         path.write_text(json.dumps({
             "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu", "hidden_size": plan.hidden,
             "initializer_range": plan.hidden ** -0.5, "intermediate_size": plan.hidden * 11 // 4 // 32 * 32,
-            "max_position_embeddings": max(plan.tokens, *(stage.tokens for stage in plan.texts)),
+            "max_position_embeddings": max([plan.tokens, *(stage.tokens for stage in plan.texts)]),
             "num_attention_heads": plan.heads, "num_hidden_layers": plan.layers,
             "num_key_value_heads": plan.heads // 2, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": True,
             "torch_dtype": "float32", "vocab_size": tasks.vocabulary(plan.symbols)}))

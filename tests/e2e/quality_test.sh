@@ -110,20 +110,25 @@ python3 - "$work" "$root/bench/quality" <<'END' || fail "the long plan"
 import json, sys
 work, suite = sys.argv[1:]
 sys.path.insert(0, suite)
-import tasks
-from suite import PLANS, attentions
+import argparse, tasks
+from suite import PLANS, Suite, attentions
 for stage in (*PLANS["long"].curriculum, PLANS["long"].more):
     symbols, tokens = stage.symbols or PLANS["long"].symbols, stage.tokens or PLANS["long"].tokens
     assert symbols >= tasks.least_symbols(stage.length) and tokens % stage.length == 0, stage
+flags = dict.fromkeys(("commit", "engine", "hardware", "text"), "") | {"plan": "long", "dir": f"{work}/long", "seconds": 1}
+config = json.load(open(Suite(argparse.Namespace(**flags)).config()))
+assert (config["max_position_embeddings"], config["vocab_size"]) == (131072, tasks.vocabulary(4096)), config
 assert set(PLANS["long"].patterns) < set(attentions(0.05, PLANS["long"].tokens))
 quality = json.load(open(f"{work}/results/quality.json"))
 quality["plan"], quality["command"], quality["curriculum"][-1]["tokens"] = "long", "bench/quality/run.sh --plan long", 131072
 json.dump(quality, open(f"{work}/long.json", "w"))
 END
 python3 "$root/bench/quality/report.py" "$work/long.json" --output "$work/results" >"$work/long.log" 2>&1 || fail "the long report"
+python3 "$root/bench/quality/report.py" "$work/results/quality.json" --output "$work/results" >"$work/both.log" 2>&1 || fail "the report beside it"
 python3 - "$work/results" <<'END' || fail "rows of both plans"
 import json, os, sys
 names = [row["row"] for row in json.load(open(f"{sys.argv[1]}/figures/patterns.json"))]
+assert len(names) == len(set(names)) > 0, names
 long = [name for name in names if name.startswith("131,072 tokens: ")]
 assert sorted(long) == sorted("131,072 tokens: " + name for name in names if name not in long), names
 assert {"quality.md", "quality_long.md", "quality_long.json"} <= set(os.listdir(sys.argv[1]))

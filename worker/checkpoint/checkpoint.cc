@@ -33,13 +33,15 @@ absl::StatusOr<CheckpointInfo> OpenCheckpoint(const std::string& path,
   ASSIGN_OR_RETURN(const std::string shared, ShareText(comm, *text));
   ASSIGN_OR_RETURN(CheckpointInfo checkpoint, ParseManifest(shared, layout, manifest));
   checkpoint.path = path;
-  // A folder that was renamed would train steps again, or leave some out.
+  // A folder that was renamed would have steps trained again, or left out.
   ParsedName name;
   if (ParseCheckpointName(std::filesystem::path(path).filename().string(), name) &&
       name.step != checkpoint.state.step) {
-    return absl::DataLossError(absl::StrFormat(
-        "%s: of step %d, in a folder named after step %d; rename the folder to %s", manifest,
-        checkpoint.state.step, name.step, CheckpointName(checkpoint.state.step, name.generation)));
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "%s: of step %d, in a folder named after step %d; give the folder its name, %s, or move it "
+        "out of checkpoint.directory",
+        manifest, checkpoint.state.step, name.step,
+        CheckpointName(checkpoint.state.step, name.generation)));
   }
 
   // Files are dealt round: each is read once, by one rank.

@@ -49,7 +49,7 @@ struct CheckpointInfo {
 // ranks of `comm` call this and get the same answer; they share the work of reading and checking
 // every file. Damaged newer checkpoints are passed over; what is wrong with each goes to `problems`
 // (one sentence, naming the file). FAILED_PRECONDITION if the newest readable one is of another
-// model, or written by a newer version of the format.
+// model, written by a newer version of the format, or in a folder of another step's name.
 absl::StatusOr<std::optional<CheckpointInfo>> FindNewestCheckpoint(
     const std::string& directory, const model::ParameterLayout& layout, comm::Communicator& comm,
     std::vector<std::string>* problems);

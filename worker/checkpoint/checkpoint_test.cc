@@ -236,15 +236,19 @@ TEST_F(CheckpointTest, AManifestThatMakesNoSenseIsDamaged) {
   EXPECT_THAT(problems_, ::testing::Contains(HasSubstr("is a pipe")));
 }
 
-TEST_F(CheckpointTest, AFolderOfAnotherNameIsPassedOver) {
-  SaveSteps(1, {7, 8});
-  fs::rename(directory_ + "/step-0000000007", directory_ + "/step-0000000009");
-  const auto newest = Find();
-  ASSERT_TRUE(newest.has_value());
-  EXPECT_EQ(newest->state.step, 8u);
-  EXPECT_THAT(problems_,
-              ::testing::ElementsAre(HasSubstr("of step 7, in a folder named after step 9; rename "
-                                               "the folder to step-0000000007")));
+// Whole, but not what its name says: to pass it over would throw it away at the next saves.
+TEST_F(CheckpointTest, AFolderOfAnotherNameIsAnError) {
+  SaveSteps(2, {7, 8});
+  for (const char* name : {"/step-0000000009", "/step-0000000009.1"}) {
+    fs::rename(directory_ + "/step-0000000007", directory_ + name);
+    EXPECT_FALSE(Find().has_value());
+    EXPECT_EQ(find_status_.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(find_status_.message()),
+                HasSubstr("of step 7, in a folder named after step 9; give the folder its name, "
+                          "step-0000000007"));
+    fs::rename(directory_ + name, directory_ + "/step-0000000007");
+  }
+  ASSERT_TRUE(Find().has_value());
 }
 
 TEST_F(CheckpointTest, KeepsTheLastAndOnlyThose) {

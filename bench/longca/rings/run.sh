@@ -5,12 +5,12 @@
 #   bench/longca/rings/run.sh [--gpus 2] [--tokens "32768 131072"] [--repetitions 5] [--bin DIR] [--folder DIR]
 #
 #   The masks are those that PyTorch's ring attention knows: full and causal.
-#   --folder   gets longca_gpu_rings.csv, .svg and longca_ring_peers.csv (default: bench/results)
+#   --folder   gets longca_gpu_rings.csv, .svg and longca_ring_peers.csv (default: bench/results/rings)
 #   --bin      of the programs (default: build/bin, or bin of a bundle)
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../../.." && pwd)
 if [[ -f $root/CMakeLists.txt ]]; then bin=${RINGLEADER_BUILD:-$root/build}/bin; else bin=$root/bin; fi
-gpus=2 tokens="32768 131072" repetitions=5 folder=$root/bench/results
+gpus=2 tokens="32768 131072" repetitions=5 folder=$root/bench/results/rings
 while (($#)); do
   case $1 in
     -h | --help) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit ;;
@@ -31,6 +31,7 @@ done
 source "$root/deploy/gpu_libraries.sh"
 if [[ -f $root/CMakeLists.txt ]]; then use_gpu_libraries; else use_gpu_libraries "$root"; fi
 
+mkdir -p "$folder"
 # shellcheck disable=SC2086
 "$bin/longca_gpu_bench" --folder "$folder" --ranks "$gpus" --tokens $tokens --masks full causal --repetitions "$repetitions"
 # The libraries that our programs were pointed to are not the peer's.

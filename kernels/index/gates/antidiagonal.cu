@@ -107,13 +107,13 @@ __global__ void __launch_bounds__(kKeepThreads, 4)
   const auto all = static_cast<int64_t>(total);
   Threshold threshold =
       find(MostBlocks(keep.density, seen) - forced, MassTarget(all, keep.threshold) - forced_mass);
+  if (keep.move.work_before != nullptr && threadIdx.x == 0) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(keep.move.work_before),
+              static_cast<unsigned long long>(forced + threshold.count));
+  }
   if (keep.move.factor != nullptr) {
     const int64_t before = threshold.count,
                   least = HeldMass(threshold.mass, all, keep.move.tolerance);
-    if (keep.move.work_before != nullptr && threadIdx.x == 0) {
-      atomicAdd(reinterpret_cast<unsigned long long*>(keep.move.work_before),
-                static_cast<unsigned long long>(forced + before));
-    }
     const uint32_t place = MovePlace(blocks.own, p.first_head + head);
     threshold = find(MovedCount(forced + before, *keep.move.factor, place) - forced, INT_MAX);
     if (threshold.count < before && threshold.mass < least) threshold = find(before, least);

@@ -1,4 +1,5 @@
 // attention.balance: choices that are moved to an anchor, on one rank and in rings.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -181,6 +182,40 @@ TEST_F(BalanceMovesTest, NoHeadLosesMoreThanTheTolerance) {
     EXPECT_LT(Work(moved.choices), Work(base.choices));
     EXPECT_EQ(moved.stats.anchor_missed, 1u);
   }
+}
+
+// Of 1,000 a tenth may go: half of it from each part, or what the other leaves of it.
+TEST(HoldMassTest, OnePartMayLoseWhatTheOtherLeaves) {
+  const auto held_after_losing = [](int64_t columns, int64_t diagonals) {
+    const kernels::HeadChoice before = {.columns = 40,
+                                        .column_mass = 500,
+                                        .diagonal_tiles = 60,
+                                        .diagonal_mass = 400,
+                                        .total = 1000};
+    kernels::HeadChoice moved = before;
+    moved.column_mass -= columns;
+    moved.diagonal_mass -= diagonals;
+    std::vector<float> masses = {1, 1};
+    std::vector<int32_t> counts = {20, 30};
+    kernels::HoldMass({.before = &before,
+                       .moved = &moved,
+                       .heads = 1,
+                       .tolerance = 0.1f,
+                       .masses = masses.data(),
+                       .counts = counts.data()},
+                      /*head=*/0);
+    for (int part = 0; part < 2; ++part) {
+      EXPECT_EQ(counts[part] == (part == 0 ? 40 : 60), masses[part] != 1) << part;
+    }
+    return masses;
+  };
+  using ::testing::ElementsAre;
+  using ::testing::FloatEq;
+  EXPECT_THAT(held_after_losing(70, 20), ElementsAre(1, 1));
+  EXPECT_THAT(held_after_losing(90, 20), ElementsAre(FloatEq(0.42f), 1)) << "loses 80";
+  EXPECT_THAT(held_after_losing(20, 90), ElementsAre(1, FloatEq(0.32f)));
+  EXPECT_THAT(held_after_losing(90, 90), ElementsAre(FloatEq(0.45f), FloatEq(0.35f)));
+  EXPECT_THAT(held_after_losing(105, -10), ElementsAre(1, 1)) << "diagonals gained";
 }
 
 TEST_F(BalanceMovesTest, WithoutToleranceOrStepNothingChanges) {

@@ -230,7 +230,7 @@ std::vector<float> StepLoop::MovesOf(const balance::Dealing& dealing,
   const balance::DealingRules rules = {.group_permille = plan_.GroupPermilleAt(step)};
   return GroupMoves(dealing, tokens, plan_.WeightsAt(step), group_,
                     rules.PermilleOf(static_cast<size_t>(group_)), job_.attention.balance.anchor,
-                    WorthMoving(job_.attention), parts_.engine->sums_once_a_step());
+                    WorthMoving(job_.attention.pattern), parts_.engine->sums_once_a_step());
 }
 
 void StepLoop::CountDocuments(const data::LocalSequence& sequence, StepRecord* record) {

@@ -15,12 +15,12 @@ double ApartBy(const std::vector<int64_t>& all) {
 
 }  // namespace
 
-double WorthMoving(const patterns::AttentionOptions& attention) {
-  const patterns::PatternDefinition& pattern = patterns::DefinitionOf(attention.pattern);
+double WorthMoving(patterns::Pattern pattern) {
   // What weights predict is off by some percent; to choose again takes up to 3 % of a step, and
-  // groups that were closer than 1.2 lost by it (docs/balance.md).
-  return pattern.balancing == patterns::Balancing::kAtOnce && attention.ring.ranks() == 1 ? 1.05
-                                                                                          : 1.2;
+  // groups that were closer than 1.2 lost by it (docs/balance.md). In a ring the choice is made
+  // again in any case, or never.
+  const bool is_free = patterns::DefinitionOf(pattern).balancing == patterns::Balancing::kAtOnce;
+  return is_free ? 1.05 : 1.2;
 }
 
 std::vector<float> GroupMoves(const balance::Dealing& dealing, std::span<const uint64_t> tokens,

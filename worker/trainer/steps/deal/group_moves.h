@@ -14,8 +14,9 @@
 
 namespace ringleader::trainer {
 
-// From where on groups are worth moving: the slowest over the mean.
-double WorthMoving(const patterns::AttentionOptions& attention);
+// The least ratio of the slowest group to the mean at which groups are moved, alike on any number
+// of ranks.
+double WorthMoving(patterns::Pattern pattern);
 
 // Returns ContextAttention::SetMove's factor for each micro-batch of `group`. Groups that sum their
 // gradients `once` a step wait for each other's steps, and all others for the micro-batches of the

@@ -75,15 +75,12 @@ TEST_F(GroupMovesTest, GroupsThatAreNearlyAlikeAreLeftAlone) {
   EXPECT_THAT(Moves(0, Anchor::kMean, true), Each(1.0f));
 }
 
-// A choice that is moved as it is made costs nothing; in a ring all make it twice.
-TEST(WorthMovingTest, CheapMovesAreWorthLess) {
-  patterns::AttentionOptions attention = {.pattern = patterns::Pattern::kXAttention};
-  EXPECT_EQ(WorthMoving(attention), 1.05);
-  attention.ring.inner = 2;
-  EXPECT_EQ(WorthMoving(attention), 1.2);
-  attention.ring = {};
-  attention.pattern = patterns::Pattern::kVerticalSlash;
-  EXPECT_EQ(WorthMoving(attention), 1.2);
+// A choice that is moved as it is made costs nothing.
+TEST(WorthMovingTest, CheapMovesNeedLess) {
+  EXPECT_EQ(WorthMoving(patterns::Pattern::kXAttention), 1.05);
+  EXPECT_EQ(WorthMoving(patterns::Pattern::kKeyGroups), 1.05);
+  EXPECT_EQ(WorthMoving(patterns::Pattern::kVerticalSlash), 1.2);
+  EXPECT_EQ(WorthMoving(patterns::Pattern::kMoba), 1.2);
 }
 
 TEST_F(GroupMovesTest, WithoutWordOfAttentionNothingMoves) {
