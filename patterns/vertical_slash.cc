@@ -317,8 +317,8 @@ absl::Status EstimateRows(VerticalSlash& work, const IndexInputs& inputs, IndexD
     work.query_rows = AllocateArray<std::byte>(device, query_elements * device.element_bytes());
   }
   work.query_positions = AllocateArray<int64_t>(device, work.queries);
-  work.budget_masses = AllocateArray<float>(device, 2 * work.heads);
-  work.budget_counts = AllocateArray<int32_t>(device, 2 * work.heads);
+  work.budget_masses = AllocateArray<float>(device, int64_t{2} * work.heads);
+  work.budget_counts = AllocateArray<int32_t>(device, int64_t{2} * work.heads);
   RETURN_IF_ERROR(device.PrepareEstimate(work));
   // One rank has each of the estimate queries; all others add zeros.
   if (ranks) {

@@ -22,7 +22,7 @@ struct Cell {
   std::string direction;
   int64_t tokens = 0;
   int ranks = 1;
-  std::string note = "";  // "unsupported", "out of memory", or what went wrong; empty: measured
+  std::string note = {};  // "unsupported", "out of memory", or what went wrong; empty: measured
   double share = 0;       // pairs visited, of tokens²
   // Milliseconds without the plan: of the slowest rank in each repetition, and means over ranks.
   Spread slowest = {}, mean = {};

@@ -48,7 +48,7 @@ struct VerticalSlash {
   int64_t content_blocks() const { return (content + tile - 1) / tile; }
   int64_t candidate_slots() const { return int64_t{heads} * max_columns; }
   int32_t* CandidateMass(int rank) const {
-    return candidates.data() + rank * 2 * candidate_slots();
+    return candidates.data() + int64_t{rank} * 2 * candidate_slots();
   }
   int32_t* CandidatePositions(int rank) const { return CandidateMass(rank) + candidate_slots(); }
 };

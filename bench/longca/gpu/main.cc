@@ -79,6 +79,7 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 16))
       ->capture_default_str();
   std::vector<std::string> masks;
+  masks.reserve(ringleader::kernels::kMaskKinds);
   for (int kind = 0; kind < ringleader::kernels::kMaskKinds; ++kind) {
     masks.emplace_back(
         ringleader::kernels::MaskName(static_cast<ringleader::kernels::MaskKind>(kind)));
