@@ -10,7 +10,7 @@
 
 namespace ringleader {
 
-inline constexpr uint32_t kProtocolVersion = 6;
+inline constexpr uint32_t kProtocolVersion = 7;
 
 // OK if `peer` ("the worker of nodes/a") speaks the version of this program ("this coordinator").
 // FAILED_PRECONDITION names both versions, who is older, and what to install; a peer that sends
