@@ -150,7 +150,8 @@ absl::StatusOr<GroupsStep> GroupsJob::Train(uint64_t step, double learning_rate)
     std::vector<float> moves(mine.size(), 1.0f);
     if (is_tuned_) {
       moves = trainer::GroupMoves(dealing, tokens, weights, group, /*permille=*/1000,
-                                  job_.attention.balance.anchor, /*once=*/true);
+                                  job_.attention.balance.anchor,
+                                  trainer::WorthMoving(job_.attention.pattern), /*once=*/true);
     }
     ASSIGN_OR_RETURN(
         const std::vector<double> seconds,
