@@ -65,6 +65,15 @@ class Listener : public SessionListener {
     absl::MutexLock lock(&mutex_);
     return hellos_;
   }
+  // Those that were told of, with their sessions, once so many were: workers are welcomed before.
+  std::vector<v1::WorkerHello> AwaitHellos(size_t count) const {
+    absl::MutexLock lock(&mutex_);
+    const auto there = [this, count]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return hellos_.size() >= count;
+    };
+    EXPECT_TRUE(mutex_.AwaitWithTimeout(absl::Condition(&there), absl::Minutes(1)));
+    return hellos_;
+  }
   std::vector<std::string> senders() const {
     absl::MutexLock lock(&mutex_);
     return senders_;
@@ -223,7 +232,7 @@ TEST_F(SessionRulesTest, ASessionBeginsWithAHelloAndHasNoOther) {
     EXPECT_EQ(ended.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
     EXPECT_EQ(ended.error_message(), why);
   }
-  EXPECT_THAT(listener_.hellos(), SizeIs(2));
+  EXPECT_THAT(listener_.AwaitHellos(2), SizeIs(2));
   EXPECT_THAT(listener_.senders(), IsEmpty());
   // Those that were never heard of do not end either.
   EXPECT_THAT(listener_.AwaitClosed(2), SizeIs(2));
@@ -247,12 +256,12 @@ TEST_F(SessionRulesTest, AHelloSaysWhoItIs) {
 
 TEST_F(SessionRulesTest, IsHeardOfFromItsHelloToItsEnd) {
   auto worker = OpenAs("a");
+  EXPECT_EQ(listener_.AwaitHellos(1).at(0).node(), "nodes/a");
   const std::shared_ptr<Session> session = listener_.sessions().at(0);
   EXPECT_EQ(session->node(), "a");
   EXPECT_EQ(session->incarnation(), "folder.1");
   EXPECT_EQ(session->certificate(), "");
   EXPECT_EQ(session->last_heard(), clock_.Now());
-  EXPECT_EQ(listener_.hellos().at(0).node(), "nodes/a");
   // Any message is a sign of life; its own answers are none.
   const absl::Time before = clock_.Now();
   clock_.Advance(absl::Seconds(3));
@@ -325,7 +334,7 @@ TEST_F(OnePlaceTest, AllSessionsAreClosedForGoodOrForNow) {
   const grpc::Status late = EndOf({Hello("nodes/b")});
   EXPECT_EQ(late.error_code(), grpc::StatusCode::UNAVAILABLE);
   EXPECT_EQ(late.error_message(), "the coordinator is shutting down");
-  EXPECT_THAT(listener_.hellos(), SizeIs(2));
+  EXPECT_THAT(listener_.AwaitHellos(2), SizeIs(2));
 }
 
 class WindowTest : public SessionRulesTest {
