@@ -46,10 +46,6 @@ absl::Status Check(const AttentionOptions& options) {
   return absl::OkStatus();
 }
 
-int64_t BlocksOf(const AttentionOptions& options, int64_t tokens) {
-  return (tokens + options.tile - 1) / options.tile;
-}
-
 // Blocks that a tile with `own` before it keeps besides its own, in a head of the most budget.
 int64_t Most(const AttentionOptions& options, int64_t own) {
   const auto density = static_cast<float>(options.density);
@@ -70,7 +66,7 @@ absl::Status SumOverRanks(const kernels::ShardLayout& layout, const HeadMasses& 
 }
 
 absl::Status CheckLength(const AttentionOptions& options, int64_t tokens) {
-  const int64_t blocks = BlocksOf(options, tokens);
+  const int64_t blocks = BlocksOf(tokens, options.tile);
   if (blocks <= kernels::kMaxMassBlocks) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrFormat(
       "attention.pattern: adaspa: %d tokens are %d blocks of attention.tile; there may be %d: "
@@ -82,8 +78,8 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
                    LayerIndex& index) {
   const kernels::ShardLayout& layout = inputs.layout;
   RETURN_IF_ERROR(CheckLength(options, layout.tokens));
-  const int64_t blocks = BlocksOf(options, layout.tokens);
-  const int64_t local = BlocksOf(options, layout.local_tokens()), rows = inputs.heads * local;
+  const int64_t blocks = BlocksOf(layout.tokens, options.tile);
+  const int64_t local = BlocksOf(layout.local_tokens(), options.tile), rows = inputs.heads * local;
   const int64_t most = 1 + Most(options, blocks - 1);
   if (rows * std::min(local, most) > std::numeric_limits<int32_t>::max()) {
     return absl::InvalidArgumentError(
@@ -147,8 +143,8 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
 }
 
 IndexMemory MemoryOf(const AttentionOptions& options, const IndexShape& shape) {
-  const int64_t local = shape.tokens / shape.ranks, blocks = BlocksOf(options, shape.tokens),
-                rows = shape.heads * BlocksOf(options, local);
+  const int64_t local = shape.tokens / shape.ranks, blocks = BlocksOf(shape.tokens, options.tile),
+                rows = shape.heads * BlocksOf(local, options.tile);
   const int64_t keys = shape.tokens * shape.kv_heads * shape.head_dim * shape.element_bytes;
   const auto of_float = static_cast<int64_t>(sizeof(float));
   // Masses of blocks; log-sum-exps; and, of a KV head at a time, outputs that nobody reads.

@@ -4,6 +4,8 @@
 #include <iterator>
 #include <vector>
 
+#include "absl/strings/str_format.h"
+
 namespace ringleader::patterns {
 namespace {
 
@@ -52,6 +54,15 @@ class Chooser {
 };
 
 }  // namespace
+
+absl::Status CheckBlocks(std::string_view field, int64_t size, int64_t tokens,
+                         std::string_view pattern, int64_t most, std::string_view advice) {
+  const int64_t blocks = BlocksOf(tokens, size);
+  if (blocks <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("%s: %d makes %d blocks of a sequence of %d tokens; %s takes %d: %s", field,
+                      size, blocks, tokens, pattern, most, advice));
+}
 
 int64_t ListedTilesOf(int64_t blocks, int64_t span, int64_t kept) {
   return blocks * std::min({TilesOfRow(blocks), blocks, (kept + 1) * span});

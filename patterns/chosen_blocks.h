@@ -1,14 +1,26 @@
-// Samples of patterns whose rows, tiles of queries, choose blocks of keys: half of each row's
-// choices are blocks that the whole head favours.
+// What patterns whose rows choose blocks of keys share: how many blocks there may be, and samples,
+// in which half of each row's choices are blocks that the whole head favours.
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 #include "patterns/sample.h"
 #include "ring/tile_loads.h"
 
 namespace ringleader::patterns {
+
+// Blocks of `size` tokens, the last of which may be shorter.
+inline int64_t BlocksOf(int64_t tokens, int64_t size) {
+  return (tokens + size - 1) / size;
+}
+
+// INVALID_ARGUMENT, with `advice`, where `field`, the size of the blocks of `pattern`, makes more
+// than `most` of them.
+absl::Status CheckBlocks(std::string_view field, int64_t size, int64_t tokens,
+                         std::string_view pattern, int64_t most, std::string_view advice);
 
 // Returns the most tiles that a sampled head lists one by one, where blocks have `span` tiles and a
 // row keeps up to `kept` of them besides its own.

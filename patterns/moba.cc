@@ -40,24 +40,16 @@ absl::Status Check(const AttentionOptions& options) {
       "attention.topk_blocks is %d; a query keeps its own block at least", options.topk_blocks));
 }
 
-int64_t BlocksOf(const AttentionOptions& options, int64_t tokens) {
-  return (tokens + options.block_size - 1) / options.block_size;
-}
-
 absl::Status CheckLength(const AttentionOptions& options, int64_t tokens) {
-  const int64_t blocks = BlocksOf(options, tokens);
-  if (blocks <= kernels::kMaxGatedBlocks) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrFormat(
-      "attention.block_size: %d makes %d blocks of a sequence of %d tokens; moba takes %d: make it "
-      "larger",
-      options.block_size, blocks, tokens, kernels::kMaxGatedBlocks));
+  return CheckBlocks("attention.block_size", options.block_size, tokens, "moba",
+                     kernels::kMaxGatedBlocks, "make it larger");
 }
 
 absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, IndexDevice& device,
                    LayerIndex& index) {
   const kernels::ShardLayout& layout = inputs.layout;
   RETURN_IF_ERROR(CheckLength(options, layout.tokens));
-  const int64_t blocks = BlocksOf(options, layout.tokens);
+  const int64_t blocks = BlocksOf(layout.tokens, options.block_size);
   ASSIGN_OR_RETURN(const DeviceArray<float> key_sums, GatherKeySums(inputs, options.tile, device));
   const int64_t local_tiles = (layout.local_tokens() + options.tile - 1) / options.tile;
   index.pattern = kernels::TilePattern::kCsr;

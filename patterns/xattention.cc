@@ -41,19 +41,11 @@ absl::Status Check(const AttentionOptions& options) {
       absl::StrFormat("attention.density must lie in [0, 1]; got %g", options.density));
 }
 
-int64_t BlocksOf(const AttentionOptions& options, int64_t tokens) {
-  return (tokens + options.tile - 1) / options.tile;
-}
-
 absl::Status CheckLength(const AttentionOptions& options, int64_t tokens) {
-  const int64_t blocks = BlocksOf(options, tokens);
-  if (blocks <= kernels::kMaxScoredBlocks) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrFormat(
-      "attention.tile: %d makes %d blocks of a sequence of %d tokens; xattention takes %d: %s",
-      options.tile, blocks, tokens, kernels::kMaxScoredBlocks,
-      options.tile < 128 && tokens <= 128 * int64_t{kernels::kMaxScoredBlocks}
-          ? "make it 128, or the sequence shorter"
-          : "make the sequence shorter"));
+  const bool larger_fit = options.tile < 128 && BlocksOf(tokens, 128) <= kernels::kMaxScoredBlocks;
+  return CheckBlocks(
+      "attention.tile", options.tile, tokens, "xattention", kernels::kMaxScoredBlocks,
+      larger_fit ? "make it 128, or the sequence shorter" : "make the sequence shorter");
 }
 
 absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, IndexDevice& device,
@@ -63,7 +55,7 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
   ASSIGN_OR_RETURN(const DeviceArray<std::byte> keys,
                    GatherSequenceKeys(inputs, options.tile, device));
   const int64_t local_tiles = (layout.local_tokens() + options.tile - 1) / options.tile;
-  const auto blocks = static_cast<int32_t>(BlocksOf(options, layout.tokens));
+  const auto blocks = static_cast<int32_t>(BlocksOf(layout.tokens, options.tile));
   const auto density = static_cast<float>(options.density);
   index.pattern = kernels::TilePattern::kCsr;
   index.block_size = options.tile;
