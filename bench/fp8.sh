@@ -75,16 +75,24 @@ rows() { python3 "$root/bench/fp8_rows.py" "$what" "$run" --output "$output" --c
 speed() {
   steps=${steps:-2}
   both() {  # NAME MODE TOKENS STEPS [OPTION...]
+    [[ ! -e $run/$1.csv ]] || return 0
+    rm -f "$run/$1.csv.part"
     "$bin/training_bench" --trainer "$bin/ringleader-trainer" --config "$root/bench/models/qwen2.5-3b.json" \
-      --gpus "$gpus" --mode "$2" --tokens "$3" --precision bfloat16,fp8 --steps "$4" --csv "$run/$1.csv" \
+      --gpus "$gpus" --mode "$2" --tokens "$3" --precision bfloat16,fp8 --steps "$4" --csv "$run/$1.csv.part" \
       --commit "$COMMIT" --hardware "${HARDWARE//,/ }" "${@:5}"
+    mv "$run/$1.csv.part" "$run/$1.csv"
+    rows --gpus "$gpus" >/dev/null
   }
   both sparse sparse "$((65536 * gpus)),$((131072 * gpus))" "$steps"
   both dense dense "$((65536 * gpus))" "$steps"
+  if [[ $peer && ! -e $run/peer.log ]]; then
+    env -u LD_LIBRARY_PATH COMPILE=1 BE=cudnn python3 -m torch.distributed.run --nproc-per-node "$gpus" \
+      "$peer" "$((128 * gpus))" | tee "$run/peer.log.part"
+    mv "$run/peer.log.part" "$run/peer.log"
+    rows --gpus "$gpus" >/dev/null
+  fi
   both memory sparse "$((131072 * gpus))" 1 --recompute full
   [[ ! $longest ]] || both longest sparse "$((524288 * gpus))" 1 --timeout 900
-  [[ ! $peer ]] || env -u LD_LIBRARY_PATH COMPILE=1 BE=cudnn python3 -m torch.distributed.run --nproc-per-node "$gpus" \
-    "$peer" "$((128 * gpus))" | tee "$run/peer.log"
   rows --gpus "$gpus"
 }
 

@@ -41,6 +41,8 @@ def speed_rows():
     of_gpus = f"{gpus} GPU" + "s" * (gpus > 1)
     for name, tokens, asked in (("sparse", 131072, 1.28), ("sparse", 65536, 1.32), ("dense", 65536, 1.10)):
         found, tokens = cases(name), tokens * gpus
+        if not found:
+            continue  # not measured yet
         rates = {precision: float(found[tokens, precision]["tokens_per_second"]) for precision in ("bfloat16", "fp8")}
         rows.append(at_least(f"{tokens // 1024}K {name}, {of_gpus}: tokens a second, of bf16's", rates["fp8"] / rates["bfloat16"],
                              asked, rates["bfloat16"]))
