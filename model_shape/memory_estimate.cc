@@ -46,11 +46,11 @@ int64_t WorkingBytes(const ModelConfig& config, const TrainingShape& shape) {
   const Widths w(config, shape.head_ranks);
   const int64_t n = shape.tokens, element = shape.element_bytes;
   const int64_t chunk = std::min(shape.mlp_chunk_tokens, n);
-  // Upstream gradient, the norm's sum and rows, their gradient; gate, up and activation of a chunk.
-  int64_t mlp = (4 * n * w.hidden + 3 * chunk * w.inner) * element;
-  // The stream's gradient, the norm's rows and sum, q, k and v, the output's gradient, dq, dk, dv;
-  // dq and its conversion in fp32; keys, values and their gradients that visit or travel.
-  int64_t attention = n * ((3 * w.hidden + 2 * w.packed() + w.attended) * element +
+  // Upstream gradient, the norm's sum and the gradient of its rows.
+  int64_t mlp = 3 * n * w.hidden * element;
+  // The stream's gradient, q, k and v, the output's gradient, dq, dk, dv; dq and its conversion in
+  // fp32; keys, values and their gradients that visit or travel.
+  int64_t attention = n * ((w.hidden + 2 * w.packed() + w.attended) * element +
                            2 * w.attended * kFloat + 4 * w.shared_kv * kFloat);
   if (shape.head_ranks > 1) {
     // Sent and received: keys and values while the MLP is computed; with them queries, the output
@@ -58,22 +58,30 @@ int64_t WorkingBytes(const ModelConfig& config, const TrainingShape& shape) {
     mlp += 2 * n * w.shared_kv * element;
     attention += 2 * n * (3 * w.attended + w.shared_kv) * element;
   }
-  if (CastLayersOf(config.layers, shape.precision).count() > 0) {
-    // A byte an element: the norm's rows and the upstream gradient, with the activation and the
-    // gradient of gate and up of a chunk; the stream's gradient, the norm's rows and dq, dk, dv.
-    mlp += 2 * n * w.hidden + 3 * chunk * w.inner;
-    attention += n * (2 * w.hidden + w.packed());
+  // Gate, up and activation of a chunk.
+  const int64_t chunk_values = 3 * chunk * w.inner * element;
+  int64_t layer = 0;
+  const int64_t cast = CastLayersOf(config.layers, shape.precision).count();
+  if (cast < config.layers) {
+    const int64_t norm = n * w.hidden * element;  // its rows
+    layer = std::max(mlp + norm + chunk_values, attention + norm);
+  }
+  if (cast > 0) {
     // What a weight's gradient sums over, turned, and the sum before it is added.
     const int64_t summed = std::min(n, kWeightGradientTokens);
-    const auto product = [&](int64_t out) {
-      return summed * (w.hidden + out) + kFloat * w.hidden * out;
-    };
-    mlp += product(2 * w.inner);
-    attention += product(w.packed());
+    const int64_t turned = summed * (w.hidden + 2 * w.inner) + kFloat * w.hidden * 2 * w.inner;
+    // A byte an element of a chunk's activation and its gradient of gate and up, whose values are
+    // gone before these are turned if no bias reads them. (Those of dq, dk and dv, and what is
+    // turned for their weights, take less than attention did.)
+    const int64_t codes = 3 * chunk * w.inner;
+    const int64_t of_chunk =
+        codes + (config.mlp_bias ? chunk_values + turned : std::max(chunk_values, turned));
+    // The norm's rows, in the MLP with the upstream gradient.
+    layer = std::max({layer, mlp + 2 * n * w.hidden + of_chunk, attention + n * w.hidden});
   }
   const int64_t loss = 2 * n * w.hidden * element +
                        std::min(shape.loss_chunk_tokens, n) * config.vocab_size * element;
-  return std::max({mlp, attention, loss});
+  return std::max(layer, loss);
 }
 
 // Full recomputation unless another is asked for: what a richer policy keeps would have to travel.

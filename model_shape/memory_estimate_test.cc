@@ -56,8 +56,10 @@ TEST(TrainingMemoryTest, CountsWhatARankHolds) {
 }
 
 // FP8 takes two bytes a weight, for all layers that it casts where micro-batches share casts, else
-// for one at a time; a byte for each value that is cast of the layer at work; and for the gradient
-// of its largest weight what 32,768 tokens of both operands take, turned, and their sum.
+// for one at a time. Of the layer at work the norm's rows take a byte a value instead of two, where
+// there is no layer that is not cast; and where the MLP takes most, a chunk's casts are added, and
+// for the gradient of its largest weight what both operands take, turned, and their sum, where
+// these are more than the values that they were cast from.
 TEST(TrainingMemoryTest, CountsCastsOfWeightsAndRows) {
   const int64_t n = 131072;
   TrainingShape shape = Shape(n);
@@ -67,17 +69,28 @@ TEST(TrainingMemoryTest, CountsCastsOfWeightsAndRows) {
   const TrainingMemory one = EstimateMemory(Config(), shape, {}, kWhole);
   const int64_t weights = 2048 * (16 + 2 * 2) * 128 + 2048 * 2048 + 3 * 2048 * 11008;
   EXPECT_EQ(one.casts, 2 * weights);
-  constexpr int64_t kPacked = (16 + 2 * 2) * 128;
-  EXPECT_EQ(one.working, without.working + n * (2 * 2048 + kPacked) + 32768 * (2048 + kPacked) +
-                             4 * 2048 * kPacked)
-      << "attention's";
+  EXPECT_EQ(one.working, without.working) << "attention's of the first layer and the last";
   EXPECT_EQ(one.total(), without.total() + one.casts + one.working - without.working);
   shape.micro_batches = 2;
   EXPECT_EQ(EstimateMemory(Config(), shape, {}, kWhole).casts, 34 * 2 * weights);
   EXPECT_EQ(EstimateMemory(Config(), shape, {}, ParameterSharding::kShard).casts, 2 * weights);
   shape.precision = Precision::kFp8AllLayers;
-  EXPECT_EQ(EstimateMemory(Config(), shape, {}, kWhole).casts, 36 * 2 * weights);
+  const TrainingMemory all = EstimateMemory(Config(), shape, {}, kWhole);
+  EXPECT_EQ(all.casts, 36 * 2 * weights);
+  EXPECT_EQ(all.working, without.working - n * 2048);
   EXPECT_THAT(DescribeMemory(one), HasSubstr("weights in e4m3 0.1,"));
+
+  const int64_t fewer = 65536, chunk = 32768;
+  TrainingShape few = Shape(fewer);
+  const int64_t values = EstimateMemory(Config(), few, {}, kWhole).working;
+  EXPECT_EQ(values, fewer * 2 * 4 * 2048 + chunk * 2 * 3 * 11008) << "the MLP's";
+  few.precision = Precision::kFp8AllLayers;
+  const int64_t codes = EstimateMemory(Config(), few, {}, kWhole).working;
+  EXPECT_EQ(codes, values + chunk * (3 * 11008));
+  ModelConfig biased = Config();
+  biased.mlp_bias = true;
+  EXPECT_EQ(EstimateMemory(biased, few, {}, kWhole).working,
+            codes + chunk * (2048 + 2 * 11008) + 4 * 2048 * 2 * 11008);
 }
 
 // What attention chose stays on the device, whatever is recomputed or waits on the host.

@@ -153,6 +153,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
     Backward(gate[v], up[v], d_out[v]);
     magnitudes = MaxMagnitudes(MaxMagnitudes(magnitudes, gate[v]), up[v]);
     out_magnitudes = MaxMagnitudes(out_magnitudes, d_out[v]);
+    if (args.out.data == nullptr) continue;
     StoreStream(args.d_gate.data + row * args.d_gate.stride + c, gate[v]);
     StoreStream(args.d_up.data + row * args.d_up.stride + c, up[v]);
     StoreStream(args.out.data + row * args.out.stride + c, d_out[v]);
@@ -221,9 +222,13 @@ absl::Status SwigluBackward(const SwigluBackwardArgs& args, cudaStream_t stream)
   RETURN_IF_ERROR(CheckMatrix(args.gate, "SwigluBackward: gate", args.dim));
   RETURN_IF_ERROR(CheckMatrix(args.up, "SwigluBackward: up", args.dim));
   RETURN_IF_ERROR(CheckMatrix(args.d_out, "SwigluBackward: d_out", args.dim));
-  RETURN_IF_ERROR(CheckMatrix(args.d_gate, "SwigluBackward: d_gate", args.dim));
-  RETURN_IF_ERROR(CheckMatrix(args.d_up, "SwigluBackward: d_up", args.dim));
-  RETURN_IF_ERROR(CheckMatrix(args.out, "SwigluBackward: out", args.dim));
+  const bool casts_alone = args.cast.codes != nullptr && args.d_gate.data == nullptr &&
+                           args.d_up.data == nullptr && args.out.data == nullptr;
+  if (!casts_alone) {
+    RETURN_IF_ERROR(CheckMatrix(args.d_gate, "SwigluBackward: d_gate", args.dim));
+    RETURN_IF_ERROR(CheckMatrix(args.d_up, "SwigluBackward: d_up", args.dim));
+    RETURN_IF_ERROR(CheckMatrix(args.out, "SwigluBackward: out", args.dim));
+  }
   RETURN_IF_ERROR(CheckCast(args.cast, "SwigluBackward: cast"));
   RETURN_IF_ERROR(CheckCast(args.out_cast, "SwigluBackward: out_cast"));
   if ((args.cast.codes == nullptr) != (args.out_cast.codes == nullptr)) {

@@ -34,7 +34,7 @@ absl::Status SwigluForward(const SwigluForwardArgs& args, cudaStream_t stream);
 // down projection's weight gradient needs it at this very point. d_gate and d_up may alias gate and
 // up, or d_out. `cast` receives rows of d_gate and, after it, d_up, as rounded to bf16: [rows, 2
 // dim] with one scale for both, and `out_cast` those of out; both or none, and then dim is at most
-// kMaxCastDim.
+// kMaxCastDim, and d_gate, d_up and out may be null, all three.
 struct SwigluBackwardArgs {
   RowMatrix<const __nv_bfloat16> gate = {}, up = {}, d_out = {};
   RowMatrix<__nv_bfloat16> d_gate = {}, d_up = {};

@@ -213,20 +213,24 @@ void SwiGluBackward(const torch::Tensor& d_activation, const torch::Tensor& gate
                     const CastTensors& cast, const CastTensors& activation_cast) {
   CheckRows(d_activation, "SwiGluBackward: d_activation");
   CheckCuda(gate_up, torch::kBFloat16, "SwiGluBackward: gate_up");
-  CheckRows(activation, "SwiGluBackward: activation");
-  CheckRows(d_gate_up, "SwiGluBackward: d_gate_up");
+  const bool want_values = activation.defined() || d_gate_up.defined() || !cast.codes.defined();
+  if (want_values) {
+    CheckRows(activation, "SwiGluBackward: activation");
+    CheckRows(d_gate_up, "SwiGluBackward: d_gate_up");
+  }
   const int64_t inner = d_activation.size(1), stride = gate_up.stride(0);
-  Check(fused::SwigluBackward({.gate = {Bf16(gate_up), stride},
-                               .up = {Bf16(gate_up) + inner, stride},
-                               .d_out = {Bf16(d_activation), inner},
-                               .d_gate = {MutableBf16(d_gate_up), 2 * inner},
-                               .d_up = {MutableBf16(d_gate_up) + inner, 2 * inner},
-                               .out = {MutableBf16(activation), inner},
-                               .cast = View(cast),
-                               .out_cast = View(activation_cast),
-                               .rows = gate_up.size(0),
-                               .dim = inner},
-                              Stream()));
+  Check(fused::SwigluBackward(
+      {.gate = {Bf16(gate_up), stride},
+       .up = {Bf16(gate_up) + inner, stride},
+       .d_out = {Bf16(d_activation), inner},
+       .d_gate = {want_values ? MutableBf16(d_gate_up) : nullptr, 2 * inner},
+       .d_up = {want_values ? MutableBf16(d_gate_up) + inner : nullptr, 2 * inner},
+       .out = {want_values ? MutableBf16(activation) : nullptr, inner},
+       .cast = View(cast),
+       .out_cast = View(activation_cast),
+       .rows = gate_up.size(0),
+       .dim = inner},
+      Stream()));
 }
 
 void Rotate(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& positions,

@@ -33,7 +33,7 @@ torch::Tensor SwiGluForward(const torch::Tensor& gate_up, const CastTensors& cas
                             bool want_out = true);
 // activation: [n, inner], forward's result again; d_gate_up: [n, 2 inner]. Every element is read
 // before its results are written: the results may be the inputs. `cast` and `activation_cast`, both
-// defined or none, receive d_gate_up and activation.
+// defined or none, receive d_gate_up and activation; then these two may be undefined, both.
 void SwiGluBackward(const torch::Tensor& d_activation, const torch::Tensor& gate_up,
                     const torch::Tensor& activation, const torch::Tensor& d_gate_up,
                     const CastTensors& cast = {}, const CastTensors& activation_cast = {});

@@ -56,19 +56,20 @@ class Decoder::Pass {
   }
 
   // final: Forward's result, with the gradient of y in y.
-  void Backward(const TokenOps::Norm& final) {
+  void Backward(TokenOps::Norm final) {
     const Tensor d_final = store_.OpenGradient(Final());
     Operand dx = ops_.NormBackward(
         final.y.values, final.sum, final.rstd, View(FinalNorm(), Final(), -1), {},
         ViewGroup(FinalNorm(), d_final, Begin(Final())), GradientForm(Layers() - 1));
+    final = {};
     store_.CloseGradient(Final());
     for (int layer = Layers() - 1; layer >= 0; --layer) {
       const int block = layer + 1;
       const LayerParameters parameters =
           Layer(store_.Parameters(block, layer > 0 ? block - 1 : -1));
       const LayerParameters gradients = Layer(store_.OpenGradient(block));
-      dx = BackwardLayer(Context(layer, parameters), parameters, gradients, saved_.Take(layer), dx,
-                         GradientForm(layer - 1));
+      dx = BackwardLayer(Context(layer, parameters), parameters, gradients, saved_.Take(layer),
+                         std::move(dx), GradientForm(layer - 1));
       saved_.Return(layer);
       store_.CloseGradient(block);
     }
@@ -90,14 +91,16 @@ class Decoder::Pass {
   Form GradientForm(int layer) const { return ReadsCasts(layer) ? Form::kBoth : Form::kValues; }
   LayerContext Context(int layer, const LayerParameters& parameters) {
     const RecomputePlan& plan = decoder_.options_.recompute;
+    const bool reads_casts = ReadsCasts(layer);
+    if (!reads_casts) decoder_.weight_casts_.MakeRoom();
     return {
         .config = config_,
         .ops = ops_,
         .recompute = layer >= config_.layers - plan.kept_layers ? Recompute::kNone : plan.recompute,
         .mlp_chunk_tokens = decoder_.options_.mlp_chunk_tokens,
         .rotary = rotary_,
-        .casts = ReadsCasts(layer) ? &decoder_.weight_casts_.Of(layer, store_.version(), parameters)
-                                   : nullptr};
+        .casts = reads_casts ? &decoder_.weight_casts_.Of(layer, store_.version(), parameters)
+                             : nullptr};
   }
   int Final() const { return Layers() + 1; }
   int HeadBlock() const { return config_.tied_embeddings ? 0 : Final(); }
@@ -145,9 +148,9 @@ Decoder::Decoder(ModelConfig config, const TokenOps& ops, ParameterStore& store,
 Tensor Decoder::ForwardBackward(const TokenBatch& batch, attention::ContextAttention& attention) {
   const torch::NoGradGuard no_grad;
   Pass pass(*this, batch, attention);
-  const TokenOps::Norm final = pass.Forward(/*keep=*/true);
+  TokenOps::Norm final = pass.Forward(/*keep=*/true);
   Tensor loss = pass.Score(final.y.values, /*gradient=*/true).losses.sum(torch::kDouble);
-  pass.Backward(final);
+  pass.Backward(std::move(final));
   return loss;
 }
 

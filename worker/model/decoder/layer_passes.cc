@@ -121,7 +121,7 @@ void ForwardLayer(const LayerContext& context, int layer, const LayerParameters&
 }
 
 Operand BackwardLayer(const LayerContext& context, const LayerParameters& parameters,
-                      const LayerParameters& gradients, SavedLayer saved, const Operand& dy,
+                      const LayerParameters& gradients, SavedLayer saved, Operand dy,
                       Form form_below) {
   const ModelConfig& config = context.config;
   const TokenOps& ops = context.ops;
@@ -138,21 +138,23 @@ Operand BackwardLayer(const LayerContext& context, const LayerParameters& parame
   // them.
   Operand d_middle;
   {
-    // With casts the values' memory serves again.
-    const Form form = products.gate_up.read_twice();
+    const Form form = products.gate_up.read();
+    // Of casts only a bias's gradient reads the values.
+    const Form swiglu_form =
+        gradients.gate_up_bias.defined() ? products.gate_up.read_twice() : form;
     TokenOps::Norm norm =
         saved.middle.defined()
             ? ops.NormForward(saved.middle, {}, parameters.post_norm, epsilon, form)
             : ops.NormForward(saved.input, products.output.Forward(products.output.Read(attended)),
                               parameters.post_norm, epsilon, form);
-    const Tensor d_normed = torch::empty_like(norm.y.values);
+    const Tensor d_normed = torch::empty_like(norm.sum);
     ForChunks(n, context.mlp_chunk_tokens, [&](int64_t begin, int64_t end) {
       const Operand rows = SliceRows(norm.y, begin, end), upstream = SliceRows(dy, begin, end);
       const TokenOps::SwiGluGradient swiglu =
           ops.SwiGluBackward(products.down.InputGradient(upstream),
                              saved.gate_up.defined() ? saved.gate_up.slice(0, begin, end)
                                                      : products.gate_up.Forward(rows),
-                             products.gate_up.read_twice());
+                             swiglu_form);
       products.down.AddWeightGradient(upstream, swiglu.activation, gradients.down_weight);
       products.gate_up.AddWeightGradient(swiglu.d_gate_up, rows, gradients.gate_up_weight);
       AddBiasGradient(swiglu.d_gate_up.values, gradients.gate_up_bias);
@@ -164,6 +166,7 @@ Operand BackwardLayer(const LayerContext& context, const LayerParameters& parame
     // Both branches of the residual.
     d_middle = ops.NormBackward(d_normed, norm.sum, norm.rstd, parameters.post_norm, dy.values,
                                 gradients.post_norm, products.output.read_twice());
+    dy = {};
   }
 
   products.output.AddWeightGradient(d_middle, products.output.Read(attended),
@@ -173,7 +176,7 @@ Operand BackwardLayer(const LayerContext& context, const LayerParameters& parame
   d_middle.rows = {};
 
   TokenOps::Norm norm =
-      ops.NormForward(saved.input, {}, parameters.input_norm, epsilon, products.qkv.read_twice());
+      ops.NormForward(saved.input, {}, parameters.input_norm, epsilon, products.qkv.read());
   if (!saved.packed.defined()) saved.packed = Project(context, products.qkv, norm.y);
   Tensor d_packed;
   {
@@ -190,7 +193,8 @@ Operand BackwardLayer(const LayerContext& context, const LayerParameters& parame
   const Operand rows = products.qkv.Read(d_packed.view({n, -1}));
   products.qkv.AddWeightGradient(rows, norm.y, gradients.qkv_weight);
   AddBiasGradient(rows.values, gradients.qkv_bias);
-  const Tensor d_normed = norm.y.values;  // which have served
+  // Where there are values, they have served.
+  const Tensor d_normed = norm.y.values.defined() ? norm.y.values : torch::empty_like(norm.sum);
   products.qkv.InputGradient(rows, d_normed);
   return ops.NormBackward(d_normed, norm.sum, norm.rstd, parameters.input_norm, d_middle.values,
                           gradients.input_norm, form_below);

@@ -48,9 +48,9 @@ void ForwardLayer(const LayerContext& context, int layer, const LayerParameters&
 
 // dy: the gradient of the layer's output, its rows cast where the context has casts. Adds to
 // `gradients` (fp32) and returns the gradient of its input in form_below, kValues or kBoth. Takes
-// `saved` apart, to free it early.
+// `saved` and dy apart, to free them early.
 Operand BackwardLayer(const LayerContext& context, const LayerParameters& parameters,
-                      const LayerParameters& gradients, SavedLayer saved, const Operand& dy,
+                      const LayerParameters& gradients, SavedLayer saved, Operand dy,
                       Form form_below);
 
 // softmax(hidden head^T) against labels, with logits for `chunk_tokens` tokens at a time. With

@@ -30,6 +30,11 @@ class WeightCasts {
   // another layer takes their place.
   const LayerCasts& Of(int layer, int64_t version, const LayerParameters& parameters);
 
+  // A layer without casts comes: frees those that one at a time is held of.
+  void MakeRoom() {
+    if (places_.size() == 1) places_[0] = {};
+  }
+
  private:
   struct Place {
     int layer = -1;

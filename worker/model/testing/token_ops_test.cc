@@ -189,6 +189,10 @@ TEST_P(TokenOpsTest, StepsCastWhatTheyStore) {
     ExpectSameRows(cast.activation.rows, plain_.CastRows(plain.activation.values), "activation");
     EXPECT_TRUE(torch::equal(cast.d_gate_up.values, plain.d_gate_up.values));
     ExpectSameRows(cast.d_gate_up.rows, plain_.CastRows(plain.d_gate_up.values), "gate and up");
+    const auto alone = fused_->SwiGluBackward(upstream.clone(), gate_up.clone(), Form::kRows);
+    EXPECT_FALSE(alone.activation.values.defined() || alone.d_gate_up.values.defined());
+    ExpectSameRows(alone.activation.rows, cast.activation.rows, "activation without values");
+    ExpectSameRows(alone.d_gate_up.rows, cast.d_gate_up.rows, "gate and up without values");
   }
 }
 

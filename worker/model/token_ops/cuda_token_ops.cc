@@ -65,10 +65,12 @@ class CudaTokenOps : public TokenOps {
     const int64_t rows = gate_up.size(0), inner = d_activation.size(1);
     const ops::CastTensors cast = Room(rows, 2 * inner, gate_up, form),
                            activation_cast = Room(rows, inner, gate_up, form);
-    ops::SwiGluBackward(d_activation, gate_up, /*activation=*/d_activation, /*d_gate_up=*/gate_up,
-                        cast, activation_cast);
-    return {.activation = {.values = d_activation, .rows = Rows(activation_cast)},
-            .d_gate_up = {.values = gate_up, .rows = Rows(cast)}};
+    const bool want_values = form != Form::kRows;
+    const Tensor activation = want_values ? d_activation : Tensor(),
+                 d_gate_up = want_values ? gate_up : Tensor();
+    ops::SwiGluBackward(d_activation, gate_up, activation, d_gate_up, cast, activation_cast);
+    return {.activation = {.values = activation, .rows = Rows(activation_cast)},
+            .d_gate_up = {.values = d_gate_up, .rows = Rows(cast)}};
   }
 
   ScaledRows CastRows(const Tensor& x) const override { return Rows(ops::CastRows(x)); }

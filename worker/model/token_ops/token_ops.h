@@ -80,7 +80,7 @@ class TokenOps {
     Operand activation;  // [n, inner], forward's result again
     Operand d_gate_up;   // [n, 2 inner]
   };
-  // May use the memory of its inputs for the results. form: kValues or kBoth.
+  // May use the memory of its inputs for the results, or leave anything there.
   virtual SwiGluGradient SwiGluBackward(const torch::Tensor& d_activation,
                                         const torch::Tensor& gate_up, Form form) const = 0;
 
