@@ -19,7 +19,7 @@
 # Every call takes [--bin DIR], [--dir FOLDER], which keeps what was measured, and [--output FILE].
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-command="bench/fp8.sh $*"
+command="bench/fp8.sh ${1:-}"  # what rows name: without where things are kept
 if [[ -f $root/CMakeLists.txt ]]; then bin=$root/build/bin; else bin=$root/bin; fi
 what=${1:-} gpus=2 steps='' peer='' longest='' quality='' text='' tokens=8192 seeds="1 2 3" engine=cuda run=''
 first_step='' last_step='' at_once=1
@@ -31,10 +31,15 @@ case $what in
 esac
 while (($#)); do
   case $1 in
-    --longest) longest=1; shift; continue ;;
+    --longest) longest=1 command+=" $1"; shift; continue ;;
     -h | --help) sed -n '2,21s/^# \{0,1\}//p' "$0"; exit ;;
   esac
   (($# > 1)) || { echo "fp8: $1 needs a value, or is no option (see --help)" >&2; exit 2; }
+  case $1 in
+    --bin | --dir | --output) ;;
+    --peer | --text | --config | --quality) command+=" $1 $(basename "$2")" ;;
+    *) if [[ $2 == *' '* ]]; then command+=" $1 \"$2\""; else command+=" $1 $2"; fi ;;
+  esac
   case $1 in
     --gpus) gpus=$2 ;;
     --steps) steps=$2 ;;
