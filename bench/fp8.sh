@@ -93,6 +93,10 @@ speed() {
   if [[ $peer && ! -e $run/peer.log ]]; then
     env -u LD_LIBRARY_PATH COMPILE=1 BE=cudnn python3 -m torch.distributed.run --nproc-per-node "$gpus" \
       "$peer" "$((128 * gpus))" | tee "$run/peer.log.part"
+    grep -q "S=$((131072 * gpus)) .*-> [0-9]* tok/s" "$run/peer.log.part" || {
+      echo "fp8: $peer printed no line of $((131072 * gpus)) tokens (bench/compare_peer.sh says which)" >&2
+      exit 1
+    }
     mv "$run/peer.log.part" "$run/peer.log"
     rows --gpus "$gpus" >/dev/null
   fi

@@ -14,18 +14,19 @@ import re
 import statistics
 
 
-def row(name, value, asked, met, peer):
+def row(name, value, asked, met, peer, line=None):
+    """line: of the CSV that the value is from, which says when and by what it was measured; without one, now."""
+    line = line or {"hardware": os.environ["HARDWARE"], "commit": os.environ["COMMIT"], "date": datetime.date.today().isoformat()}
     return {"row": name, "value": round(value, 5), "asked": asked, "met": met, "peer": peer,
-            "hardware": os.environ["HARDWARE"], "commit": os.environ["COMMIT"],
-            "date": datetime.date.today().isoformat(), "command": flags.command}
+            **{key: line[key] for key in ("hardware", "commit", "date")}, "command": flags.command}
 
 
-def at_least(name, value, asked, peer):
-    return row(name, value, f">= {asked}", value >= asked, peer)
+def at_least(name, value, asked, peer, line=None):
+    return row(name, value, f">= {asked}", value >= asked, peer, line)
 
 
-def at_most(name, value, asked, peer):
-    return row(name, value, f"<= {asked}", value <= asked, peer)
+def at_most(name, value, asked, peer, line=None):
+    return row(name, value, f"<= {asked}", value <= asked, peer, line)
 
 
 def cases(name):
@@ -33,7 +34,8 @@ def cases(name):
     path = folder / f"{name}.csv"
     if not path.exists():
         return {}
-    return {(int(line["tokens"]), line["precision"]): line for line in csv.DictReader(path.open())}
+    return {(int(line["tokens"]), line["precision"]): line for line in csv.DictReader(path.open())
+            if int(line["gpus"]) == flags.gpus}
 
 
 def speed_rows():
@@ -45,24 +47,27 @@ def speed_rows():
             continue  # not measured yet
         rates = {precision: float(found[tokens, precision]["tokens_per_second"]) for precision in ("bfloat16", "fp8")}
         rows.append(at_least(f"{tokens // 1024}K {name}, {of_gpus}: tokens a second, of bf16's", rates["fp8"] / rates["bfloat16"],
-                             asked, rates["bfloat16"]))
+                             asked, rates["bfloat16"], found[tokens, "fp8"]))
     longest_step = 131072 * gpus
-    figures = {precision: cases("sparse")[longest_step, precision] for precision in ("bfloat16", "fp8")}
-    rows.append(at_least(f"{longest_step // 1024}K sparse, {of_gpus}: token-wise TFLOP/s a GPU",
-                         float(figures["fp8"]["token_wise_tflops"]), 780, float(figures["bfloat16"]["token_wise_tflops"])))
-    peaks = {precision: float(line["peak_gib"]) for (_, precision), line in cases("memory").items()}
+    figures = {precision: cases("sparse").get((longest_step, precision)) for precision in ("bfloat16", "fp8")}
+    if figures["fp8"]:
+        rows.append(at_least(f"{longest_step // 1024}K sparse, {of_gpus}: token-wise TFLOP/s a GPU",
+                             float(figures["fp8"]["token_wise_tflops"]), 780, float(figures["bfloat16"]["token_wise_tflops"]),
+                             figures["fp8"]))
+    memory = {precision: line for (_, precision), line in cases("memory").items()}
+    peaks = {precision: float(line["peak_gib"]) for precision, line in memory.items()}
     if peaks:
         rows.append(at_most(f"{longest_step // 1024}K sparse, {of_gpus}, recompute: full: peak memory, of bf16's",
-                        peaks["fp8"] / peaks["bfloat16"], 1, peaks["bfloat16"]))
+                        peaks["fp8"] / peaks["bfloat16"], 1, peaks["bfloat16"], memory["fp8"]))
     for (tokens, precision), figures_of in cases("longest").items():
         if precision == "fp8":
             bf16 = float(cases("longest")[tokens, "bfloat16"]["step_seconds"])
             rows.append(at_most(f"{tokens // 1024}K sparse, {of_gpus}: seconds of a step",
-                                float(figures_of["step_seconds"]), 42, bf16))
-    if (folder / "peer.log").exists():
+                                float(figures_of["step_seconds"]), 42, bf16, figures_of))
+    if (folder / "peer.log").exists() and figures["fp8"]:
         match = re.search(rf"S={longest_step}\b.*-> (\d+) tok/s", (folder / "peer.log").read_text())
         rows.append(at_least(f"{longest_step // 1024}K sparse, {of_gpus}: tokens a second, of the dense peer's",
-                             float(figures["fp8"]["tokens_per_second"]) / float(match[1]), 9.0, float(match[1])))
+                             float(figures["fp8"]["tokens_per_second"]) / float(match[1]), 9.0, float(match[1]), figures["fp8"]))
     return rows
 
 

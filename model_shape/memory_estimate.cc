@@ -60,22 +60,21 @@ int64_t WorkingBytes(const ModelConfig& config, const TrainingShape& shape) {
   }
   // Gate, up and activation of a chunk.
   const int64_t chunk_values = 3 * chunk * w.inner * element;
-  int64_t layer = 0;
-  const int64_t cast = CastLayersOf(config.layers, shape.precision).count();
-  if (cast < config.layers) {
-    const int64_t norm = n * w.hidden * element;  // its rows
-    layer = std::max(mlp + norm + chunk_values, attention + norm);
-  }
-  if (cast > 0) {
+  // A layer that is not cast, as all are in steps that read no casts: with the norm's rows.
+  const int64_t norm = n * w.hidden * element;
+  int64_t layer = std::max(mlp + norm + chunk_values, attention + norm);
+  if (CastLayersOf(config.layers, shape.precision).count() > 0) {
     // What a weight's gradient sums over, turned, and the sum before it is added.
     const int64_t summed = std::min(n, kWeightGradientTokens);
     const int64_t turned = summed * (w.hidden + 2 * w.inner) + kFloat * w.hidden * 2 * w.inner;
     // A byte an element of a chunk's activation and its gradient of gate and up, whose values are
-    // gone before these are turned if no bias reads them. (Those of dq, dk and dv, and what is
-    // turned for their weights, take less than attention did.)
+    // gone before these are turned if no bias reads them; the CPU engine decodes codes before it
+    // multiplies. (Those of dq, dk and dv, and what is turned for their weights, take less than
+    // attention did.)
     const int64_t codes = 3 * chunk * w.inner;
+    const bool values_stay = config.mlp_bias || shape.device_is_host;
     const int64_t of_chunk =
-        codes + (config.mlp_bias ? chunk_values + turned : std::max(chunk_values, turned));
+        codes + (values_stay ? chunk_values + turned : std::max(chunk_values, turned));
     // The norm's rows, in the MLP with the upstream gradient.
     layer = std::max({layer, mlp + 2 * n * w.hidden + of_chunk, attention + n * w.hidden});
   }

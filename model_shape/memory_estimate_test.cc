@@ -56,10 +56,10 @@ TEST(TrainingMemoryTest, CountsWhatARankHolds) {
 }
 
 // FP8 takes two bytes a weight, for all layers that it casts where micro-batches share casts, else
-// for one at a time. Of the layer at work the norm's rows take a byte a value instead of two, where
-// there is no layer that is not cast; and where the MLP takes most, a chunk's casts are added, and
-// for the gradient of its largest weight what both operands take, turned, and their sum, where
-// these are more than the values that they were cast from.
+// for one at a time. A layer at work takes no less than one that is not cast, as all are in steps
+// that read no casts; where the MLP takes most, a chunk's casts are added, and for the gradient of
+// its largest weight what both operands take, turned, and their sum, where these are more than the
+// values that they were cast from, or these stay.
 TEST(TrainingMemoryTest, CountsCastsOfWeightsAndRows) {
   const int64_t n = 131072;
   TrainingShape shape = Shape(n);
@@ -77,7 +77,7 @@ TEST(TrainingMemoryTest, CountsCastsOfWeightsAndRows) {
   shape.precision = Precision::kFp8AllLayers;
   const TrainingMemory all = EstimateMemory(Config(), shape, {}, kWhole);
   EXPECT_EQ(all.casts, 36 * 2 * weights);
-  EXPECT_EQ(all.working, without.working - n * 2048);
+  EXPECT_EQ(all.working, without.working);
   EXPECT_THAT(DescribeMemory(one), HasSubstr("weights in e4m3 0.1,"));
 
   const int64_t fewer = 65536, chunk = 32768;
@@ -87,10 +87,19 @@ TEST(TrainingMemoryTest, CountsCastsOfWeightsAndRows) {
   few.precision = Precision::kFp8AllLayers;
   const int64_t codes = EstimateMemory(Config(), few, {}, kWhole).working;
   EXPECT_EQ(codes, values + chunk * (3 * 11008));
+  const int64_t turned = chunk * (2048 + 2 * 11008) + 4 * 2048 * 2 * 11008;
   ModelConfig biased = Config();
   biased.mlp_bias = true;
-  EXPECT_EQ(EstimateMemory(biased, few, {}, kWhole).working,
-            codes + chunk * (2048 + 2 * 11008) + 4 * 2048 * 2 * 11008);
+  EXPECT_EQ(EstimateMemory(biased, few, {}, kWhole).working, codes + turned);
+  few.device_is_host = true;
+  EXPECT_EQ(EstimateMemory(Config(), few, {}, kWhole).working, codes + turned);
+  few = Shape(2048);
+  few.precision = Precision::kFp8AllLayers;
+  few.loss_chunk_tokens = 16;
+  EXPECT_EQ(EstimateMemory(Config(), few, {}, kWhole).working,
+            2048 * ((3 * 2 + 2) * 2048 + 3 * 11008) + 2048 * (2048 + 2 * 11008) +
+                int64_t{4} * 2048 * 2 * 11008)
+      << "what is turned is more than the values of few tokens";
 }
 
 // What attention chose stays on the device, whatever is recomputed or waits on the host.

@@ -359,7 +359,8 @@ clusters that thin out with distance, and columns that lie anywhere; no more tha
 
 The queries are the sequence's last ones, as in the paper, or with `attention.estimate_at: spread` one from each of as
 many equal parts of it: what only earlier queries attend to counts then, and a key counts by how many see it. `end` is
-the default until recall of both has been measured on GPUs.
+the default: it keeps more of what is asked at the end and of far recall, while `spread` keeps more attention by the
+probe and costs text less ([quality](quality.md)).
 
 The budget is a number of columns and of diagonals, or with `attention.density` a share of the causal tiles, at any
 length: columns are a tenth of that share of the tokens, and diagonals are taken while the tiles they have come to four

@@ -17,7 +17,7 @@
 # From a checkout or from a bundle (deploy/bundle.sh). One GPU, 25 minutes in all.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
-command="bench/quality/run.sh $*"
+command=bench/quality/run.sh  # what rows name: without where things are kept
 if [[ -f $root/CMakeLists.txt ]]; then bin=${RINGLEADER_BUILD:-$root/build}/bin; else bin=$root/bin; fi
 run='' plan=gpu engine=cuda text=/usr/include seconds=86400 output='' at_once=''
 while (($#)); do
@@ -25,6 +25,11 @@ while (($#)); do
     -h | --help) sed -n '2,18s/^# \{0,1\}//p' "$0"; exit ;;
   esac
   (($# > 1)) || { echo "quality: $1 needs a value, or is no option (see --help)" >&2; exit 2; }
+  case $1 in
+    --bin | --dir | --output) ;;
+    --text) command+=" $1 $(basename "$2")" ;;
+    *) command+=" $1 $2" ;;
+  esac
   case $1 in
     --dir) run=$(realpath -m "$2") ;;
     --plan) plan=$2 ;;

@@ -300,7 +300,7 @@ class Suite:
             except subprocess.CalledProcessError:
                 sys.exit(f"quality: {name} failed:\n" + "\n".join(log.read_text().splitlines()[-20:]))
         found = self.ringctl("report", name, "-o", "json", capture_output=True, text=True).stdout
-        result = {**json.loads(found), "tokens": self.tokens_of(stage), "document_tokens": stage.length,
+        result = {**json.loads(found), "model": f"jobs/{name}/model", "tokens": self.tokens_of(stage), "document_tokens": stage.length,
                   "attention": attention, "wall_seconds": time.monotonic() - started}
         self.longest = max(self.longest, result["wall_seconds"])
         for path in folder.iterdir():

@@ -93,7 +93,13 @@ absl::StatusOr<CheckedJob> CheckJob(const JobFile& file) {
     return absl::Status(valid.code(), absl::StrCat(file.path, ": ", valid.message()));
   }
   if (!file.check_files) return job;
-  RETURN_IF_ERROR(jobspec::CheckFiles(job.spec));
+  if (const absl::Status files = jobspec::CheckFiles(job.spec); absl::IsNotFound(files)) {
+    return absl::NotFoundError(
+        absl::StrCat(files.message(),
+                     " on this machine; --no-check-files leaves it to the coordinator to look"));
+  } else if (!files.ok()) {
+    return files;
+  }
   const v1::JobSpec& spec = job.spec;
   Problems problems;
   const bool has_folder = !spec.model().config().empty();

@@ -138,8 +138,8 @@ constexpr Field kFieldsAfterPatterns[] = {
      "How a sequence is dealt to the trainers of a group. The sequence length must be a "
      "multiple of `context` × tile (`contiguous`, `documents`), 2 × `context` × tile (`zigzag`) or "
      "`context` × stripe (`striped`), with `heads` of a ring of `context` / `heads`, and of `context`. `documents`: long documents lie in stripes, short ones whole "
-     "on one trainer, and only keys of the long ones travel; with `attention.pattern: dense` and "
-     "documents kept apart. `auto`: the planner picks one of the others, and may pick "
+     "on one trainer, and only keys of the long ones travel; documents must be kept apart "
+     "(`data.document_mask` or `data.batching: samples`), and under a pattern other than `dense` each chooses for itself. `auto`: the planner picks one of the others, and may pick "
      "`documents`, too, while the job runs (`parallelism.replan`)."},
     {"parallelism.ring", Need::kDefault, "auto", {}, kAlways,
      "How keys and values travel: around one ring (`flat`), inside nodes and between them "

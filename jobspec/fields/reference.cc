@@ -110,16 +110,23 @@ std::string ReferencePage() {
 
 std::string PatternsPage() {
   std::string page = kPatternsPreamble;
+  const auto append_table = [&page](std::string_view pattern, bool is_not) {
+    std::string rows;
+    for (const Field& field : Fields()) {
+      if (field.when.path == "attention.pattern" && field.when.value == pattern &&
+          field.when.is_not == is_not) {
+        absl::StrAppend(&rows, TableRow(field));
+      }
+    }
+    if (!rows.empty()) absl::StrAppend(&page, "\n", kTableHead, rows);
+  };
   for (const patterns::PatternDefinition* definition : patterns::Definitions()) {
     absl::StrAppend(&page, "\n## ", std::string(definition->name), "\n\n",
                     std::string(definition->page));
-    if (!definition->fields.empty()) absl::StrAppend(&page, "\n", kTableHead);
-    for (const Field& field : Fields()) {
-      if (field.when.path == "attention.pattern" && field.when.value == definition->name) {
-        absl::StrAppend(&page, TableRow(field));
-      }
-    }
+    append_table(definition->name, /*is_not=*/false);
   }
+  absl::StrAppend(&page, "\n## What all but dense have\n");
+  append_table("dense", /*is_not=*/true);
   return absl::StrCat(page, kAddingAPattern);
 }
 

@@ -92,7 +92,8 @@ class Decoder::Pass {
   LayerContext Context(int layer, const LayerParameters& parameters) {
     const RecomputePlan& plan = decoder_.options_.recompute;
     const bool reads_casts = ReadsCasts(layer);
-    if (!reads_casts) decoder_.weight_casts_.MakeRoom();
+    const int64_t cast_layers = CastLayersOf(config_.layers, decoder_.options_.precision).count();
+    if (!reads_casts && decoder_.options_.held_casts < cast_layers) decoder_.weight_casts_.Clear();
     return {
         .config = config_,
         .ops = ops_,

@@ -117,6 +117,27 @@ TEST(Fp8DecoderTest, ErrorsByLayerBesideThoseOfBf16) {
   }
 }
 
+// Their gradients read values that no product does.
+TEST(Fp8DecoderTest, BiasesLearnToo) {
+  ModelConfig config = Config();
+  config.attention_output_bias = config.mlp_bias = true;
+  const auto cpu = NewCpuTokenOps(/*threads=*/2);
+  const auto train = [&](torch::ScalarType type, const TokenOps& ops, Precision precision) {
+    return Train(ops, type, Options(precision), config);
+  };
+  const Result exact = train(torch::kDouble, PlainTokenOps(), Precision::kModelType);
+  const Result fp8 = train(torch::kFloat, *cpu, Precision::kFp8AllLayers);
+  int biases = 0;
+  for (const ParameterSlot& slot : MakeParameterLayout(config).slots) {
+    if (!slot.name.ends_with("proj.bias") || slot.name.ends_with("k_proj.bias")) continue;
+    ++biases;
+    const Tensor want = exact.gradients.narrow(0, slot.offset, slot.elements);
+    EXPECT_GT(want.abs().max().item<double>(), 0) << slot.name;
+    EXPECT_LT(Error(fp8.gradients.narrow(0, slot.offset, slot.elements), want), 0.25) << slot.name;
+  }
+  EXPECT_EQ(biases, 4 * 6) << "of q, v, the output, gate, up and down";
+}
+
 TEST(Fp8DecoderTest, RecomputingDoesNotChangeABit) {
   const auto ops = NewCpuTokenOps(/*threads=*/2);
   for (const Precision precision : {Precision::kFp8, Precision::kFp8AllLayers}) {

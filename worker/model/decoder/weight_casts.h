@@ -30,10 +30,8 @@ class WeightCasts {
   // another layer takes their place.
   const LayerCasts& Of(int layer, int64_t version, const LayerParameters& parameters);
 
-  // A layer without casts comes: frees those that one at a time is held of.
-  void MakeRoom() {
-    if (places_.size() == 1) places_[0] = {};
-  }
+  // Frees what is held: a layer comes that has none, and takes the room.
+  void Clear() { places_.assign(places_.size(), {}); }
 
  private:
   struct Place {
