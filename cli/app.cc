@@ -1,6 +1,7 @@
 #include "cli/app.h"
 
 #include <CLI/CLI.hpp>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <ostream>
@@ -213,7 +214,13 @@ int RunRingctl(const std::vector<std::string>& arguments, Context context) {
   if (const absl::Status status = ResolveSettings(&context); !status.ok()) {
     return Fail(context, status);
   }
-  const absl::StatusOr<int> code = context.action();
+  const absl::StatusOr<int> code = [&]() -> absl::StatusOr<int> {
+    try {
+      return context.action();
+    } catch (const std::exception& e) {  // a library's, of what no check has foreseen
+      return absl::InternalError(e.what());
+    }
+  }();
   return Ended(context, code.ok() ? *code : Fail(context, code.status()));
 }
 

@@ -2,6 +2,7 @@
 // Submitting, packing data, settings and mistakes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -134,7 +135,9 @@ TEST_F(CliTest, ValidatingNeedsNoCoordinator) {
   // Files that are elsewhere are not looked at, and then nothing is predicted.
   std::filesystem::remove_all(folder_ / "tokens");
   std::filesystem::remove(folder_ / "config.json");
-  EXPECT_EQ(Run({"validate", Path("job.yaml")}).code, kNotFound);
+  const Result seeing = Run({"validate", Path("job.yaml")});
+  EXPECT_EQ(seeing.code, kNotFound);
+  EXPECT_THAT(seeing.err, HasSubstr("on this machine; --no-check-files leaves it to"));
   const Result blind = Run({"validate", Path("job.yaml"), "--no-check-files"});
   EXPECT_EQ(blind.code, 0) << blind.err;
   EXPECT_THAT(blind.out, HasSubstr("the model's config.json cannot be read here"));
@@ -362,6 +365,22 @@ TEST_F(CliTest, SettingsComeFromFlagEnvironmentFileInThatOrder) {
   Write("other.yaml", "tls-cert: /none\ntls-key: /none\ntls-ca: /none\ntoken-file: /none\n");
   EXPECT_THAT(Run({"list", "--config", Path("other.yaml")}).err, HasSubstr("/none"));
   EXPECT_EQ(Run({"list", "--config", Path("none.yaml")}).code, kNotFound);
+  const Result folder = Run({"list", "--config", Path(".config")});
+  EXPECT_EQ(folder.code, kUsage);
+  EXPECT_THAT(folder.err, HasSubstr("Is a directory"));
+}
+
+// Its address would be left out, and another coordinator be spoken to.
+TEST_F(CliTest, SettingsThatCannotBeReadAreAnError) {
+  Write("mine.yaml", "address: " + coordinator_.address() + "\n");
+  std::filesystem::permissions(folder_, std::filesystem::perms::all);
+  std::filesystem::permissions(folder_ / "mine.yaml", std::filesystem::perms::none);
+  const bool is_root = geteuid() == 0;  // who reads everything
+  ASSERT_EQ(is_root ? seteuid(65534) : 0, 0);
+  const Result result = Run({"list", "--config", Path("mine.yaml"), "--retry-for", "0"});
+  ASSERT_EQ(is_root ? seteuid(0) : 0, 0);
+  EXPECT_THAT(result.err, HasSubstr("mine.yaml cannot be read: Permission denied"));
+  EXPECT_NE(result.code, kUnavailable);
 }
 
 TEST_F(CliTest, MistakesOnTheCommandLine) {

@@ -1,3 +1,5 @@
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -54,6 +56,10 @@ std::string ConfigPath(const Context& context, bool* is_required) {
 absl::Status ReadFile(const std::string& path, const std::map<std::string, std::string*>& settings,
                       bool* insecure) {
   std::ifstream file(path);
+  if (!file) {
+    return absl::PermissionDeniedError(
+        absl::StrCat(path, " cannot be read: ", std::strerror(errno)));
+  }
   const auto wrong = [&](absl::string_view what) {
     return absl::InvalidArgumentError(absl::StrCat(path, ": ", what));
   };

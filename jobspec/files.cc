@@ -57,9 +57,24 @@ absl::Status CheckShards(const char* field, const fs::path& folder) {
   return CheckReadable(field, folder / "manifest.json");
 }
 
+// What a job reads may not lie where it exports its model, which takes the place of what is there.
+absl::Status CheckApart(const char* field, const std::string& path, const fs::path& exported) {
+  if (path.empty() || path == "random") return absl::OkStatus();
+  const fs::path relative = fs::path(path).lexically_normal().lexically_relative(exported);
+  if (relative.empty() || *relative.begin() == "..") return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      field, ": ", path, " is where the job exports its model (checkpoint.directory/model), ",
+      "which takes the place of what is there; choose another checkpoint.directory"));
+}
+
 }  // namespace
 
 absl::Status CheckFiles(const v1::JobSpec& spec) {
+  const fs::path exported = (fs::path(spec.checkpoint().directory()) / "model").lexically_normal();
+  RETURN_IF_ERROR(CheckApart("model.init", spec.model().init(), exported));
+  RETURN_IF_ERROR(CheckApart("model.config", spec.model().config(), exported));
+  RETURN_IF_ERROR(CheckApart("data.train", spec.data().train(), exported));
+  RETURN_IF_ERROR(CheckApart("data.eval", spec.data().eval(), exported));
   const std::string& init = spec.model().init();
   if (init.empty() || init == "random") {
     RETURN_IF_ERROR(CheckReadable("model.config", spec.model().config()));

@@ -44,6 +44,21 @@ TEST_F(FilesTest, NamesWhatIsMissing) {
   EXPECT_THAT(Check().message(), HasSubstr("is a file, not a folder"));
 }
 
+TEST_F(FilesTest, WhatAJobReadsIsNotWhereItExports) {
+  v1::JobSpec spec = *LoadJobFile((folder_ / "job.yaml").string(), {});
+  spec.mutable_checkpoint()->set_directory((folder_ / "run").string());
+  for (const char* inside : {"run/model", "run/./model/", "run/model/deeper"}) {
+    spec.mutable_model()->set_init((folder_ / inside).string());
+    EXPECT_THAT(CheckFiles(spec).message(),
+                AllOf(HasSubstr("model.init: "), HasSubstr("is where the job exports its model")))
+        << inside;
+  }
+  for (const char* outside : {"run/models", "model", "run"}) {
+    spec.mutable_model()->set_init((folder_ / outside).string());
+    EXPECT_THAT(CheckFiles(spec).message(), Not(HasSubstr("exports"))) << outside;
+  }
+}
+
 TEST_F(FilesTest, AJobFileThatIsNone) {
   EXPECT_EQ(LoadJobFile((folder_ / "none.yaml").string(), {}).status().code(),
             absl::StatusCode::kNotFound);

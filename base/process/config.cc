@@ -60,7 +60,7 @@ absl::StatusOr<std::vector<ConfigLine>> ReadConfig(std::istream& input) {
       }
     }
     return lines;
-  } catch (const YAML::Exception& error) {
+  } catch (const std::exception& error) {  // YAML's, or the stream's: of a folder, for one
     return absl::InvalidArgumentError(error.what());
   }
 }

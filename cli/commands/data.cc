@@ -5,10 +5,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "cli/commands/commands.h"
 #include "cli/printer.h"
 #include "cli/validators.h"
+#include "jobspec/fields/text.h"
 #include "worker/data/pack_folder.h"
 
 namespace ringleader::cli {
@@ -21,6 +23,9 @@ nlohmann::ordered_json ToJson(const data::Manifest& manifest) {
 }
 
 absl::StatusOr<int> Pack(const Context& context, const data::PackOptions& options) {
+  if (!jobspec::IsUtf8(options.tokenizer) || !jobspec::IsUtf8(absl::StrJoin(options.tasks, ","))) {
+    return absl::InvalidArgumentError("--tokenizer or --tasks is not UTF-8");
+  }
   ASSIGN_OR_RETURN(const data::PackResult result, data::Pack(options));
   const nlohmann::ordered_json document = {{"train", ToJson(result.train)},
                                            {"eval", ToJson(result.eval)},

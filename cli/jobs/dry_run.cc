@@ -66,6 +66,10 @@ absl::StatusOr<v1::StepPlan> PlanHere(const v1::JobSpec& spec, const model::Mode
       planner::TypicalCluster(spec.resources().engine(), static_cast<int>(machines.nodes),
                               static_cast<int>(machines.trainers_per_node));
   cluster.threads_per_trainer = std::max(1u, spec.resources().threads());
+  if (spec.resources().engine() == ResourcesSpec::CUDA) {
+    // No GPU has more. How much hosts and other machines have is not known here.
+    cluster.memory_bytes_per_trainer = static_cast<uint64_t>(machines.trainer_gib * kGiB);
+  }
   const planner::CostModel cost_model(spec, model, cluster);
   return planner::MakePlan(spec, model, cluster, cost_model);
 }

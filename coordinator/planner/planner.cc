@@ -62,7 +62,20 @@ absl::Status CheckCluster(const v1::JobSpec& spec, const ClusterShape& cluster) 
   return absl::OkStatus();
 }
 
+// What the engines' attention takes (kernels/reference, kernels/sm90).
+absl::Status CheckHeadDim(v1::ResourcesSpec::Engine engine, int64_t head_dim) {
+  if (engine == v1::ResourcesSpec::CUDA) {
+    if (head_dim == 64 || head_dim == 128) return absl::OkStatus();
+    return Invalid(
+        "model: its heads have %d dimensions; with resources.engine: cuda 64 and 128 are supported",
+        head_dim);
+  }
+  if (head_dim >= 1 && head_dim <= 256) return absl::OkStatus();
+  return Invalid("model: its heads have %d dimensions; up to 256 are supported", head_dim);
+}
+
 absl::Status CheckModel(const v1::JobSpec& spec, const model::ModelConfig& model) {
+  RETURN_IF_ERROR(CheckHeadDim(spec.resources().engine(), model.head_dim));
   for (const uint32_t layer : spec.attention().dense_layers()) {
     if (layer >= model.layers) {
       return Invalid(

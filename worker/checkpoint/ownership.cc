@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -75,6 +76,28 @@ absl::Status WithLock(const std::string& directory, absl::Duration patience,
   return body();
 }
 
+// Whether the folder holds checkpoints, as one of a release that wrote no owner down does.
+bool HoldsCheckpoints(const std::string& directory) {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
+    if (entry.path().filename().string().starts_with("step-")) return true;
+  }
+  return false;
+}
+
+// A folder that no job has claimed: the export takes the place of whatever is called `model` there.
+absl::Status MayBeginIn(const std::string& directory) {
+  std::error_code error;
+  const std::string model = absl::StrCat(directory, "/model");
+  if (!std::filesystem::exists(model, error) || HoldsCheckpoints(directory)) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "checkpoint.directory %s: %s is there and no job of this folder wrote it, and the job's "
+      "export would take its place; choose another folder, or move it away",
+      directory, model));
+}
+
 absl::Status MayClaim(const std::string& directory, const FolderOwner& owner,
                       const FolderOwner& recorded) {
   if (recorded.job != owner.job) {
@@ -94,7 +117,7 @@ absl::Status ClaimDirectory(const std::string& directory, const FolderOwner& own
                             absl::Duration patience) {
   return WithLock(directory, patience, [&]() -> absl::Status {
     ASSIGN_OR_RETURN(const std::optional<FolderOwner> recorded, ReadOwner(directory));
-    if (recorded) RETURN_IF_ERROR(MayClaim(directory, owner, *recorded));
+    RETURN_IF_ERROR(recorded ? MayClaim(directory, owner, *recorded) : MayBeginIn(directory));
     return WriteFileAtomically(absl::StrCat(directory, "/", kOwnerName), OwnerText(owner));
   });
 }

@@ -67,6 +67,20 @@ TEST_F(OwnershipTest, AnotherJobIsRefusedByName) {
 }
 
 // The first was deleted, and the second was given its name.
+// The export takes the place of what is called `model`: a user's own would be gone.
+TEST_F(OwnershipTest, AModelThatNoJobWroteIsNotReplaced) {
+  std::filesystem::create_directories(directory_ + "/model");
+  const absl::Status refused = Claim("j", "j-1", 5);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr(directory_ + "/model is there"));
+  EXPECT_FALSE(std::filesystem::exists(path_));
+  // Checkpoints beside it are of a job, of a release that wrote no owner down.
+  std::filesystem::create_directories(directory_ + "/step-0000000001");
+  EXPECT_EQ(Claim("j", "j-1", 5), absl::OkStatus());
+  std::filesystem::remove_all(directory_ + "/step-0000000001");
+  EXPECT_EQ(Claim("j", "j-1", 6), absl::OkStatus()) << "its own export";
+}
+
 TEST_F(OwnershipTest, ALaterJobOfTheNameTakesOverAndTheEarlierOneIsToldApart) {
   ASSERT_EQ(Claim("j", "j-1", 5), absl::OkStatus());
   // A coordinator that forgot what it had counted to.

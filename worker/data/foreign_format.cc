@@ -19,6 +19,7 @@ constexpr char kExtract[] =
     "write the text of each document into a file of its own, or its token ids as little-endian "
     "numbers (--format uint32)";
 constexpr std::string_view kMegatronIndex = "MMIDIDX";
+constexpr std::string_view kGzip = "\x1f\x8b";  // fewer bytes than a token of 32 bits has
 
 constexpr Format kFormats[] = {
     {"PAR1", "a Parquet file", kExtract},
@@ -26,7 +27,7 @@ constexpr Format kFormats[] = {
     {kMegatronIndex, "the index of a Megatron data set",
      "it says where documents of the .bin beside it end: write the ids of each document into a "
      "file of its own"},
-    {"\x1f\x8b", "compressed (gzip)", "unpack it first"},
+    {kGzip, "compressed (gzip)", "unpack it first"},
     {"\x28\xb5\x2f\xfd", "compressed (zstd)", "unpack it first"},
 };
 
@@ -60,8 +61,9 @@ absl::Status Refuse(const std::string& path, const char* what, const char* remed
 
 }  // namespace
 
-absl::Status RefuseForeignFormat(const std::string& path, std::string_view content) {
+absl::Status RefuseForeignFormat(const std::string& path, std::string_view content, bool is_text) {
   for (const Format& format : kFormats) {
+    if (!is_text && format.magic == kGzip && !path.ends_with("gz")) continue;
     if (content.starts_with(format.magic)) return Refuse(path, format.what, format.remedy);
   }
   if (IsJsonLines(path, content)) return Refuse(path, "a file of JSON lines", kExtract);

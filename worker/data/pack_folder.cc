@@ -1,10 +1,16 @@
 #include "worker/data/pack_folder.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <system_error>
+#include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
@@ -43,8 +49,7 @@ absl::StatusOr<std::vector<Source>> FindSources(const PackOptions& options) {
       sources.push_back({fs::path(path).filename().string(), path});
       continue;
     }
-    fs::recursive_directory_iterator walk(path, fs::directory_options::skip_permission_denied,
-                                          error);
+    fs::recursive_directory_iterator walk(path, error);
     if (error) {
       return absl::InvalidArgumentError(
           absl::StrFormat("cannot read %s: %s", path, error.message()));
@@ -213,6 +218,32 @@ std::string HeadOf(const Source& source) {
   return head;
 }
 
+// One pack at a time writes into an output folder.
+class PackLock {
+ public:
+  static absl::StatusOr<PackLock> Take(const fs::path& output) {
+    const std::string path = (output / ".packing.lock").string();
+    PackLock lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+    if (lock.fd_ < 0) return absl::ErrnoToStatus(errno, absl::StrCat("open ", path));
+    if (flock(lock.fd_, LOCK_EX | LOCK_NB) == 0) return lock;
+    if (errno == EWOULDBLOCK) {
+      return absl::UnavailableError(absl::StrFormat(
+          "%s: another `ringctl data pack` writes there; wait for its end, or name another folder",
+          output.string()));
+    }
+    return absl::ErrnoToStatus(errno, absl::StrCat("lock ", path));
+  }
+  PackLock(PackLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  PackLock& operator=(PackLock&&) = delete;
+  ~PackLock() {
+    if (fd_ >= 0) close(fd_);
+  }
+
+ private:
+  explicit PackLock(int fd) : fd_(fd) {}
+  int fd_;
+};
+
 bool IsHeldOut(const Source& source, double share) {
   const uint64_t hash = Checksum(source.name.data(), source.name.size());
   return static_cast<double>(hash >> 11) * 0x1p-53 < share;
@@ -257,7 +288,13 @@ absl::Status CheckOptions(PackOptions* options) {
   }
   for (const char* part : {"train", "eval"}) {
     const fs::path folder = fs::path(options->output) / part;
-    if (fs::exists(folder)) {
+    std::error_code error;
+    const bool is_there = fs::exists(folder, error);
+    if (error) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("%s: %s", folder.string(), error.message()));
+    }
+    if (is_there) {
       return absl::AlreadyExistsError(
           absl::StrFormat("%s exists; choose another output folder or remove it", folder.string()));
     }
@@ -275,8 +312,14 @@ absl::StatusOr<PackResult> Pack(const PackOptions& user_options) {
   // Built beside the output and renamed into place, so that a broken-off call leaves nothing that
   // looks whole.
   const fs::path output = options.output;
-  const fs::path building = output / ".packing";
   std::error_code error;
+  fs::create_directories(output, error);
+  if (error) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("cannot create %s: %s", output.string(), error.message()));
+  }
+  ASSIGN_OR_RETURN(const PackLock lock, PackLock::Take(output));
+  const fs::path building = output / ".packing";
   fs::remove_all(building, error);
   for (const char* part : {"train", "eval"}) {
     fs::create_directories(building / part, error);
@@ -292,19 +335,24 @@ absl::StatusOr<PackResult> Pack(const PackOptions& user_options) {
   FolderWriter eval(options, building / "eval");
   std::vector<uint32_t> tokens;
   for (const Source& source : sources) {
-    RETURN_IF_ERROR(RefuseForeignFormat(source.file.string(), HeadOf(source)));
-    const uint64_t bytes = fs::file_size(source.file, error);
-    absl::StatusOr<std::string> content =
-        error || bytes == 0 || bytes > options.max_document_bytes
-            ? absl::StatusOr<std::string>(absl::OutOfRangeError("left out"))
-            : ReadFile(source.file.string());
-    // A NUL byte marks what is no text: objects and archives that lie among headers.
     const bool is_text = options.input == PackOptions::Input::kText;
-    if (!content.ok() || (is_text && content->find('\0') != std::string::npos)) {
+    RETURN_IF_ERROR(RefuseForeignFormat(source.file.string(), HeadOf(source), is_text));
+    const uint64_t bytes = fs::file_size(source.file, error);
+    if (error) {
+      return absl::UnavailableError(
+          absl::StrFormat("%s: %s", source.file.string(), error.message()));
+    }
+    if (bytes == 0 || bytes > options.max_document_bytes) {
       ++result.skipped_files;
       continue;
     }
-    RETURN_IF_ERROR(DecodeDocument(options, *content, source, &tokens));
+    ASSIGN_OR_RETURN(const std::string content, ReadFile(source.file.string()));
+    // A NUL byte marks what is no text: objects and archives that lie among headers.
+    if (is_text && content.find('\0') != std::string::npos) {
+      ++result.skipped_files;
+      continue;
+    }
+    RETURN_IF_ERROR(DecodeDocument(options, content, source, &tokens));
     ASSIGN_OR_RETURN(const std::string marks, options.prefix_end.has_value()
                                                   ? MarkPrefixes(options, source, tokens)
                                                   : ReadMarks(options, source, tokens.size()));

@@ -45,12 +45,14 @@ struct PackOptions {
 struct PackResult {
   Manifest train;
   Manifest eval;
-  uint64_t skipped_files = 0;  // empty, too long, unreadable, or text with a NUL byte
+  uint64_t skipped_files = 0;  // empty, too long, or text with a NUL byte
 };
 
 // Documents are read in the order of their paths, so equal inputs give equal bytes.
 // INVALID_ARGUMENT names the option or file that is wrong, also where a share was to be held out
-// and no document is. Either both folders are complete afterwards, or `output` has neither.
+// and no document is; a file or folder that cannot be read is an error, too. UNAVAILABLE where
+// another process packs into `output`. Either both folders are complete afterwards, or `output` has
+// neither.
 absl::StatusOr<PackResult> Pack(const PackOptions& options);
 
 }  // namespace ringleader::data

@@ -1,7 +1,10 @@
 // What packing takes, leaves out and refuses, and what it writes.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <cstddef>
@@ -91,6 +94,50 @@ TEST_F(PackTest, FilesOfOtherToolsAreCalledWhatTheyAre) {
   PackOptions options = Options();
   options.suffixes = {".bin"};
   EXPECT_THAT(Complaint(options), HasSubstr("corpus.bin is half of a Megatron data set"));
+}
+
+// 0x8b1f is an ordinary token.
+TEST_F(PackTest, TokenIdsMayBeginAsAGzipFileDoes) {
+  AddText("ids", std::string("\x1f\x8b\x08\0", 4));
+  PackOptions options = Options();
+  options.input = PackOptions::Input::kUint16;
+  options.vocabulary = 65536;
+  options.separator = 1;
+  const auto result = Pack(options);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->train.tokens, 3u);
+}
+
+// What cannot be read may be half of the data.
+TEST_F(PackTest, WhatCannotBeReadIsAnError) {
+  AddText("a", "text");
+  AddText("folder/b", "text");
+  fs::permissions(folder_, fs::perms::all);
+  const auto complaint = [&] {  // to somebody else than root, who reads everything
+    const bool is_root = geteuid() == 0;
+    EXPECT_EQ(is_root ? seteuid(65534) : 0, 0);
+    const std::string text = Complaint(Options());
+    EXPECT_EQ(is_root ? seteuid(0) : 0, 0);
+    return text;
+  };
+  fs::permissions(folder_ / "text/folder", fs::perms::none);
+  EXPECT_THAT(complaint(), HasSubstr("broke off: Permission denied"));
+  fs::permissions(folder_ / "text/folder", fs::perms::all);
+  fs::permissions(folder_ / "text/folder/b", fs::perms::none);
+  EXPECT_THAT(complaint(), HasSubstr("text/folder/b"));
+}
+
+// Two that share what they build would mix their documents.
+TEST_F(PackTest, OnePackAtATimeWritesIntoAFolder) {
+  AddText("a", "text");
+  fs::create_directories(folder_ / "tokens");
+  const int fd =
+      open((folder_ / "tokens/.packing.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  ASSERT_GE(fd, 0);
+  ASSERT_EQ(flock(fd, LOCK_EX), 0);
+  EXPECT_THAT(Complaint(Options()), HasSubstr("another `ringctl data pack` writes there"));
+  close(fd);
+  EXPECT_TRUE(Pack(Options()).ok());
 }
 
 TEST_F(PackTest, TextThatLooksLikeJsonIsText) {

@@ -160,8 +160,7 @@ absl::Status JobMachine::Cancel(absl::Time now, bool checkpoint) {
   const bool waits = job_.state() == Job::CANCELLING;
   if (job_.state() == Job::CANCELLED || (waits && checkpoint)) return absl::OkStatus();
   if (IsTerminal(job_.state())) return NotAllowed(job_, "cancelled", "it has ended");
-  SetState(Job::CANCELLING,
-           checkpoint ? "cancelled by a user, with a last checkpoint" : "cancelled by a user", now);
+  SetState(Job::CANCELLING, checkpoint ? kCancelledWithCheckpoint : "cancelled by a user", now);
   if (live() != nullptr) {
     Stop(checkpoint ? StopTrainers::CHECKPOINT : StopTrainers::ABORT, "the job was cancelled");
   }

@@ -31,6 +31,11 @@
 
 namespace ringleader::lifecycle {
 
+// Why a job is CANCELLING that is to leave a last checkpoint; which one it left is said when it
+// has.
+inline constexpr char kCancelledWithCheckpoint[] =
+    "cancelled by a user; a last checkpoint is written";
+
 // checkpoint.directory without "..", doubled slashes and a slash at its end.
 std::string CheckpointFolder(const v1::JobSpec& spec);
 

@@ -279,6 +279,28 @@ TEST_F(JobMachineTest, CancelMayWaitForACheckpointAndNeedNot) {
   EXPECT_EQ(machine_.job().progress().checkpoint_step(), 3u);
 }
 
+TEST_F(JobMachineTest, ACancelledJobSaysWhichCheckpointItLeaves) {
+  Run();
+  ASSERT_TRUE(machine_.Cancel(now_, /*checkpoint=*/true).ok());
+  EXPECT_EQ(machine_.job().state_reason(), "cancelled by a user; a last checkpoint is written");
+  for (const uint32_t rank : {0, 1}) Exit(rank, TrainerExited::STOPPED);
+  v1::CheckpointNotice notice;
+  notice.set_step(3);
+  machine_.OnCheckpoint(notice);
+  for (const uint32_t rank : {2, 3}) Exit(rank, TrainerExited::STOPPED);
+  EXPECT_EQ(state(), Job::CANCELLED);
+  EXPECT_EQ(machine_.job().state_reason(),
+            "cancelled by a user; the newest checkpoint is of step 3");
+}
+
+TEST_F(JobMachineTest, ACancelledJobThatLeavesNoCheckpointSaysSo) {
+  Run();
+  ASSERT_TRUE(machine_.Cancel(now_, /*checkpoint=*/true).ok());
+  for (const uint32_t rank : {0, 1, 2, 3}) Exit(rank, TrainerExited::STOPPED);
+  EXPECT_EQ(state(), Job::CANCELLED);
+  EXPECT_EQ(machine_.job().state_reason(), "cancelled by a user; no checkpoint was written");
+}
+
 TEST_F(JobMachineTest, AFailedJobIsNotResumedBesideItsTrainers) {
   Run();
   machine_.OnSight("nodes/b", now_, now_);

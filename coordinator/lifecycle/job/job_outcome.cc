@@ -227,9 +227,18 @@ void JobMachine::Settle(absl::Time now) {
   }
   if (job_.attempts().empty() || AllDead()) {
     switch (job_.state()) {
-      case Job::CANCELLING:
-        SetState(Job::CANCELLED, job_.state_reason(), now);
+      case Job::CANCELLING: {
+        std::string reason = job_.state_reason();
+        if (reason == kCancelledWithCheckpoint) {
+          const uint64_t step = job_.progress().checkpoint_step();
+          reason = step == 0
+                       ? "cancelled by a user; no checkpoint was written"
+                       : absl::StrFormat("cancelled by a user; the newest checkpoint is of step %d",
+                                         step);
+        }
+        SetState(Job::CANCELLED, reason, now);
         break;
+      }
       case Job::PAUSING:
         SetState(Job::PAUSED,
                  job_.progress().checkpoint_step() == 0

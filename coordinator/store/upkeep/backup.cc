@@ -7,6 +7,8 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <string_view>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_format.h"
@@ -49,14 +51,36 @@ absl::Status Sync(const std::string& path) {
   return status;
 }
 
-}  // namespace
-
-absl::Status BackUp(const std::string& database, const std::string& copy) {
+// The copy takes the place of what is there: of an earlier copy, and of nothing else.
+absl::Status CheckTarget(const std::string& database, const std::string& copy) {
+  namespace fs = std::filesystem;
   std::error_code error;
-  if (std::filesystem::equivalent(database, copy, error)) {
+  if (fs::equivalent(database, copy, error)) {
     return absl::InvalidArgumentError(
         absl::StrFormat("%s is the database itself; name another file for its copy", copy));
   }
+  for (const char* suffix : {"-wal", "-shm", "-journal", ".lock", ".reserve"}) {
+    if (fs::weakly_canonical(copy, error) == fs::weakly_canonical(database + suffix, error)) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("%s is a file of the database's; name another for its copy", copy));
+    }
+  }
+  const fs::file_status there = fs::status(copy, error);
+  if (!fs::exists(there)) return absl::OkStatus();
+  constexpr std::string_view kMagic = "SQLite format 3";
+  std::string begin(kMagic.size(), '\0');
+  if (!fs::is_regular_file(there) ||
+      !std::ifstream(copy, std::ios::binary).read(begin.data(), kMagic.size()) || begin != kMagic) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s is there and is no copy of a database; name another file, or remove it", copy));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status BackUp(const std::string& database, const std::string& copy) {
+  RETURN_IF_ERROR(CheckTarget(database, copy));
   const std::string part = copy + ".part";
   const absl::Cleanup remove_part = [&] {
     for (const char* suffix : {"", "-wal", "-shm", "-journal"}) unlink((part + suffix).c_str());

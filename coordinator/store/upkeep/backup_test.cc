@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mount.h>
+#include <sys/stat.h>
 
 #include <atomic>
 #include <filesystem>
@@ -161,6 +162,27 @@ TEST_F(BackupTest, SaysWhatItCannotCopy) {
   EXPECT_THAT(std::string(BackUp(path_, path_).message()), HasSubstr("is the database itself"));
   EXPECT_THAT(std::string(BackUp(path_, dir_.File("no/copy")).message()),
               HasSubstr("cannot be written"));
+}
+
+// The copy takes the place of what is there.
+TEST_F(BackupTest, ReplacesNothingButAnEarlierCopy) {
+  auto store = OpenSqliteStore({.path = path_});
+  ASSERT_TRUE(store.ok()) << store.status();
+  for (const char* suffix : {"-wal", "-shm", "-journal", ".lock", ".reserve"}) {
+    EXPECT_THAT(std::string(BackUp(path_, path_ + suffix).message()),
+                HasSubstr("is a file of the database's"));
+  }
+  std::ofstream(dir_.File("text")) << "somebody's own words, of more than a few bytes";
+  std::ofstream(dir_.File("empty"));
+  ASSERT_EQ(mkfifo(dir_.File("pipe").c_str(), 0600), 0);
+  fs::create_directory(dir_.File("folder"));
+  for (const char* name : {"text", "empty", "pipe", "folder"}) {
+    EXPECT_THAT(std::string(BackUp(path_, dir_.File(name)).message()),
+                HasSubstr("is there and is no copy of a database"))
+        << name;
+  }
+  EXPECT_TRUE(BackUp(path_, copy_).ok());
+  EXPECT_TRUE(BackUp(path_, copy_).ok());
 }
 
 TEST_F(BackupTest, AFullDiskIsThatOfTheCopy) {

@@ -7,11 +7,14 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "base/checksum.h"
 #include "base/files.h"
 #include "base/testing/temp_dir.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "model_shape/model_config.h"
 #include "worker/data/pack_folder.h"
+#include "worker/trainer/steps/job_digest.h"
 #include "worker/trainer/testing/attempt_in_process.h"
 #include "worker/trainer/testing/tiny_files.h"
 
@@ -135,6 +138,48 @@ TEST_F(ResumeTest, AnotherJobsCheckpointIsRefused) {
     EXPECT_THAT(std::string(refused.message()), HasSubstr("step-0000000006 is of another job"));
   }
   EXPECT_TRUE(Run(job).ok());
+}
+
+// Its sequences would come in another order, some twice and some never.
+TEST_F(ResumeTest, OtherDataInTheSamePlaceIsRefused) {
+  const TrainingJob job = Job();
+  ASSERT_TRUE(Run(job).ok());
+  const std::string kept = directory_.File("kept"), text = directory_.File("text");
+  std::filesystem::rename(job.train_data, kept);
+  std::filesystem::create_directories(text);
+  std::ofstream(text + "/more") << std::string(40000, 'x');
+  data::PackOptions options;
+  options.paths = {text};
+  options.output = directory_.File("packed");
+  options.eval_share = 0;
+  ASSERT_TRUE(data::Pack(options).ok());
+  std::filesystem::rename(directory_.File("packed") + "/train", job.train_data);
+  const absl::Status refused = Run(job).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("data.train or what lies there"));
+  std::filesystem::remove_all(job.train_data);
+  std::filesystem::rename(kept, job.train_data);
+  EXPECT_TRUE(Run(job).ok());
+}
+
+// They went by the path of the data alone.
+TEST_F(ResumeTest, CheckpointsOfEarlierReleasesAreTakenUp) {
+  const TrainingJob job = Job();
+  ASSERT_TRUE(Run(job).ok());
+  const std::string path = job.checkpoint_directory + "/step-0000000006/manifest.json";
+  nlohmann::json manifest = nlohmann::json::parse(ReadFile(path).value());
+  nlohmann::json& digest = manifest.at("body").at("state").at("job_digest");
+  const std::string of_now = digest;
+  digest = JobDigest(job, model::LoadModelConfig(job.model_config).value(), nullptr);
+  EXPECT_NE(digest, of_now);
+  manifest.erase("xxh3_64");
+  const std::string canonical = manifest.dump();
+  manifest["xxh3_64"] = absl::StrFormat("%016x", Checksum(canonical.data(), canonical.size()));
+  ASSERT_TRUE(WriteFileAtomically(path, manifest.dump()).ok());
+  TrainingJob longer = job;
+  longer.steps = longer.schedule.total_steps = 7;
+  EXPECT_TRUE(Run(longer).ok());
+  ASSERT_EQ(hosts_[0].steps.size(), 1u);
 }
 
 TEST_F(ResumeTest, SkippedStepsAreCountedOnThroughAStop) {

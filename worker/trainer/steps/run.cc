@@ -18,7 +18,6 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "base/checksum.h"
 #include "base/files.h"
 #include "base/status_macros.h"
 #include "model_shape/companion_files.h"
@@ -31,6 +30,7 @@
 #include "worker/trainer/engine/machine_memory.h"
 #include "worker/trainer/measure/attention_grid.h"
 #include "worker/trainer/measure/links.h"
+#include "worker/trainer/steps/job_digest.h"
 #include "worker/trainer/steps/step_agreement.h"
 #include "worker/trainer/steps/step_loop.h"
 #include "worker/trainer/steps/step_profiler.h"
@@ -71,7 +71,6 @@ class Attempt {
   absl::Status EvaluateIfDue(uint64_t step);
   absl::Status Save(uint64_t step);
   absl::Status ExportModel();
-  std::string JobDigest() const;
   void WarnOfPlan(std::string_view problem) const;
   void PrintSettings() const;
   void PrintSamples(const std::string& folder, const data::Loader& loader) const;
@@ -191,10 +190,11 @@ absl::Status Attempt::Resume() {
         "%s is of step %d, training.steps is %d; give more steps, or another checkpoint.directory",
         newest->path, state.step, job_.steps));
   }
-  if (state.job_digest != JobDigest()) {
+  if (state.job_digest != JobDigest(job_, engine_->config(), &train_->manifest()) &&
+      state.job_digest != JobDigest(job_, engine_->config(), nullptr)) {
     return absl::FailedPreconditionError(absl::StrFormat(
-        "%s is of another job (name, model, data, sequence length, batch or seed differ); set "
-        "checkpoint.directory to another folder, or remove this one",
+        "%s is of another job (name, model, data.train or what lies there, sequence length, batch "
+        "or seed differ); set checkpoint.directory to another folder, or remove this one",
         newest->path));
   }
   ASSIGN_OR_RETURN(
@@ -347,7 +347,7 @@ absl::Status Attempt::Save(uint64_t step) {
                        .tokens = tokens_,
                        .data_position = step * job_.global_batch,
                        .seed = job_.seed,
-                       .job_digest = JobDigest(),
+                       .job_digest = JobDigest(job_, engine_->config(), &train_->manifest()),
                        .plan = plan_bytes_,
                        .head_budgets = loop_->head_budgets()});
   return absl::OkStatus();
@@ -375,22 +375,6 @@ void Attempt::WarnOfPlan(std::string_view problem) const {
   if (!is_first()) return;
   std::printf("refused a plan: %.*s\n", static_cast<int>(problem.size()), problem.data());
   std::fflush(stdout);
-}
-
-// Digests what must not change under a checkpoint. Steps, rates and the number of ranks may.
-std::string Attempt::JobDigest() const {
-  std::string identity = absl::StrCat(job_.name, "\n", model::ModelConfigJson(engine_->config()),
-                                      "\n", job_.train_data, "\n", job_.sequence_length, "\n",
-                                      job_.global_batch, "\n", job_.seed);
-  if (job_.batching.samples) {
-    absl::StrAppend(&identity, "\nsamples ", static_cast<int>(job_.batching.overlong));
-  }
-  if (job_.attention.mask != patterns::Mask::kCausal) {
-    absl::StrAppend(&identity, "\nmask ", std::string(patterns::MaskName(job_.attention.mask)), " ",
-                    job_.attention.mask_block, " ", job_.batching.hidden_share, " ",
-                    job_.batching.hidden_token);
-  }
-  return absl::StrFormat("%016x", Checksum(identity.data(), identity.size()));
 }
 
 void Attempt::PrintSettings() const {
