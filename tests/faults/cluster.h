@@ -83,7 +83,9 @@ class Cluster : public ::testing::Test {
   int PidOf(const std::string& name, uint32_t rank) const;
   // The loss after so many steps that nothing disturbed.
   static double UndisturbedLoss(uint64_t steps);
-  // Every step from 1 on, once, in order, and the last loss as if nothing had happened.
+  // Every step from 1 on, once, in order, and the last loss as if nothing had happened. A report
+  // that is on its way through a process dies with it, and its step is missing if a checkpoint
+  // holds it: what is to be killed is held (fake-hold) at the step that is awaited.
   void ExpectUnbrokenRecord(const std::string& name, uint64_t steps);
 
   std::unique_ptr<v1::JobService::Stub> jobs_;

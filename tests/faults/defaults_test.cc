@@ -43,7 +43,7 @@ TEST_F(DefaultsTest, TrainingGoesOnWhileTheCoordinatorIsLostFor30Seconds) {
 TEST_F(DefaultsTest, AKilledWorkerThatHeldAllRanksIsReplacedWithin15Seconds) {
   StartCoordinator();
   StartWorker("a", 2);
-  Submit(Spec("job", 2, 60, {{"fake-step-ms", "50"}, {"fake-hold", "50"}}));
+  Submit(Spec("job", 2, 60, {{"fake-step-ms", "50"}, {"fake-hold", "12"}}));
   AwaitStep("job", 12);
   KillWorker("a");
   const v1::Job failed = Await(

@@ -38,7 +38,7 @@ TEST_F(KillTest, OfATrainer) {
   StartCoordinator();
   StartWorker("a", 2);
   StartWorker("b", 2);
-  Submit(Spec("job", 4, 60, {{"fake-step-ms", "30"}, {"fake-hold", "50"}}));
+  Submit(Spec("job", 4, 60, {{"fake-step-ms", "30"}, {"fake-hold", "12"}}));
   AwaitStep("job", 12);
   kill(PidOf("job", 2), SIGKILL);
   const v1::Job failed = AwaitFailure("job");
@@ -57,7 +57,7 @@ TEST_F(KillTest, OfAWorkerThatComesBack) {
   StartCoordinator();
   StartWorker("a", 2);
   StartWorker("b", 2);
-  Submit(Spec("job", 4, 60, {{"fake-step-ms", "30"}, {"fake-hold", "50"}}));
+  Submit(Spec("job", 4, 60, {{"fake-step-ms", "30"}, {"fake-hold", "12"}}));
   AwaitStep("job", 12);
   const int trainer = PidOf("job", 2);
   KillWorker("b");
@@ -76,7 +76,7 @@ TEST_F(KillTest, OfAWorkerThatStaysAway) {
   StartCoordinator();
   StartWorker("a", 2);
   StartWorker("b", 2);
-  Submit(Spec("job", 4, 60, {{"fake-step-ms", "30"}, {"fake-hold", "50"}}));
+  Submit(Spec("job", 4, 60, {{"fake-step-ms", "30"}, {"fake-hold", "12"}}));
   AwaitStep("job", 12);
   StartWorker("c", 2);
   KillWorker("b");
@@ -93,7 +93,7 @@ TEST_F(KillTest, OfAWorkerThatStaysAway) {
 TEST_F(KillTest, OfAWorkerThatHeldAllRanks) {
   StartCoordinator();
   StartWorker("a", 2);
-  Submit(Spec("job", 2, 60, {{"fake-step-ms", "30"}, {"fake-hold", "50"}}));
+  Submit(Spec("job", 2, 60, {{"fake-step-ms", "30"}, {"fake-hold", "12"}}));
   AwaitStep("job", 12);
   StartWorker("b", 2);
   KillWorker("a");

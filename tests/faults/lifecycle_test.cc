@@ -212,7 +212,7 @@ TEST_F(LifecycleTest, TrainersRunAsTheUserThatTheirWorkerIsToldAndDieWithIt) {
   fs::permissions(dir(), fs::perms::others_exec, fs::perm_options::add);
   StartCoordinator();
   StartWorker("a", 2);
-  const v1::JobSpec spec = Spec("job", 2, 60, {{"fake-step-ms", "30"}, {"fake-hold", "50"}});
+  const v1::JobSpec spec = Spec("job", 2, 60, {{"fake-step-ms", "30"}, {"fake-hold", "12"}});
   fs::create_directories(spec.checkpoint().directory());
   ASSERT_EQ(chown(spec.checkpoint().directory().c_str(), kNobody, kNobody), 0);
   Submit(spec);

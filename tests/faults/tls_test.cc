@@ -34,7 +34,7 @@ TEST_F(TlsTest, AJobRunsAndTheDeathOfItsWorkerIsTestified) {
   ASSERT_TRUE(certificates_->ok());
   StartCoordinator();
   StartWorker("a", 2);
-  Submit(Spec("job", 2, 60, {{"fake-step-ms", "30"}, {"fake-hold", "50"}}));
+  Submit(Spec("job", 2, 60, {{"fake-step-ms", "30"}, {"fake-hold", "12"}}));
   AwaitStep("job", 12);
   KillWorker("a");
   // Nobody but the witness can tell, over a connection of its own.
@@ -125,7 +125,7 @@ TEST_F(TlsTest, WithRolesAJobRunsOnItsNodesAndNoWorkerPretendsToBeAnother) {
   StartWorker("forged", 2);  // another name than its certificate has
   StartWorker("client", 2);  // an admin, and no node
   const v1::Job submitted =
-      Submit(Spec("job", 2, 60, {{"fake-step-ms", "30"}, {"fake-hold", "50"}}));
+      Submit(Spec("job", 2, 60, {{"fake-step-ms", "30"}, {"fake-hold", "12"}}));
   EXPECT_EQ(submitted.owner(), "root");
   AwaitStep("job", 12);
   EXPECT_EQ(Nodes(), 1);
