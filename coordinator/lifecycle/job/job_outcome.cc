@@ -260,9 +260,8 @@ void JobMachine::Settle(absl::Time now) {
       case Job::CANCELLED:
       case Job::SUCCEEDED:
       case Job::FAILED:
-        break;
       case Job::STATE_UNSPECIFIED:
-      default:  // ControllerCore::Load() refuses them
+      default:  // the last two: ControllerCore::Load() refuses them
         break;
     }
   }

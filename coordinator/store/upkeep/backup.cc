@@ -44,9 +44,9 @@ absl::Status Copy(Connection& from, Connection& to) {
 absl::Status Sync(const std::string& path) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   const bool synced = fd >= 0 && fsync(fd) == 0;
-  const absl::Status status = synced ? absl::OkStatus()
-                                     : absl::UnavailableError(absl::StrFormat(
-                                           "%s: cannot be synced: %s", path, std::strerror(errno)));
+  absl::Status status = synced ? absl::OkStatus()
+                               : absl::UnavailableError(absl::StrFormat(
+                                     "%s: cannot be synced: %s", path, std::strerror(errno)));
   if (fd >= 0) close(fd);
   return status;
 }

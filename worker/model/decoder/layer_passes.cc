@@ -63,9 +63,8 @@ Tensor IsLargest(const Tensor& logits, const Tensor& labels) {
   const Tensor kept = labels.ne(kIgnoreLabel);
   const Tensor index = labels.masked_fill(~kept, 0).unsqueeze(1);
   const Tensor own = logits.gather(1, index);
-  Tensor others = logits;
-  others.scatter_(1, index, -std::numeric_limits<double>::infinity());
-  return own.squeeze(1).gt(others.amax(1)).logical_and_(kept);
+  logits.scatter_(1, index, -std::numeric_limits<double>::infinity());  // the others are left
+  return own.squeeze(1).gt(logits.amax(1)).logical_and_(kept);
 }
 
 }  // namespace
