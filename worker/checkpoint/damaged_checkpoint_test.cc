@@ -12,9 +12,9 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "base/checksum.h"
 #include "base/files.h"
 #include "worker/checkpoint/checkpoint.h"
+#include "worker/checkpoint/checksummed_json.h"
 #include "worker/checkpoint/format.h"
 #include "worker/checkpoint/testing/checkpoint_test.h"
 
@@ -36,9 +36,7 @@ void Replace(const std::string& path, const std::string& bytes) {
 class DamagedCheckpointTest : public CheckpointTest {};
 
 void WriteWithItsChecksum(const std::string& path, nlohmann::json manifest) {
-  manifest.erase("xxh3_64");
-  const std::string canonical = manifest.dump();
-  manifest["xxh3_64"] = absl::StrFormat("%016x", Checksum(canonical.data(), canonical.size()));
+  manifest[kChecksumKey] = ChecksumOf(manifest);
   std::ofstream(path) << manifest;
 }
 

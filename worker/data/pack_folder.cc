@@ -286,8 +286,12 @@ absl::Status CheckOptions(PackOptions* options) {
         "--prefix-end %d is none of the tokens below %d (the vocabulary) but %d (the separator)",
         *options->prefix_end, options->vocabulary, *options->separator));
   }
+  return absl::OkStatus();
+}
+
+absl::Status CheckOutput(const fs::path& output) {
   for (const char* part : {"train", "eval"}) {
-    const fs::path folder = fs::path(options->output) / part;
+    const fs::path folder = output / part;
     std::error_code error;
     const bool is_there = fs::exists(folder, error);
     if (error) {
@@ -307,6 +311,7 @@ absl::Status CheckOptions(PackOptions* options) {
 absl::StatusOr<PackResult> Pack(const PackOptions& user_options) {
   PackOptions options = user_options;
   RETURN_IF_ERROR(CheckOptions(&options));
+  RETURN_IF_ERROR(CheckOutput(options.output));
   ASSIGN_OR_RETURN(const std::vector<Source> sources, FindSources(options));
 
   // Built beside the output and renamed into place, so that a broken-off call leaves nothing that
@@ -319,6 +324,7 @@ absl::StatusOr<PackResult> Pack(const PackOptions& user_options) {
         absl::StrFormat("cannot create %s: %s", output.string(), error.message()));
   }
   ASSIGN_OR_RETURN(const PackLock lock, PackLock::Take(output));
+  RETURN_IF_ERROR(CheckOutput(output));  // another pack may have ended meanwhile
   const fs::path building = output / ".packing";
   fs::remove_all(building, error);
   for (const char* part : {"train", "eval"}) {

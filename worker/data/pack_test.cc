@@ -28,6 +28,14 @@ using ::testing::HasSubstr;
 using PackTest = testing::PackedTextTest;
 using testing::TextOf;
 
+// Of files of token ids of 16 bits.
+PackOptions OfIds(PackOptions options, uint32_t vocabulary, uint32_t separator) {
+  options.input = PackOptions::Input::kUint16;
+  options.vocabulary = vocabulary;
+  options.separator = separator;
+  return options;
+}
+
 TEST_F(PackTest, RefusesOptionsThatMakeNoSense) {
   AddText("a", "text");
   PackOptions options = Options();
@@ -99,10 +107,7 @@ TEST_F(PackTest, FilesOfOtherToolsAreCalledWhatTheyAre) {
 // 0x8b1f is an ordinary token.
 TEST_F(PackTest, TokenIdsMayBeginAsAGzipFileDoes) {
   AddText("ids", std::string("\x1f\x8b\x08\0", 4));
-  PackOptions options = Options();
-  options.input = PackOptions::Input::kUint16;
-  options.vocabulary = 65536;
-  options.separator = 1;
+  const PackOptions options = OfIds(Options(), 65536, 1);
   const auto result = Pack(options);
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->train.tokens, 3u);
@@ -209,10 +214,7 @@ TEST_F(PackTest, TheManifestSaysWhatIsThere) {
 TEST_F(PackTest, SeparatorsWithinAFileEndDocuments) {
   AddText("a", std::string("\x05\0\x09\0\x06\0\x07\0\x09\0", 10));
   AddText("b", std::string("\x08\0\x09\0\x05\0", 6));
-  PackOptions options = Options();
-  options.input = PackOptions::Input::kUint16;
-  options.vocabulary = 10;
-  options.separator = 9;
+  const PackOptions options = OfIds(Options(), 10, 9);
   const auto result = Pack(options);
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->train.tokens, 9u);

@@ -7,12 +7,12 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
-#include "base/checksum.h"
 #include "base/files.h"
 #include "base/testing/temp_dir.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "model_shape/model_config.h"
+#include "worker/checkpoint/checksummed_json.h"
 #include "worker/data/pack_folder.h"
 #include "worker/trainer/steps/job_digest.h"
 #include "worker/trainer/testing/attempt_in_process.h"
@@ -172,9 +172,7 @@ TEST_F(ResumeTest, CheckpointsOfEarlierReleasesAreTakenUp) {
   const std::string of_now = digest;
   digest = JobDigest(job, model::LoadModelConfig(job.model_config).value(), nullptr);
   EXPECT_NE(digest, of_now);
-  manifest.erase("xxh3_64");
-  const std::string canonical = manifest.dump();
-  manifest["xxh3_64"] = absl::StrFormat("%016x", Checksum(canonical.data(), canonical.size()));
+  manifest[checkpoint::kChecksumKey] = checkpoint::ChecksumOf(manifest);
   ASSERT_TRUE(WriteFileAtomically(path, manifest.dump()).ok());
   TrainingJob longer = job;
   longer.steps = longer.schedule.total_steps = 7;
