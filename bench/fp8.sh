@@ -2,14 +2,14 @@
 # Measures what docs/precision.md promises of training.precision: fp8, beside bfloat16 in the same run, and writes
 # bench/results/figures/fp8.json, a row each. Rows that other calls measured stay.
 #
-#   bench/fp8.sh speed [--gpus 2] [--steps 2] [--peer SCRIPT] [--longest]
-#       steps of Qwen2.5-3B's shape at 64K and 128K tokens a GPU; with --longest also at 512K a GPU, and with --peer, as
-#       bench/compare_peer.sh takes it, beside a dense peer
+#   bench/fp8.sh speed [--gpus 2] [--steps 2] [--parts "sparse dense memory"] [--peer SCRIPT]
+#       steps of Qwen2.5-3B's shape at 64K and 128K tokens a GPU (sparse), at 64K (dense) and, all of it recomputed, at 128K
+#       (memory); a part `longest` is of 512K a GPU. --peer, as bench/compare_peer.sh takes it: beside a dense peer, too
 #   bench/fp8.sh loss --text DIR [--steps 1000] [--tokens 8192] [--seeds "1 2 3"] [--engine cuda|cpu] [--config FILE]
-#                     [--first-step N] [--last-step N] [--at-once 1]
+#                     [--first-step N] [--last-step N] [--at-once 1] [--again 1]
 #       held-out losses of both precisions on real text, for each seed (default: bench/models/bytes-100m.json, a GPU a job),
-#       32,768 tokens a step in sequences of --tokens; and bf16 once more with the first seed, which tells what two runs
-#       of one precision differ by. --first-step, --last-step: training.fp8_first_step and fp8_last_step of the jobs in FP8;
+#       32,768 tokens a step in sequences of --tokens; and, unless --again is 0, bf16 once more with the first seed, which
+#       tells what two runs of one precision differ by. --first-step, --last-step: training.fp8_first_step and fp8_last_step of the jobs in FP8;
 #       --at-once: so many jobs share the machine's GPUs
 #   bench/fp8.sh recall --quality FILE
 #       answers of the recall tasks in both precisions, from the quality.json of bench/quality/run.sh
@@ -21,8 +21,8 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 command="bench/fp8.sh ${1:-}"  # what rows name: without where things are kept
 if [[ -f $root/CMakeLists.txt ]]; then bin=$root/build/bin; else bin=$root/bin; fi
-what=${1:-} gpus=2 steps='' peer='' longest='' quality='' text='' tokens=8192 seeds="1 2 3" engine=cuda run=''
-first_step='' last_step='' at_once=1
+what=${1:-} gpus=2 steps='' peer='' parts="sparse dense memory" quality='' text='' tokens=8192 seeds="1 2 3" engine=cuda run=''
+first_step='' last_step='' at_once=1 again=1
 config=$root/bench/models/bytes-100m.json output=$root/bench/results/figures/fp8.json
 case $what in
   speed | loss | recall | error) shift ;;
@@ -31,7 +31,6 @@ case $what in
 esac
 while (($#)); do
   case $1 in
-    --longest) longest=1 command+=" $1"; shift; continue ;;
     -h | --help) sed -n '2,21s/^# \{0,1\}//p' "$0"; exit ;;
   esac
   (($# > 1)) || { echo "fp8: $1 needs a value, or is no option (see --help)" >&2; exit 2; }
@@ -43,6 +42,7 @@ while (($#)); do
   case $1 in
     --gpus) gpus=$2 ;;
     --steps) steps=$2 ;;
+    --parts) parts=$2 ;;
     --peer) peer=$(realpath -e "$2") || exit 2 ;;
     --quality) quality=$(realpath -e "$2") || exit 2 ;;
     --text) text=$(realpath -e "$2") || exit 2 ;;
@@ -52,6 +52,7 @@ while (($#)); do
     --first-step) first_step=$2 ;;
     --last-step) last_step=$2 ;;
     --at-once) at_once=$2 ;;
+    --again) again=$2 ;;
     --config) config=$(realpath -e "$2") || exit 2 ;;
     --bin) bin=$(realpath -e "$2") || exit 2 ;;
     --dir) run=$2 ;;
@@ -60,8 +61,12 @@ while (($#)); do
   esac
   shift 2
 done
+for part in $parts; do
+  [[ $part =~ ^(sparse|dense|memory|longest)$ ]] || { echo "fp8: unknown part $part (see --help)" >&2; exit 2; }
+done
 [[ $what != loss ]] || ((tokens > 0 && 32768 % tokens == 0)) ||
   { echo "fp8: --tokens must divide the 32,768 tokens of a step" >&2; exit 2; }
+[[ $again =~ ^[01]$ ]] || { echo "fp8: --again is 0 or 1, not '$again'" >&2; exit 2; }
 [[ $what != loss || $text ]] || { echo "fp8: --text must name a folder of text" >&2; exit 2; }
 [[ $what != recall || $quality ]] || { echo "fp8: --quality must name a quality.json" >&2; exit 2; }
 [[ $run ]] || { run=$(mktemp -d); keep=; }
@@ -88,8 +93,14 @@ speed() {
     mv "$run/$1.csv.part" "$run/$1.csv"
     rows --gpus "$gpus" >/dev/null
   }
-  both sparse sparse "$((65536 * gpus)),$((131072 * gpus))" "$steps"
-  both dense dense "$((65536 * gpus))" "$steps"
+  for part in $parts; do
+    case $part in
+      sparse) both sparse sparse "$((65536 * gpus)),$((131072 * gpus))" "$steps" ;;
+      dense) both dense dense "$((65536 * gpus))" "$steps" ;;
+      memory) both memory sparse "$((131072 * gpus))" 1 --recompute full ;;
+      longest) both longest sparse "$((524288 * gpus))" 1 --timeout 900 ;;
+    esac
+  done
   if [[ $peer && ! -e $run/peer.log ]]; then
     env -u LD_LIBRARY_PATH COMPILE=1 BE=cudnn python3 -m torch.distributed.run --nproc-per-node "$gpus" \
       "$peer" "$((128 * gpus))" | tee "$run/peer.log.part"
@@ -100,8 +111,6 @@ speed() {
     mv "$run/peer.log.part" "$run/peer.log"
     rows --gpus "$gpus" >/dev/null
   fi
-  both memory sparse "$((131072 * gpus))" 1 --recompute full
-  [[ ! $longest ]] || both longest sparse "$((524288 * gpus))" 1 --timeout 900
   rows --gpus "$gpus"
 }
 
@@ -126,7 +135,7 @@ loss() {
     for precision in bfloat16 fp8 again; do
       name=$precision-$seed fp8_steps=''
       [[ $precision != fp8 ]] || fp8_steps=${first_step:+, fp8_first_step: $first_step}${last_step:+, fp8_last_step: $last_step}
-      [[ $precision != again || $seed == "${seeds%% *}" ]] || continue
+      [[ $precision != again || ($again != 0 && $seed == "${seeds%% *}") ]] || continue
       [[ ! -e $run/$name.csv ]] || continue
       cat >"$run/$name.yaml" <<END
 name: $name
