@@ -12,6 +12,7 @@ import statistics
 import time
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from python_training import synchronize, training
 from ringleader.kernels import block_diagonals, sparse_attention
@@ -35,29 +36,34 @@ def in_turn(device, *measured):
 
 
 def call_microseconds(device, layers, backward):
-    """-> (from Python, from C++): a call's microseconds on the host, which the GPU does not hold up: shapes are small. Each
-    call's input is the output of the one before it, `layers` times, and then one backward goes through these."""
+    """-> (from Python, from C++, SDPA's from Python, SDPA's from C++): a call's microseconds on the host, which the GPU does
+    not hold up: shapes are small. Each call's input is the output of the one before it, `layers` times, and then one backward
+    goes through these."""
     q, k, v = (torch.randn(1, 256, heads, 64, device=device, dtype=torch.bfloat16).transpose(1, 2).requires_grad_()
                for heads in (2, 1, 1))
     blocks = block_diagonals(torch.ones(1, 2, 2, dtype=torch.bool, device=device))
     pattern, lists, tile, size = blocks.visit()
     d_out = torch.ones_like(q)
 
-    def from_python():
-        start = time.perf_counter()
-        for _ in range(CALLS // layers):
-            x = q
-            for _ in range(layers):
-                x = sparse_attention(x, k, v, blocks)
-            if backward:
-                torch.autograd.grad(x, (q, k, v), d_out)
-        del x
-        return time.perf_counter() - start
+    def from_python(attention):
+        def run():
+            start = time.perf_counter()
+            for _ in range(CALLS // layers):
+                x = q
+                for _ in range(layers):
+                    x = attention(x)
+                if backward:
+                    torch.autograd.grad(x, (q, k, v), d_out)
+            del x
+            return time.perf_counter() - start
+        return run
 
-    def from_cpp():
-        return torch.ops.ringleader_bench.call_seconds(q, k, v, pattern, lists, tile, size, CALLS // layers, layers, backward)
-
-    return in_turn(device, from_python, from_cpp)
+    bench, chains = torch.ops.ringleader_bench, (CALLS // layers, layers, backward)
+    return in_turn(device,
+                   from_python(lambda x: sparse_attention(x, k, v, blocks)),
+                   lambda: bench.call_seconds(q, k, v, pattern, lists, tile, size, *chains),
+                   from_python(lambda x: scaled_dot_product_attention(x, k, v, is_causal=True, enable_gqa=True)),
+                   lambda: bench.sdpa_seconds(q, k, v, *chains))
 
 
 def backward_microseconds(device):
@@ -78,11 +84,11 @@ def rows_of_calls(device, common):
     rows = []
     chain = f"a call's share of {CALLS} in a chain, as a model's layers are, and one backward through them"
     for name, layers, backward in (("forward", 1, False), ("forward and backward", 1, True), (chain, CALLS, True)):
-        python, cpp = call_microseconds(device, layers, backward)
+        python, cpp, sdpa_python, sdpa_cpp = call_microseconds(device, layers, backward)
         rows.append({"row": f"PyTorch function, {name}: microseconds more than the same from C++",
                      "value": round(python - cpp, 1), "asked": "<= 15", "met": python - cpp <= 15,
                      "peer": "the operator called from C++", "from_python": round(python, 1), "from_cpp": round(cpp, 1),
-                     **common})
+                     "more_that_scaled_dot_product_attention_takes": round(sdpa_python - sdpa_cpp, 1), **common})
     python, cpp = backward_microseconds(device)
     rows[1]["more_that_torch_autograd_grad_of_one_multiplication_takes"] = round(python - cpp, 1)
     return rows

@@ -21,6 +21,11 @@ TORCH_LIBRARY(ringleader, m) {
       "attention(Tensor q, Tensor k, Tensor v, int pattern, Tensor[] lists, "
       "Tensor? documents=None, Tensor? intervals=None, int tile=128, int size=0, "
       "float? scale=None, bool? deterministic=None) -> (Tensor out, Tensor lse)");
+  // The same without lse, which Python would make an object of, and free.
+  m.def(
+      "attention_output(Tensor q, Tensor k, Tensor v, int pattern, Tensor[] lists, "
+      "Tensor? documents=None, Tensor? intervals=None, int tile=128, int size=0, "
+      "float? scale=None, bool? deterministic=None) -> Tensor");
   m.def(
       "attention_backward(Tensor? d_out, Tensor? d_lse, Tensor q, Tensor k, Tensor v, Tensor out, "
       "Tensor lse, int pattern, Tensor[] lists, Tensor? documents, Tensor? intervals, "
@@ -131,6 +136,15 @@ std::tuple<Tensor, Tensor> AttentionAutocast(const Tensor& q, const Tensor& k, c
                  size, scale, deterministic);
 }
 
+Tensor AttentionOutput(const Tensor& q, const Tensor& k, const Tensor& v, int64_t pattern,
+                       Lists lists, const std::optional<Tensor>& documents,
+                       const std::optional<Tensor>& intervals, int64_t tile, int64_t size,
+                       std::optional<double> scale, std::optional<bool> deterministic) {
+  static const auto op = Find<Forward>("ringleader::attention");
+  return std::get<0>(
+      op.call(q, k, v, pattern, lists, documents, intervals, tile, size, scale, deterministic));
+}
+
 // By LibTorch's operators, wherever q is. A compiler that saw them would multiply what arange
 // counts in 32 bits.
 Tensor SpreadPositions(const Tensor& q, int64_t count) {
@@ -145,6 +159,9 @@ Tensor SpreadPositions(const Tensor& q, int64_t count) {
 
 }  // namespace
 
+TORCH_LIBRARY_IMPL(ringleader, CompositeImplicitAutograd, m) {
+  m.impl("attention_output", AttentionOutput);
+}
 TORCH_LIBRARY_IMPL(ringleader, CompositeExplicitAutograd, m) {
   m.impl("spread_positions", SpreadPositions);
 }

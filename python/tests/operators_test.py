@@ -31,6 +31,7 @@ def operator_samples():
         chosen = ops.choose_moba(q, k, starts, 64, 64, 2, 0.0)[0]
     return {
         "attention": (q, k, v, *arguments),
+        "attention_output": (q, k, v, *arguments),
         "attention of intervals": (q, k, v, pattern, lists, None, mask, tile, size),
         "attention_backward": (torch.randn_like(out), None, q.detach(), k.detach(), v.detach(), out, lse, *arguments),
         "tile_lists": (chosen, 200, 64, 64, 2 * 4 * 10),
@@ -41,12 +42,12 @@ def operator_samples():
     }
 
 
-@pytest.mark.parametrize("name", ["attention", "attention of intervals", "attention_backward", "tile_lists", "spread_positions",
-                                  "choose_vertical_slash", "choose_moba", "choose_xattention"])
+@pytest.mark.parametrize("name", ["attention", "attention_output", "attention of intervals", "attention_backward", "tile_lists",
+                                  "spread_positions", "choose_vertical_slash", "choose_moba", "choose_xattention"])
 def test_opcheck(name):
     checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
     operator, *_ = name.split()
-    if operator == "attention" and not CUDA:  # on GPUs two runs differ in their last bits
+    if operator in ("attention", "attention_output") and not CUDA:  # on GPUs two runs differ in their last bits
         checks.append("test_aot_dispatch_dynamic")
     torch.library.opcheck(getattr(ops, operator).default, operator_samples()[name], test_utils=checks)
 

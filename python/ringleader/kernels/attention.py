@@ -12,8 +12,8 @@ _FORMS = ("None, a BlockMask, (counts, indices), a SlidingWindow, what the funct
           "return, or a choice such as VerticalSlash()")
 
 
-# An overload by name is found sooner than by its arguments.
-_attention = ops.attention.default
+# An overload by name is found sooner than by its arguments. A logarithm that nobody asks for becomes no Python object.
+_attention, _attention_output = ops.attention.default, ops.attention_output.default
 
 
 def _visit(q, k, blocks, documents, columns, scale):
@@ -122,5 +122,4 @@ def sparse_attention(q, k, v, blocks=None, *, documents=None, columns=None, mask
         more["scale"] = scale
     if deterministic is not None:
         more["deterministic"] = deterministic
-    out, lse = _attention(q, k, v, pattern, lists, **more)
-    return (out, lse) if return_lse else out
+    return (_attention if return_lse else _attention_output)(q, k, v, pattern, lists, **more)
