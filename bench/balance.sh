@@ -2,10 +2,11 @@
 # Measures what docs/balance.md promises and writes bench/results/figures/balance.json, a row each.
 #
 #   bench/balance.sh                          the dealing, on any machine, after a build of dealing_bench
-#   bench/balance.sh --gpus [--config FILE] [--steps 12] [--dir FOLDER] [--only PATTERN]
+#   bench/balance.sh --gpus [--config FILE] [--steps 12] [--dir FOLDER] [--only PATTERN] [--groups 2x1] [--bin DIR]
 #                                             batching and tuning, on two GPUs of this machine: the same samples with
 #                                             and without; from a checkout or a bundle (deploy/bundle.sh)
 #                                             --only: of its jobs those whose name matches this extended regular expression
+#                                             --groups: batching alone, in so many data-parallel groups of so many GPUs each
 #   bench/balance.sh --one-gpu [...]          batching, and tuning on top of it, on one GPU, which plays two data-parallel groups in
 #                                             turn (groups_bench); gradients are not exchanged. A model of the 3B's shape, an
 #                                             eighteenth of its layers and vocabulary
@@ -31,7 +32,7 @@
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 if [[ -f $root/CMakeLists.txt ]]; then bin=$root/build/bin; else bin=$root/bin; fi
-gpus='' plan='' one='' live='' recall='' pair='' sockets='' again='' only=. engine=cuda divide=1 sequence=65536 config='' steps='' run=''
+gpus='' plan='' one='' live='' recall='' pair='' sockets='' again='' only=. groups=2x1 engine=cuda divide=1 sequence=65536 config='' steps='' run=''
 suite=()
 while (($#)); do
   case $1 in
@@ -46,14 +47,18 @@ while (($#)); do
     --config) config=$2 ;;
     --steps) steps=$2 ;;
     --only) only=$2 ;;
+    --groups) groups=$2 ;;
+    --bin) bin=$(realpath -e "$2") || exit 2 ;;
     --dir) run=$2 ;;
     --seconds | --text) suite+=("$1" "$2") ;;
-    -h | --help) sed -n '2,30p' "$0" | sed 's/^# \{0,1\}//'; exit ;;
+    -h | --help) sed -n '2,31p' "$0" | sed 's/^# \{0,1\}//'; exit ;;
     *) echo "balance: unknown option $1 (see --help)" >&2; exit 2 ;;
   esac
   shift 2
 done
 [[ $recall || ! ${suite[*]} ]] || { echo "balance: ${suite[0]} goes with --recall (see --help)" >&2; exit 2; }
+[[ $groups =~ ^([1-9][0-9]?)x([1-9][0-9]?)$ ]] || { echo "balance: --groups is GROUPSxGPUS, not '$groups'" >&2; exit 2; }
+trainers=$((BASH_REMATCH[1] * BASH_REMATCH[2])) context=${BASH_REMATCH[2]}
 if [[ ! $steps ]]; then if [[ $plan ]]; then steps=6; elif [[ $live ]]; then steps=56; else steps=12; fi; fi
 
 if [[ ! $gpus ]]; then
@@ -98,7 +103,7 @@ attention: {$6$7}
 parallelism: {context: $3, data: $4, layout: ${9:-auto}, replan: never}
 training: {steps: ${last:-1000}, global_batch: $5, learning_rate: 3e-4, seed: 1${held_out:+, eval_sequences: $held_out}}
 checkpoint: {directory: ./$1, every_steps: 1000}
-resources: {trainers: 2, engine: $engine}
+resources: {trainers: $(($3 * $4)), engine: $engine}
 END
   if [[ ${last-} ]]; then finish "$1"; else measure "$1"; fi
 }
@@ -146,7 +151,7 @@ rows() {  # gpus | one | plan | pair-plan | live | sockets-live | recall
   else
     hardware=$(nvidia-smi --query-gpu=name --format=csv,noheader | sort | uniq -c | sed 's/^ *//' | paste -sd, -)
   fi
-  ONLY=${only#.} HARDWARE="$hardware" python3 "$root/bench/balance_rows.py" "${rows[@]}" "$run"
+  ONLY=${only#.} SHAPE=$groups HARDWARE="$hardware" python3 "$root/bench/balance_rows.py" "${rows[@]}" "$run"
   echo "balance: $SECONDS s" >&2
 }
 
@@ -305,7 +310,7 @@ start_services() {  # [FLAG...] of the coordinator
   local host
   start_coordinator "$@"
   if [[ ! $sockets ]]; then
-    start_worker balance --trainers 2
+    start_worker balance --trainers "$trainers"
     await_nodes 1
     return
   fi
@@ -416,9 +421,10 @@ for data in ChatQA2-like LongAlign-like ProLong-like; do
   name=${name,,}
   # Its longest document is whole in one sample.
   if [[ $name == prolong ]]; then sequence=$((4 * sequence)); fi
-  job "$name-order" $data 1 2 16 'pattern: dense' '' in_order
-  job "$name-dealt" $data 1 2 16 'pattern: dense' '' by_cost
+  job "$name-order" $data "$context" $((trainers / context)) 16 'pattern: dense' '' in_order
+  job "$name-dealt" $data "$context" $((trainers / context)) 16 'pattern: dense' '' by_cost
 done
+[[ $groups == 2x1 ]] || { rows gpus; exit; }
 job prolong-documents ProLong-like 2 1 16 'pattern: dense' '' by_cost documents
 sequence=$((sequence / 16))
 # Patterns choose little of what a fresh model's attention is, which is flat: theirs has learned from samples of a quarter of the length.

@@ -119,6 +119,17 @@ def gpu_rows(folder):
     def add(name, value, asked, is_met, peer):
         rows.append(row(name, value, asked, is_met, None if peer is None else f"{peer} as published", command))
 
+    if (shape := os.environ["SHAPE"]) != "2x1":
+        command += f" --groups {shape}"
+        groups, gpus = shape.split("x")
+        for name in ("ChatQA2", "LongAlign", "ProLong"):
+            in_order, dealt = (jobs.get(f"{name.lower()}-{way}") for way in ("order", "dealt"))
+            if in_order and dealt:
+                what = f"{name}-like, {groups} groups of {gpus} GPU{'s' * (gpus != '1')}, 16 samples a step, batching"
+                add(f"{what}: speed-up", in_order.seconds / dealt.seconds, None, None, None)
+                add(f"{what}: max/mean of groups' times", dealt.mean("group_imbalance"), None, None, None)
+        return rows
+
     at_least = lambda name, value, asked, peer=None: add(name, value, asked, value >= asked, peer)
     at_most = lambda name, value, asked, peer=None: add(name, value, asked, value <= asked, peer)
     faster = lambda slow, fast: jobs[slow].seconds / jobs[fast].seconds

@@ -3,39 +3,45 @@
 # the longest sequence, weak scaling, and two nodes over the network. A part that fails does not keep the others from
 # running; the end is a table of what passed, and the exit code is 0 if all of it did.
 #
-#   bench/full_run.sh --results DIR [--peer SCRIPT] [--bin DIR] [--gpus 4] [--parts "quickstart tests faults peer longest
-#                     weak nodes models"] [--sparse LIST] [--dense LIST] [--steps 2] [--share-gpus] [--commit NAME]
-#                     [--dry-run]
+#   bench/full_run.sh --results DIR [--peer SCRIPT] [--bin DIR] [--gpus 4] [--parts "quickstart tests faults schemes peer
+#                     longest weak nodes balance models"] [--sparse LIST] [--dense LIST] [--steps 2] [--share-gpus]
+#                     [--commit NAME] [--dry-run]
 #
+#   --parts       in this order; a machine that is lent for minutes wants one call for every few of them
 #   --peer        what bench/compare_peer.sh takes; without it there is no part `peer`
 #   --gpus        GPUs of this machine. Lengths go with them, so that every GPU has as many tokens as with 4: the longest
-#                 sequence is 262,144 tokens a GPU, the nodes' 131,072, weak scaling's 65,536
+#                 sequences are of 262,144 and 524,288 tokens a GPU, the nodes' of 131,072, weak scaling's of 65,536
 #   --sparse, --dense  lengths beside the peer (default: 32,768, 65,536 and 131,072 tokens a GPU; 32768,131072)
 #   --steps       counted steps of a case
 #   --share-gpus  tests and faults of twice as many ranks as there are GPUs, as two hosts that share them: four ranks
 #                 on two GPUs. Their speed says nothing
 #   --dry-run     print the commands alone
 #
-# Run it from a bundle (deploy/bundle.sh --only '^(comm_nccl_test|attention_cuda_test|trainer_cuda_test|training_bench)$' FOLDER)
-# or a build folder. The parts, in this order, and what they leave in DIR:
+# Run it from a bundle (deploy/bundle.sh --only '^(comm_nccl_test|attention_cuda_test|trainer_cuda_test|training_bench|longca_gpu_bench)$' FOLDER)
+# or a build folder. The parts, and what they leave in DIR:
 #   quickstart  deploy/quickstart.sh --gpu: a job of 131,072 tokens a GPU through the whole service; needs 80 GB of disk
 #   tests    comm_nccl_test, attention_cuda_test's ring over NCCL, trainer_cuda_test
 #   faults   tests/gpu/faults.sh: kill -9, hang, worker, coordinator and a full GPU in a job of two layers at 131,072 tokens
+#   schemes  longca_gpu_rings.csv, .svg: every mask under every scheme, against fp64, by as many ranks as there are GPUs
 #   peer     compare_peer.json
-#   longest  longest.csv
+#   longest  longest.csv and offload.csv: the second with what layers keep in host memory
 #   weak     weak.csv: the same tokens and visited tiles a GPU on 1, 2, ... GPUs, with full recomputation
-#   nodes    nodes.csv: two nodes on this machine, a flat ring against a hierarchical one
-#   models   tests/gpu/models.sh: every shape against transformers
+#   nodes    two nodes on this machine, through sockets: nodes.csv, a flat ring against a hierarchical one; shared.csv, heads
+#            shared out by half of the GPUs (USP) and by all of them (Ulysses); documents.csv, documents against stripes, also
+#            as one node. Rows have GiB that ranks sent, and the share of a step that waited for them
+#   balance  balance.json: batching in a group for every GPU and, of four and more, in groups of two
+#   models   tests/gpu/models.sh: every shape against transformers; models.csv: Qwen2.5-7B and Llama-3.1-8B at 65,536 tokens a
+#            GPU
 set -uo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 if [[ -f $root/CMakeLists.txt ]]; then bin=$root/build/bin; else bin=$root/bin; fi
-results='' peer='' gpus=4 parts="quickstart tests faults peer longest weak nodes models" sparse='' dense=32768,131072 steps=2
-share='' dry='' commit=$(cat "$root/COMMIT" 2>/dev/null || echo unknown)
+results='' peer='' gpus=4 sparse='' dense=32768,131072 steps=2 model=qwen2.5-3b
+parts="quickstart tests faults schemes peer longest weak nodes balance models" share='' dry='' commit=$(cat "$root/COMMIT" 2>/dev/null || echo unknown)
 while (($#)); do
   case $1 in
     --share-gpus) share=1; shift; continue ;;
     --dry-run) dry=1; shift; continue ;;
-    -h | --help) sed -n '2,33s/^# \{0,1\}//p' "$0"; exit ;;
+    -h | --help) sed -n '2,41s/^# \{0,1\}//p' "$0"; exit ;;
   esac
   (($# > 1)) || { echo "full_run: $1 needs a value, or is no option (see --help)" >&2; exit 2; }
   case $1 in
@@ -81,10 +87,10 @@ try() {  # NAME SECONDS COMMAND...: its output to NAME.log, and the gist of it h
       "$results/$name.log" | cut -c1-300 | tail -n 24
   fi
 }
-bench() {  # NAME SECONDS FLAG...
+bench() {  # NAME SECONDS FLAG...: of $model, $steps steps
   local name=$1 limit=$2
   shift 2
-  try "$name" "$limit" "$bin/training_bench" --config "$root/bench/models/qwen2.5-3b.json" --commit "$commit" \
+  try "$name" "$limit" "$bin/training_bench" --config "$root/bench/models/$model.json" --commit "$commit" \
     --hardware "$hardware" --steps "$steps" --csv "$results/$name.csv" "$@"
 }
 
@@ -121,7 +127,13 @@ run_peer() {
   try peer 3000 "$root/bench/compare_peer.sh" --peer "$peer" --bin "$bin" --gpus "$gpus" --sparse "$sparse" --dense "$dense" \
     --steps "$steps" --commit "$commit" --output "$results/compare_peer.json"
 }
-run_longest() { bench longest 1200 --gpus "$gpus" --mode sparse --tokens $((262144 * gpus)) --timeout 1100; }
+run_schemes() {
+  try schemes 900 "$bin/longca_gpu_bench" --folder "$results" --ranks $((share ? 2 * gpus : gpus)) --tokens 32768 --repetitions 3
+}
+run_longest() {
+  bench longest 1200 --gpus "$gpus" --mode sparse --tokens $((262144 * gpus)) --timeout 1100
+  steps=1 bench offload 1200 --gpus "$gpus" --mode sparse --tokens $((524288 * gpus)) --timeout 1100
+}
 # Columns in the same number at every length, and a tenth more block diagonals a doubling: in longer sequences those that
 # are chosen lie further back, where fewer blocks meet. So what a GPU visits stays the same within 2 % (printed).
 run_weak() {
@@ -149,10 +161,26 @@ END
 run_nodes() {
   local rings=flat
   ((gpus < 4)) || rings=flat,hierarchical  # one GPU a node makes no ring inside it
-  bench nodes 1200 --gpus "$gpus" --nodes 2 --mode sparse --ring "$rings" --tokens $((131072 * gpus)) --timeout 550
+  local nodes=(--gpus "$gpus" --nodes 2 --mode sparse --tokens $((131072 * gpus)) --timeout 550)
+  bench nodes 1200 "${nodes[@]}" --ring "$rings"
+  if ((gpus >= 4)); then bench shared 1200 "${nodes[@]}" --heads $((gpus / 2)),"$gpus"; fi
+  try documents 1800 env GPUS="$gpus" STEPS="$steps" BIN="$bin" "$root/bench/document_layout.sh" "$results/documents.csv"
+}
+run_balance() {
+  local shapes=("${gpus}x1") shape
+  if ((gpus >= 4 && gpus % 2 == 0)); then shapes+=("$((gpus / 2))x2"); fi
+  for shape in "${shapes[@]}"; do
+    try "balance_$shape" 900 "$root/bench/balance.sh" --gpus --bin "$bin" --groups "$shape" --only 'chatqa2|longalign|prolong-(order|dealt)'
+  done
+  [[ $dry ]] || cp "$root/bench/results/figures/balance.json" "$results/"
 }
 run_models() {
   try models 3000 "$root/tests/gpu/models.sh" --bin "$bin" --trainers "$gpus" all
+  local model
+  for model in qwen2.5-7b llama3.1-8b; do
+    bench "$model" 600 --gpus "$gpus" --mode sparse --tokens $((65536 * gpus))
+  done
+  [[ $dry ]] || awk 'FNR > 1 || NR == 1' "$results"/{qwen2.5-7b,llama3.1-8b}.csv >"$results/models.csv"
 }
 
 for part in $parts; do
@@ -164,6 +192,8 @@ for part in $parts; do
     longest) run_longest ;;
     weak) run_weak ;;
     nodes) run_nodes ;;
+    schemes) run_schemes ;;
+    balance) run_balance ;;
     models) run_models ;;
     *) echo "full_run: unknown part $part (see --help)" >&2; exit 2 ;;
   esac

@@ -5,7 +5,7 @@
 //   training_bench [--tokens 32768,131072] [--gpus 1,2,4] [--mode dense,sparse] [--ring flat]
 //       [--nodes 1] [--steps 3] [--csv FILE] [--profile FOLDER] [--trainer bin/ringleader-trainer]
 //       [--config FILE] [--engine cuda|cpu] [--layout striped,documents] [--documents ProLong-like]
-//       [--precision bfloat16,fp8,fp8_all_layers]
+//       [--precision bfloat16,fp8,fp8_all_layers] [--heads 1,2]
 //
 // Sparse: vertical-slash by top-k, --verticals columns and --slash-share of all block diagonals a
 // head. A pattern's name instead has it visit --density of the causal tiles. Weights and tokens are
@@ -29,14 +29,12 @@
 #include <thread>
 #include <vector>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "bench/length_distributions.h"
+#include "bench/training_case.h"
 #include "bench/training_figures.h"
 #include "coordinator/lifecycle/job/step_merger.h"
-#include "coordinator/planner/planner.h"
-#include "jobspec/jobspec.h"
 #include "patterns/pattern.h"
 #include "proto/phase_fields.h"
 #include "worker/data/pack_folder.h"
@@ -49,21 +47,14 @@ using trainer::testing::FakeAgent;
 using trainer::testing::RankLog;
 
 struct Flags {
-  std::string trainer, config, engine = "cuda", csv, profile, commit = "unknown",
-                               hardware = "unknown";
+  CaseOptions options;
+  std::string trainer, csv, profile, commit = "unknown", hardware = "unknown";
   std::vector<int64_t> tokens = {32768, 131072};
-  std::vector<int> gpus = {1};
+  std::vector<int> gpus = {1}, heads = {1};
   std::vector<std::string> modes = {"dense", "sparse"};
-  std::vector<std::string> ring = {"auto"};
+  std::vector<std::string> rings = {"auto"};
   std::vector<std::string> layouts = {"striped"};
   std::vector<std::string> precisions = {"bfloat16"};
-  std::string documents;  // a LengthDistribution's name; empty: a sequence is one document
-  int nodes = 1;
-  std::string recompute = "auto", offload = "auto", kv_gradients = "float32";
-  int steps = 3;
-  uint32_t verticals = 2621;
-  double slash_share = 0.055;
-  double density = 0.05;
   double peak_tflops = 989;
   int timeout_seconds = 300;
 };
@@ -123,134 +114,6 @@ class TokenFolder {
   std::string path_;
 };
 
-// The pattern `name` at `density` of what `tokens` let it see; 0: as it is by default.
-void SetPattern(const std::string& name, double density, int64_t tokens,
-                v1::AttentionSpec* attention) {
-  v1::AttentionSpec::Pattern pattern = v1::AttentionSpec::PATTERN_UNSPECIFIED;
-  v1::AttentionSpec::Pattern_Parse(absl::AsciiStrToUpper(name), &pattern);
-  attention->set_pattern(pattern);
-  if (density == 0) {
-    v1::JobSpec job;
-    job.mutable_attention()->set_pattern(pattern);
-    jobspec::ApplyDefaults(&job);
-    *attention = job.attention();
-    return attention->set_probe_every(0);
-  }
-  // Queries from the place on where the share begins see as many keys each.
-  const double seen = patterns::ShareOfLength(density) * static_cast<double>(tokens);
-  switch (pattern) {
-    case v1::AttentionSpec::SLIDING_WINDOW:
-      attention->set_window(std::max(1u, static_cast<uint32_t>(seen)));
-      return;
-    case v1::AttentionSpec::BLOCK_TOPK:
-      attention->set_block_size(128);
-      attention->set_topk_blocks(std::max(1u, static_cast<uint32_t>(seen) / 128));
-      return;
-    case v1::AttentionSpec::VERTICAL_SLASH:
-      attention->set_select(v1::AttentionSpec::TOP_K);
-      break;
-    case v1::AttentionSpec::XATTENTION:
-      attention->set_threshold(1.0);
-      break;
-    case v1::AttentionSpec::KEY_GROUPS:
-      attention->set_tile(64);
-      break;
-    case v1::AttentionSpec::MOBA:
-    case v1::AttentionSpec::ADASPA:
-      break;
-    default:
-      Die(absl::StrCat("--mode ", name, " keeps no share"));
-  }
-  attention->set_density(density);
-}
-
-v1::JobSpec MakeSpec(const Flags& flags, const TrainingCase& run, const TokenFolder& folder) {
-  v1::JobSpec spec;
-  spec.set_name("bench");
-  spec.mutable_model()->set_config(std::filesystem::absolute(flags.config));
-  spec.mutable_model()->set_init("random");
-  spec.mutable_data()->set_train(folder.path() + "/tokens/train");
-  spec.mutable_data()->set_sequence_length(run.tokens);
-  spec.mutable_data()->set_document_mask(!flags.documents.empty());
-  v1::AttentionSpec* attention = spec.mutable_attention();
-  attention->set_tile(128);
-  if (run.mode == "dense") {
-    attention->set_pattern(v1::AttentionSpec::DENSE);
-  } else if (run.mode != "sparse") {
-    SetPattern(run.mode, flags.density, run.tokens, attention);
-  } else {
-    attention->set_pattern(v1::AttentionSpec::VERTICAL_SLASH);
-    attention->set_select(v1::AttentionSpec::TOP_K);
-    attention->set_max_verticals(flags.verticals);
-    attention->set_max_slashes(
-        static_cast<uint32_t>(static_cast<double>(run.tokens) / 128 * flags.slash_share));
-  }
-  spec.mutable_parallelism()->set_context(run.gpus);
-  spec.mutable_parallelism()->set_data(1);
-  v1::ParallelismSpec::KvGradients kv_gradients = v1::ParallelismSpec::KV_GRADIENTS_UNSPECIFIED;
-  v1::ParallelismSpec::KvGradients_Parse(absl::AsciiStrToUpper(flags.kv_gradients), &kv_gradients);
-  spec.mutable_parallelism()->set_kv_gradients(kv_gradients);
-  v1::TrainingSpec* training = spec.mutable_training();
-  // The job has more steps than are waited for, because its end, with a checkpoint, is not
-  // measured.
-  training->set_steps(flags.steps + 1000);
-  training->set_global_batch(1);
-  training->set_learning_rate(1e-5);
-  training->set_seed(1);
-  v1::TrainingSpec::Precision precision = v1::TrainingSpec::PRECISION_UNSPECIFIED;
-  v1::TrainingSpec::Precision_Parse(absl::AsciiStrToUpper(run.precision), &precision);
-  training->set_precision(precision);
-  spec.mutable_checkpoint()->set_directory(folder.path() + "/checkpoints");
-  spec.mutable_checkpoint()->set_every_steps(1000000);
-  spec.mutable_resources()->set_trainers(run.gpus);
-  spec.mutable_resources()->set_engine(flags.engine == "cpu" ? v1::ResourcesSpec::CPU
-                                                             : v1::ResourcesSpec::CUDA);
-  v1::ResourcesSpec::Recompute recompute = v1::ResourcesSpec::RECOMPUTE_UNSPECIFIED;
-  v1::ResourcesSpec::Recompute_Parse(absl::AsciiStrToUpper(flags.recompute), &recompute);
-  spec.mutable_resources()->set_recompute(recompute);
-  v1::ResourcesSpec::Offload offload = v1::ResourcesSpec::OFFLOAD_UNSPECIFIED;
-  v1::ResourcesSpec::Offload_Parse("OFFLOAD_" + absl::AsciiStrToUpper(flags.offload), &offload);
-  spec.mutable_resources()->set_offload(offload);
-  return spec;
-}
-
-// What documents are predicted to take, as jobs get it on machines that nobody has measured.
-void SetWeights(v1::JobSpec spec, const model::ModelConfig& config, v1::StepPlan* plan) {
-  jobspec::ApplyDefaults(&spec);
-  spec.mutable_parallelism()->set_layout(v1::ParallelismSpec::DOCUMENTS);
-  const planner::ClusterShape cluster = planner::TypicalCluster(
-      spec.resources().engine(), /*nodes=*/1, static_cast<int>(spec.resources().trainers()));
-  const planner::CostModel costs(spec, config, cluster);
-  const absl::StatusOr<v1::StepPlan> made = planner::MakePlan(spec, config, cluster, costs);
-  if (!made.ok()) Die(std::string(made.status().message()));
-  *plan->mutable_sample_weights() = made->sample_weights();
-}
-
-v1::StepPlan MakePlan(const v1::JobSpec& spec, const model::ModelConfig& config,
-                      const TrainingCase& run, const std::string& ring, const std::string& layout,
-                      int nodes) {
-  v1::StepPlan plan;
-  plan.set_version(1);
-  plan.set_effective_step(1);
-  plan.set_layout(v1::ParallelismSpec::STRIPED);
-  if (layout == "documents") {
-    plan.set_layout(v1::ParallelismSpec::DOCUMENTS);
-    SetWeights(spec, config, &plan);
-  }
-  plan.set_stripe(128);
-  v1::RingShape* shape = plan.mutable_ring();
-  shape->set_kind(v1::ParallelismSpec::FLAT);
-  shape->set_inner(run.gpus);
-  shape->set_outer(1);
-  if (ring == "all_gather") shape->set_kind(v1::ParallelismSpec::ALL_GATHER);
-  if (ring == "hierarchical") {
-    shape->set_kind(v1::ParallelismSpec::HIERARCHICAL);
-    shape->set_inner(std::max(1, run.gpus / std::max(2, nodes)));
-    shape->set_outer(run.gpus / shape->inner());
-  }
-  return plan;
-}
-
 // A trace of each rank's next step, in `to`; false if they do not come in time.
 bool SaveTraces(FakeAgent& agent, const std::string& from, const std::filesystem::path& to,
                 int ranks, absl::Duration timeout) {
@@ -283,14 +146,15 @@ bool SaveTraces(FakeAgent& agent, const std::string& from, const std::filesystem
 
 // The merged report of the counted step of median time.
 v1::StepReport Measure(const Flags& flags, const model::ModelConfig& config,
-                       const TrainingCase& run, const std::string& ring, const std::string& layout,
-                       const TokenFolder& folder) {
+                       const TrainingCase& run, const TokenFolder& folder) {
   const int threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / run.gpus);
-  const v1::JobSpec spec = MakeSpec(flags, run, folder);
-  FakeAgent agent(folder.path() + "/agent.sock", spec,
-                  MakePlan(spec, config, run, ring, layout, flags.nodes), run.gpus, threads);
-  agent.Spawn(flags.trainer, folder.path(), flags.nodes);
-  const size_t wanted = flags.steps + 1;
+  const auto spec = MakeSpec(flags.options, run, folder.path());
+  if (!spec.ok()) Die(std::string(spec.status().message()));
+  const auto plan = MakePlan(*spec, config, run, flags.options.nodes);
+  if (!plan.ok()) Die(std::string(plan.status().message()));
+  FakeAgent agent(folder.path() + "/agent.sock", *spec, *plan, run.gpus, threads);
+  agent.Spawn(flags.trainer, folder.path(), flags.options.nodes);
+  const size_t wanted = flags.options.steps + 1;
   std::vector<v1::StepReport> steps;
   std::string failure;
   const auto enough = [&](const std::vector<RankLog>& logs) {
@@ -323,8 +187,9 @@ v1::StepReport Measure(const Flags& flags, const model::ModelConfig& config,
     return {};
   }
   if (!flags.profile.empty()) {
-    const std::string name = absl::StrFormat("%d-gpus-%d-tokens-%s-%s-%s-%s", run.gpus, run.tokens,
-                                             run.mode, ring, layout, run.precision);
+    std::string name = absl::StrFormat("%d-gpus-%d-tokens-%s-%s-%s-%s", run.gpus, run.tokens,
+                                       run.mode, run.ring, run.layout, run.precision);
+    if (run.heads > 1) absl::StrAppend(&name, "-", run.heads, "-heads");
     if (!SaveTraces(agent, folder.path() + "/checkpoints/profiles",
                     std::filesystem::path(flags.profile) / name, run.gpus,
                     absl::Seconds(flags.timeout_seconds))) {
@@ -350,17 +215,15 @@ void PrintSettings(const TokenFolder& folder) {
 
 std::string CsvHeader() {
   std::string header =
-      "date,commit,hardware,model,gpus,nodes,tokens,mode,ring,layout,documents,kv_gradients,"
-      "precision,"
-      "density,recall,step_"
-      "seconds,tokens_per_second";
+      "date,commit,hardware,model,gpus,nodes,tokens,mode,heads,ring,layout,documents,kv_gradients,"
+      "precision,density,recall,step_seconds,tokens_per_second";
   ForEachPhase({}, [&](const std::string& name, double) { absl::StrAppend(&header, ",", name); });
   return header +
-         ",mfu,token_wise_tflops,exposed_share,peak_gib,worker_imbalance,step_imbalance,loss\n";
+         ",mfu,token_wise_tflops,exposed_share,ring_gib,head_gib,peak_gib,worker_imbalance,"
+         "step_imbalance,loss\n";
 }
 
-std::string CsvRow(const Flags& flags, const TrainingCase& run, const std::string& ring,
-                   const std::string& layout, const TrainingFigures& figures,
+std::string CsvRow(const Flags& flags, const TrainingCase& run, const TrainingFigures& figures,
                    const v1::StepReport& report) {
   char date[16];
   const std::time_t now = std::time(nullptr);
@@ -369,36 +232,39 @@ std::string CsvRow(const Flags& flags, const TrainingCase& run, const std::strin
   ForEachPhase(report.phases(), [&](const std::string&, double seconds) {
     absl::StrAppendFormat(&phases, ",%.4f", seconds);
   });
+  const CaseOptions& options = flags.options;
   const std::string head = absl::StrFormat(
-      "%s,%s,%s,%s,%d,%d,%d,%s,%s,%s,%s,%s,%s", date, flags.commit, flags.hardware,
-      std::filesystem::path(flags.config).stem().string(), run.gpus, flags.nodes, run.tokens,
-      run.mode, ring, layout, flags.documents.empty() ? "one" : flags.documents, flags.kv_gradients,
-      run.precision);
-  return absl::StrFormat("%s,%.4f,%.3f,%.4f,%.0f%s,%.4f,%.1f,%.4f,%.2f,%.4f,%.4f,%.4f\n", head,
-                         figures.density, figures.recall, figures.step_seconds,
+      "%s,%s,%s,%s,%d,%d,%d,%s,%d,%s,%s,%s,%s,%s", date, flags.commit, flags.hardware,
+      std::filesystem::path(options.config).stem().string(), run.gpus, options.nodes, run.tokens,
+      run.mode, run.heads, run.ring, run.layout,
+      options.documents.empty() ? "one" : options.documents, options.kv_gradients, run.precision);
+  return absl::StrFormat("%s,%.4f,%.3f,%.4f,%.0f%s,%.4f,%.1f,%.4f,%.3f,%.3f,%.2f,%.4f,%.4f,%.4f\n",
+                         head, figures.density, figures.recall, figures.step_seconds,
                          figures.tokens_per_second, phases, figures.mfu, figures.token_wise_tflops,
-                         figures.exposed_share, figures.peak_gib, report.worker_imbalance(),
-                         report.step_imbalance(), report.loss());
+                         figures.exposed_share, figures.ring_gib, figures.head_gib,
+                         figures.peak_gib, report.worker_imbalance(), report.step_imbalance(),
+                         report.loss());
 }
 
 // Empty where the case could not be measured.
-std::string Row(const Flags& flags, const model::ModelConfig& config, const TrainingCase& run,
-                const std::string& ring, const std::string& layout) {
+std::string Row(const Flags& flags, const model::ModelConfig& config, const TrainingCase& run) {
   // The loader hands out whole sequences, each once an epoch. Documents differ from one sequence to
   // the next: all cases see the same.
-  const uint64_t sequences = flags.documents.empty() ? 2 : flags.steps + 2;
-  const TokenFolder folder(DocumentLengths(sequences * run.tokens + 1, flags.documents),
+  const CaseOptions& options = flags.options;
+  const uint64_t sequences = options.documents.empty() ? 2 : options.steps + 2;
+  const TokenFolder folder(DocumentLengths(sequences * run.tokens + 1, options.documents),
                            static_cast<uint32_t>(config.vocab_size));
-  const v1::StepReport report = Measure(flags, config, run, ring, layout, folder);
+  const v1::StepReport report = Measure(flags, config, run, folder);
   if (report.step() == 0) return "";
   PrintSettings(folder);
-  return CsvRow(flags, run, ring, layout, Derive(config, run, report, flags.peak_tflops), report);
+  return CsvRow(flags, run, Derive(config, run, report, flags.peak_tflops), report);
 }
 
 void AddOptions(CLI::App& app, Flags* flags) {
   app.add_option("--trainer", flags->trainer, "the trainer's program");
-  app.add_option("--config", flags->config, "config.json of the model; the Qwen2.5-3B shape");
-  app.add_option("--engine", flags->engine, "of the trainers: cuda or cpu")
+  app.add_option("--config", flags->options.config,
+                 "config.json of the model; the Qwen2.5-3B shape");
+  app.add_option("--engine", flags->options.engine, "of the trainers: cuda or cpu")
       ->check(CLI::IsMember({"cuda", "cpu"}));
   app.add_option("--tokens", flags->tokens, "sequence lengths")->delimiter(',');
   app.add_option("--gpus", flags->gpus, "ranks of the ring: one a GPU, or CPU ranks")
@@ -410,31 +276,38 @@ void AddOptions(CLI::App& app, Flags* flags) {
   app.add_option("--mode", flags->modes, "dense, sparse, or a pattern's name")
       ->delimiter(',')
       ->check(CLI::IsMember(modes));
-  app.add_option("--density", flags->density,
+  app.add_option("--density", flags->options.density,
                  "share of the causal tiles that a named pattern visits; 0: its defaults hold")
       ->check(CLI::Range(0.0, 1.0));
-  app.add_option("--ring", flags->ring, "flat, hierarchical, all_gather; auto is flat")
+  app.add_option("--heads", flags->heads,
+                 "parallelism.heads of the job: Ulysses with as many as there are GPUs, else USP")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
+  app.add_option("--ring", flags->rings, "flat, hierarchical, all_gather; auto is flat")
       ->delimiter(',')
       ->check(CLI::IsMember({"auto", "flat", "hierarchical", "all_gather"}));
   app.add_option("--layout", flags->layouts, "striped, documents")
       ->delimiter(',')
       ->check(CLI::IsMember({"striped", "documents"}));
-  app.add_option("--documents", flags->documents, "whose lengths documents have")
+  app.add_option("--documents", flags->options.documents, "whose lengths documents have")
       ->check(CLI::IsMember({"LongAlign-like", "ChatQA2-like", "ProLong-like"}));
   app.add_option("--precision", flags->precisions, "training.precision of the job")
       ->delimiter(',')
       ->check(CLI::IsMember({"bfloat16", "fp8", "fp8_all_layers"}));
-  app.add_option("--nodes", flags->nodes, "equal parts of the GPUs that NCCL takes for machines")
+  app.add_option("--nodes", flags->options.nodes,
+                 "equal parts of the GPUs that NCCL takes for machines")
       ->check(CLI::PositiveNumber);
-  app.add_option("--recompute", flags->recompute, "resources.recompute of the job")
+  app.add_option("--recompute", flags->options.recompute, "resources.recompute of the job")
       ->check(CLI::IsMember({"auto", "none", "attention_only", "full"}));
-  app.add_option("--offload", flags->offload, "resources.offload of the job")
+  app.add_option("--offload", flags->options.offload, "resources.offload of the job")
       ->check(CLI::IsMember({"auto", "none", "host"}));
-  app.add_option("--kv-gradients", flags->kv_gradients, "parallelism.kv_gradients of the job")
+  app.add_option("--kv-gradients", flags->options.kv_gradients,
+                 "parallelism.kv_gradients of the job")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
-  app.add_option("--steps", flags->steps, "counted steps of a case")->check(CLI::PositiveNumber);
-  app.add_option("--verticals", flags->verticals, "columns of a head");
-  app.add_option("--slash-share", flags->slash_share, "share of block diagonals of a head");
+  app.add_option("--steps", flags->options.steps, "counted steps of a case")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--verticals", flags->options.verticals, "columns of a head");
+  app.add_option("--slash-share", flags->options.slash_share, "share of block diagonals of a head");
   app.add_option("--peak-tflops", flags->peak_tflops, "of one GPU, bf16 dense: what MFU refers to");
   app.add_option("--timeout", flags->timeout_seconds, "seconds for one case");
   app.add_option("--csv", flags->csv, "also write the rows to this file");
@@ -443,27 +316,38 @@ void AddOptions(CLI::App& app, Flags* flags) {
   app.add_option("--hardware", flags->hardware, "for the rows, without commas");
 }
 
-// All cases that the flags name, one after another. Returns whether each of them gave a row.
-bool MeasureAll(const Flags& flags, const model::ModelConfig& config, std::ofstream& csv) {
-  bool all_measured = true;
-  for (const int64_t tokens : flags.tokens) {
-    for (const int gpus : flags.gpus) {
-      for (const std::string& mode : flags.modes) {
-        for (const std::string& ring : flags.ring) {
-          for (const std::string& layout : flags.layouts) {
-            for (const std::string& precision : flags.precisions) {
-              const TrainingCase run{
-                  .gpus = gpus, .tokens = tokens, .mode = mode, .precision = precision};
-              const std::string row = Row(flags, config, run, ring, layout);
-              all_measured &= !row.empty();
-              std::printf("%s", row.c_str());
-              std::fflush(stdout);
-              if (csv.is_open()) csv << row << std::flush;
-            }
-          }
-        }
+// Every case that the flags name: what is named first changes last.
+std::vector<TrainingCase> Cases(const Flags& flags) {
+  std::vector<TrainingCase> cases(1);
+  const auto each = [&cases](const auto& values, auto TrainingCase::*field) {
+    std::vector<TrainingCase> more;
+    for (const TrainingCase& run : cases) {
+      for (const auto& value : values) {
+        more.push_back(run);
+        more.back().*field = value;
       }
     }
+    cases = std::move(more);
+  };
+  each(flags.tokens, &TrainingCase::tokens);
+  each(flags.gpus, &TrainingCase::gpus);
+  each(flags.modes, &TrainingCase::mode);
+  each(flags.heads, &TrainingCase::heads);
+  each(flags.rings, &TrainingCase::ring);
+  each(flags.layouts, &TrainingCase::layout);
+  each(flags.precisions, &TrainingCase::precision);
+  return cases;
+}
+
+// All of them, one after another. Returns whether each gave a row.
+bool MeasureAll(const Flags& flags, const model::ModelConfig& config, std::ofstream& csv) {
+  bool all_measured = true;
+  for (const TrainingCase& run : Cases(flags)) {
+    const std::string row = Row(flags, config, run);
+    all_measured &= !row.empty();
+    std::printf("%s", row.c_str());
+    std::fflush(stdout);
+    if (csv.is_open()) csv << row << std::flush;
   }
   return all_measured;
 }
@@ -475,12 +359,12 @@ int Main(int argc, char** argv) {
   flags.trainer = here / "ringleader-trainer";
   for (const char* root : {"..", "../.."}) {  // of a bundle, of a build folder in a checkout
     const auto config = here / root / "bench/models/qwen2.5-3b.json";
-    if (std::filesystem::exists(config)) flags.config = config.lexically_normal();
+    if (std::filesystem::exists(config)) flags.options.config = config.lexically_normal();
   }
   AddOptions(app, &flags);
   CLI11_PARSE(app, argc, argv);
 
-  const auto config = model::LoadModelConfig(flags.config);
+  const auto config = model::LoadModelConfig(flags.options.config);
   if (!config.ok()) Die(std::string(config.status().message()));
   std::ofstream csv;
   if (!flags.csv.empty()) {

@@ -1,5 +1,7 @@
 #include "bench/training_figures.h"
 
+#include <cstdint>
+
 namespace ringleader::bench {
 namespace {
 
@@ -32,7 +34,10 @@ TrainingFigures Derive(const model::ModelConfig& config, const TrainingCase& run
   figures.tokens_per_second = tokens / report.step_seconds();
   figures.exposed_share =
       (phases.exposed_communication() + phases.exposed_exchange()) / report.step_seconds();
-  figures.peak_gib = static_cast<double>(report.peak_memory_bytes()) / (1 << 30);
+  const auto gib = [](uint64_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
+  figures.peak_gib = gib(report.peak_memory_bytes());
+  figures.ring_gib = gib(report.ring_bytes());
+  figures.head_gib = gib(report.head_bytes());
 
   const double token_wise = 6.0 * MatrixParameters(config) * tokens / run.gpus;
   const double pairs = figures.density * tokens * static_cast<double>(run.tokens) / 2 / run.gpus;

@@ -3,17 +3,11 @@
 
 #include <string>
 
+#include "bench/training_case.h"
 #include "model_shape/model_config.h"
 #include "ringleader/v1/telemetry.pb.h"
 
 namespace ringleader::bench {
-
-struct TrainingCase {
-  int gpus = 1;
-  int64_t tokens = 0;                  // of the one sequence of a step
-  std::string mode = "dense";          // dense, sparse, or a pattern's name
-  std::string precision = "bfloat16";  // training.precision
-};
 
 struct TrainingFigures {
   double density = 0;  // of causal tiles, mean over layers
@@ -28,6 +22,9 @@ struct TrainingFigures {
   double token_wise_tflops = 0;
   double exposed_share = 0;  // of the step
   double peak_gib = 0;       // of the worst rank
+  // What ranks sent in a step, GiB: all of them in the hops of rings, and the one that sent most to
+  // share out heads.
+  double ring_gib = 0, head_gib = 0;
 };
 
 // `report` is merged over ranks (lifecycle::MergeSteps).

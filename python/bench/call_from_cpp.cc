@@ -79,8 +79,7 @@ TORCH_LIBRARY(ringleader_bench, m) {
       "call_seconds(Tensor q, Tensor k, Tensor v, int pattern, Tensor[] lists, int tile, int size, "
       "int calls, int layers, bool backward) -> float",
       CallSeconds);
-  m.def(
-      "sdpa_seconds(Tensor q, Tensor k, Tensor v, int calls, int layers, bool backward) -> float",
-      SdpaSeconds);
+  m.def("sdpa_seconds(Tensor q, Tensor k, Tensor v, int calls, int layers, bool backward) -> float",
+        SdpaSeconds);
   m.def("grad_seconds(Tensor out, Tensor input, int calls) -> float", GradSeconds);
 }

@@ -40,6 +40,18 @@ for r in rows:
         assert any(e.get("name", "").startswith("aten::") for e in json.load(open(trace))["traceEvents"]), trace
 END
 
+# Heads that are shared out travel among those that share them, and keys in the ring that is left.
+"${bench[@]}" --tokens 2048 --gpus 2 --mode dense --heads 1,2 --ring flat,all_gather --csv "$work/heads.csv" >"$work/heads.log" 2>&1 ||
+  fail "heads: exit code $?"
+python3 - "$work/heads.csv" <<'END' || fail "see above"
+import csv, sys
+rows = list(csv.DictReader(open(sys.argv[1])))
+assert [(r["heads"], r["ring"]) for r in rows] == [("1", "flat"), ("1", "all_gather"), ("2", "flat"), ("2", "all_gather")], rows
+for r in rows:
+    assert (float(r["head_gib"]) > 0) == (r["heads"] == "2") and (float(r["ring_gib"]) > 0) == (r["heads"] == "1"), r
+assert len({r["loss"][:5] for r in rows}) == 1, rows
+END
+
 patterns=vertical_slash,sliding_window,block_topk,moba,xattention,key_groups,adaspa
 "${bench[@]}" --tokens 4096 --gpus 1 --mode $patterns --density 0.3 --csv "$work/patterns.csv" >"$work/patterns.log" 2>&1 ||
   fail "patterns: exit code $?"

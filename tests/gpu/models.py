@@ -2,11 +2,13 @@
 """Makes Hugging Face folders of real shapes with random weights, and checks what came of training them (models.sh)."""
 
 import json
+import pathlib
 import sys
 
 import torch
 import transformers
 
+MODELS = pathlib.Path(__file__).resolve().parents[2] / "bench" / "models"  # those of the benches
 QWEN = dict(vocab_size=151936, max_position_embeddings=32768, rope_theta=1e6, rms_norm_eps=1e-6)
 SHAPES = {
     "qwen2.5-0.5b": (transformers.Qwen2Config, dict(
@@ -19,17 +21,9 @@ SHAPES = {
     "qwen2.5-1.5b": (transformers.Qwen2Config, dict(
         QWEN, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12,
         num_key_value_heads=2, tie_word_embeddings=True)),
-    "qwen2.5-3b": (transformers.Qwen2Config, dict(
-        QWEN, hidden_size=2048, intermediate_size=11008, num_hidden_layers=36, num_attention_heads=16,
-        num_key_value_heads=2, tie_word_embeddings=True)),
-    "qwen2.5-7b": (transformers.Qwen2Config, dict(
-        QWEN, vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28,
-        num_attention_heads=28, num_key_value_heads=4, tie_word_embeddings=False)),
-    "llama3.1-8b": (transformers.LlamaConfig, dict(
-        vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
-        num_key_value_heads=8, max_position_embeddings=131072, rms_norm_eps=1e-5, tie_word_embeddings=False,
-        rope_parameters=dict(rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0,
-                             high_freq_factor=4.0, original_max_position_embeddings=8192))),
+    **{name: (kind, json.loads((MODELS / f"{name}.json").read_text())) for name, kind in (
+        ("qwen2.5-3b", transformers.Qwen2Config), ("qwen2.5-7b", transformers.Qwen2Config),
+        ("llama3.1-8b", transformers.LlamaConfig))},
 }
 
 
