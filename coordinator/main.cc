@@ -59,7 +59,7 @@ struct Flags {
   int64_t steps_per_job = store::SqliteOptions().steps_per_job;
   int64_t reserve_mebibytes = 64;
   int64_t keep_events_days = 90;
-  int64_t keep_jobs_days = 365;
+  int64_t keep_jobs_days = 365, keep_nodes_days = 7;
   std::string backup;
   bool check_files = true;
   std::string access;
@@ -108,6 +108,11 @@ void AddFlags(CLI::App& app, Flags* flags) {
       ->capture_default_str();
   app.add_option("--keep-jobs", flags->keep_jobs_days,
                  "days that a job is kept after its end; not less than --keep-events")
+      ->check(CLI::Range(1, 36500))
+      ->type_name("DAYS")
+      ->capture_default_str();
+  app.add_option("--keep-nodes", flags->keep_nodes_days,
+                 "days that a node without trainers is remembered when nothing is heard of it")
       ->check(CLI::Range(1, 36500))
       ->type_name("DAYS")
       ->capture_default_str();
@@ -283,6 +288,7 @@ int Main(int argc, char** argv) {
   Flags flags;
   AddFlags(app, &flags);
   if (const std::optional<int> exit_code = ParseFlags(app, argc, argv)) return *exit_code;
+  flags.lifecycle.keep_nodes = absl::Hours(24 * flags.keep_nodes_days);
   BlockShutdownSignals();
   RaiseOpenFileLimit();
   SetUpLogging("ringleader-coordinator", flags.logging);

@@ -6,29 +6,40 @@
 #   deploy/bundle.sh [-b BUILD_DIR] [--only PATTERN] FOLDER|ARCHIVE.tar.xz
 #   then there, after `tar xf` of an archive: FOLDER/deploy/quickstart.sh --gpu      or: FOLDER/run_gpu.sh FOLDER
 #
-# An archive holds a folder of its name and must be smaller than 64 MiB.
+# An archive holds a folder of its name and must be smaller than 64 MiB. A FOLDER that is there is replaced where it is empty or an
+# earlier bundle (it holds COMMIT and bin/), and left alone otherwise. Relative names are those of the folder that you are in.
 #
+#   -b       the build folder (default: build/ of the checkout)
 #   --only   of the GPU tests and benches, those whose name matches this extended regular expression
 #
 # LibTorch, CUDA and NCCL are not packed: deploy/gpu_libraries.sh finds them through python3 or RINGLEADER_TORCH_ROOT.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+root=$(cd "$(dirname "$0")/.." && pwd)
 limit_mib=64
-build=build only=.
+build=$root/build only=.
 while [[ ${1:-} == -* ]]; do
   case $1 in
-    -b) build=${2:?-b needs a folder}; shift 2 ;;
+    -b) build=$(realpath -m "${2:?-b needs a folder}"); shift 2 ;;
     --only) only=${2:?--only needs a pattern}; shift 2 ;;
-    *) echo "bundle: unknown option $1" >&2; exit 2 ;;
+    -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;;
+    *) echo "bundle: unknown option $1 (see --help)" >&2; exit 2 ;;
   esac
 done
-(($# == 1)) || { echo "usage: deploy/bundle.sh [-b BUILD_DIR] [--only PATTERN] FOLDER|ARCHIVE.tar.xz" >&2; exit 2; }
-bundle=$1 archive=
+[[ $# == 1 && $1 ]] || { echo "usage: deploy/bundle.sh [-b BUILD_DIR] [--only PATTERN] FOLDER|ARCHIVE.tar.xz" >&2; exit 2; }
+bundle=$(realpath -m "$1") archive=
+cd "$root"
 if [[ $bundle == *.tar.xz ]]; then
-  archive=$(realpath -m "$bundle")
+  archive=$bundle
+  [[ ! -d $archive ]] || { echo "bundle: $archive is a folder; name a file" >&2; exit 1; }
   work=$(mktemp -d)
   trap 'rm -rf "$work"' EXIT
   bundle=$work/$(basename "$archive" .tar.xz)
+elif [[ -e $bundle && ! (-f $bundle/COMMIT && -d $bundle/bin) ]]; then
+  # What is replaced is this script's own.
+  [[ -d $bundle && -z $(ls -A "$bundle") ]] || {
+    echo "bundle: $bundle is there and is no bundle (no COMMIT and bin/ in it); name another folder, or remove it yourself" >&2
+    exit 1
+  }
 fi
 
 [[ -f $build/gpu_binaries.txt ]] || {
@@ -41,6 +52,10 @@ cmake --build "$build" --target "${binaries[@]}"
 
 rm -rf "$bundle"
 mkdir -p "$bundle/bin" "$bundle/lib"
+commit=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
+[[ -z $(git status --porcelain 2>/dev/null) ]] || commit+=-modified
+# First: it also marks the folder as a bundle, whole or not.
+echo "$commit" >"$bundle/COMMIT"
 for binary in "${binaries[@]}"; do
   strip -o "$bundle/bin/$binary" "$build/bin/$binary"
 done
@@ -56,9 +71,6 @@ cp -r tests/gpu tests/golden "$bundle/tests/"
 cp -r bench/balance.sh bench/balance_rows.py bench/document_layout.sh bench/pattern_speed.sh bench/pattern_rows.py bench/compare_peer.sh bench/full_run.sh \
   bench/fp8.sh bench/fp8_rows.py bench/sparse_quality.sh bench/models bench/quality "$bundle/bench/"
 cp -r --parents bench/longca/rings "$bundle/"
-commit=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
-[[ -z $(git status --porcelain 2>/dev/null) ]] || commit+=-modified
-echo "$commit" >"$bundle/COMMIT"
 
 echo "bundle: $bundle, ${#binaries[@]} binaries, $(du -sm "$bundle" | cut -f1) MiB"
 [[ $archive ]] || exit 0

@@ -4,26 +4,36 @@
 # compiler it holds the kernels for Hopper, else the CPU's alone. No GPU is needed, and a wheel serves every Python 3 with
 # that version of PyTorch.
 #
-#   deploy/python_kernels.sh [--bench] [FOLDER]     where the wheel goes (default: build/wheels)
+#   deploy/python_kernels.sh [--bench] [FOLDER]     where the wheel goes (default: build/wheels/ of the checkout)
 #
+#   FOLDER                   is made where it is not there, and nothing is removed from it; a relative name is one of the folder that
+#                            you are in
 #   --bench                  also call_from_cpp.so and the name of the commit, which bench/python_kernels.sh takes
 #
-#   RINGLEADER_WHEEL_BUILD   build folder (default: build-wheel)
+#   RINGLEADER_WHEEL_BUILD   build folder (default: build-wheel/ of the checkout)
 #   RINGLEADER_CUDA          ON, OFF or AUTO (default: kernels for GPUs where there is nvcc)
 #
 # Needs Debian's libabsl-dev, libgtest-dev, cmake and ninja-build (deploy/install_deps.sh --packages) and, from python3
 # or PyPI, scikit-build-core. Without a network: RINGLEADER_PYTHON names a Python that has it.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+root=$(cd "$(dirname "$0")/.." && pwd)
+bench=
+while [[ ${1:-} == -* ]]; do
+  case $1 in
+    --bench) bench=1; shift ;;
+    -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;;
+    *) echo "python_kernels: unknown option $1 (see --help)" >&2; exit 2 ;;
+  esac
+done
+(($# <= 1)) || { echo "usage: deploy/python_kernels.sh [--bench] [FOLDER]" >&2; exit 2; }
+out=$(realpath -m "${1:-$root/build/wheels}")
+build=$(realpath -m "${RINGLEADER_WHEEL_BUILD:-$root/build-wheel}")
+[[ -z ${RINGLEADER_TORCH_ROOT:-} ]] || RINGLEADER_TORCH_ROOT=$(realpath -m "$RINGLEADER_TORCH_ROOT")
+python=${RINGLEADER_PYTHON:-python3}
+[[ $python != */* ]] || python=$(realpath -ms "$python")  # the link itself: a virtual environment is known by it
+cd "$root"
 # shellcheck source=deploy/versions.env
 source deploy/versions.env
-bench=
-if [[ ${1:-} == --bench ]]; then
-  bench=1
-  shift
-fi
-out=$(realpath -m "${1:-build/wheels}")
-build=$(realpath -m "${RINGLEADER_WHEEL_BUILD:-build-wheel}")
 
 torch_root=${RINGLEADER_TORCH_ROOT:-$(python3 -c 'import importlib.util, os
 print(os.path.dirname(os.path.dirname(importlib.util.find_spec("torch").origin)))' 2>/dev/null || true)}
@@ -33,7 +43,6 @@ torch_root=${torch_root:-${RINGLEADER_DEPS:-${XDG_CACHE_HOME:-$HOME/.cache}/ring
   exit 1
 }
 
-python=${RINGLEADER_PYTHON:-python3}
 if ! "$python" -c 'import scikit_build_core' 2>/dev/null; then
   python=$build.venv/bin/python3
   [[ -x $python ]] || python3 -m venv "$build.venv"

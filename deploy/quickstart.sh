@@ -2,7 +2,8 @@
 # From a fresh Debian 12 machine to a trained model: installs what is missing, builds, starts one coordinator and two
 # workers on loopback, packs real text into token shards, trains on it and follows the job live. Ctrl-C stops it all.
 #
-#   --dir DIR     run folder: tokens, logs, database, checkpoints, summary.json (default: ./quickstart-run)
+#   --dir DIR     run folder: tokens, logs, database, checkpoints, summary.json (default: ./quickstart-run). A call begins anew in
+#                 the folder of an earlier one, which it knows by the file .ringleader-quickstart; it takes no other that holds something
 #   --text DIR    the text to train on: every file that is text (default: the header files under /usr/include)
 #   --gpu         on this machine's GPUs instead: the Qwen2.5-3B shape at 524,288 tokens on 4 GPUs, one worker. Runs from a
 #                 bundle (deploy/bundle.sh) where there is no compiler
@@ -22,7 +23,7 @@ while (($#)); do
     --gpu) gpu=1; shift ;;
     --layers) layers=${2:?--layers needs a number}; shift 2 ;;
     --keep) keep=1; shift ;;
-    -h | --help) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit ;;
+    -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;;
     *) echo "quickstart: unknown option $1 (see --help)" >&2; exit 2 ;;
   esac
 done
@@ -67,7 +68,16 @@ stop_installing() {
 # shellcheck source=deploy/loopback_services.sh
 source "$root/deploy/loopback_services.sh"
 
+# What is replaced is this script's own: what an earlier call left in a folder that it marked, empty as it was.
+marker=$run/.ringleader-quickstart
+if [[ -e $run && ! -f $marker ]]; then
+  [[ -d $run && -z $(ls -A "$run") ]] || {
+    echo "quickstart: $run holds what no quickstart left there (no .ringleader-quickstart in it); give another --dir, or remove it yourself" >&2
+    exit 1
+  }
+fi
 mkdir -p "$run/logs"
+echo "deploy/quickstart.sh replaces what is in this folder at its next call." >"$marker"
 trap 'stop_installing; stop_services' EXIT
 trap 'echo; echo "quickstart: stopping"; exit 130' INT
 trap 'exit 143' TERM

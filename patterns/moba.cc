@@ -68,7 +68,7 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
                                                  .tile = options.tile,
                                                  .block_size = options.block_size,
                                                  .topk_blocks = options.topk_blocks,
-                                                 .density = static_cast<float>(options.density),
+                                                 .density = KernelShare(options.density),
                                                  .scale = inputs.scale,
                                                  .move = move,
                                                  .queries = index.queries_chosen.data(),

@@ -5,7 +5,9 @@
 #include <set>
 
 #include "patterns/check_options.h"
+#include "patterns/chosen_blocks.h"
 #include "patterns/pattern.h"
+#include "ringleader/kernels/block_choice.h"
 
 namespace ringleader::patterns {
 namespace {
@@ -119,6 +121,14 @@ TEST(SampleTest, AShareOfTheTilesIsWhatIsPredicted) {
       EXPECT_GT(loads.RankTotals()[0] / causal, 0.8 * density);
     }
   }
+}
+
+TEST(KernelShareTest, SharesOfTenAreThatManyTenths) {
+  for (int tenths = 1; tenths <= 10; ++tenths) {
+    EXPECT_EQ(kernels::MostBlocks(KernelShare(tenths / 10.0), 10), tenths);
+    EXPECT_EQ(kernels::MostBlocks(KernelShare(tenths / 10.0), 1000), 100 * tenths);
+  }
+  EXPECT_EQ(kernels::MostBlocks(KernelShare(0.899), 10), 8);
 }
 
 TEST(SampleTest, XAttentionIsPredictedByItsShare) {

@@ -56,7 +56,7 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
                    GatherSequenceKeys(inputs, options.tile, device));
   const int64_t local_tiles = (layout.local_tokens() + options.tile - 1) / options.tile;
   const auto blocks = static_cast<int32_t>(BlocksOf(layout.tokens, options.tile));
-  const auto density = static_cast<float>(options.density);
+  const float density = KernelShare(options.density);
   index.pattern = kernels::TilePattern::kCsr;
   index.block_size = options.tile;
   const int64_t most = std::max(2, kernels::MostBlocks(density, blocks));

@@ -27,7 +27,8 @@ namespace {
 struct Totals {
   v1::Job job;
   size_t steps = 0;
-  double loss_first = 0, loss_last = 0;
+  size_t skipped = 0, skipped_at_end = 0;  // of them, without an update
+  double loss_first = 0, loss_last = 0;    // of those with one
   double tokens = 0, seconds = 0;
   double samples = 0, micro_batches = 0, padding_tokens = 0;  // where documents are samples
   Mean dealt_imbalance;
@@ -46,9 +47,15 @@ Totals Sum(const v1::Job& job, const std::map<uint64_t, v1::StepReport>& steps) 
   Totals totals;
   totals.job = job;
   totals.steps = steps.size();
+  bool has_loss = false;
   for (const auto& [number, step] : steps) {
-    if (totals.seconds == 0) totals.loss_first = step.loss();
-    totals.loss_last = step.loss();
+    totals.skipped += step.skipped() ? 1 : 0;
+    totals.skipped_at_end = step.skipped() ? totals.skipped_at_end + 1 : 0;
+    if (!step.skipped()) {
+      if (!has_loss) totals.loss_first = step.loss();
+      totals.loss_last = step.loss();
+      has_loss = true;
+    }
     totals.tokens += static_cast<double>(step.tokens());
     totals.seconds += step.step_seconds();
     totals.samples += static_cast<double>(step.samples());
@@ -120,6 +127,11 @@ void WriteLayers(std::ostream& out, const Totals& totals, int columns) {
     row[1] = FormatPercent(density.value());
     if (const auto recall = totals.layer_recall.find(layer); recall != totals.layer_recall.end()) {
       row[2] = FormatPercent(recall->second.value());
+    }
+    const auto pattern = totals.job.spec().attention().pattern();
+    const bool has_both = pattern == v1::AttentionSpec::VERTICAL_SLASH ||
+                          pattern == v1::AttentionSpec::PATTERN_UNSPECIFIED;
+    if (has_both && totals.slashes_at_budget.contains(layer)) {
       row[5] = BoundBy(totals, totals.slashes_at_budget.at(layer), "slash_mass", "max_slashes");
       row[6] =
           BoundBy(totals, totals.verticals_at_budget.at(layer), "vertical_mass", "max_verticals");
@@ -193,6 +205,8 @@ nlohmann::ordered_json ToJson(const Totals& totals) {
       {"name", ShortName(job.name())},
       {"state", v1::Job::State_Name(job.state())},
       {"steps", job.progress().step()},
+      {"skipped_steps", totals.skipped},
+      {"skipped_at_end", totals.skipped_at_end},
       {"loss_first", totals.loss_first},
       {"loss_last", totals.loss_last},
       {"heldout_first", job.first_eval().loss()},
@@ -239,6 +253,11 @@ void WriteTable(std::ostream& out, const Totals& totals, int columns) {
       {"job", absl::StrCat(ShortName(job.name()), ", ", v1::Job::State_Name(job.state()))},
       {"steps", absl::StrCat(job.progress().step(), " of ", job.progress().total_steps())},
       {"loss", change(totals.loss_first, totals.loss_last)}};
+  if (totals.skipped > 0) {
+    rows.push_back(
+        {"skipped steps", absl::StrFormat("%d for NaN or infinite gradients, %d of them at the end",
+                                          totals.skipped, totals.skipped_at_end)});
+  }
   if (job.has_last_eval()) {
     const bool is_one = job.first_eval().step() == job.last_eval().step();
     rows.push_back(

@@ -339,9 +339,14 @@ TEST_F(CliTest, WatchingAJobThatHasEndedInJsonGivesAStepALine) {
 
 TEST_F(CliTest, ReportSumsUpTheSteps) {
   ScriptRun("tiny", v1::Job::SUCCEEDED);
+  for (v1::WatchJobResponse& response : coordinator_.watch) {
+    for (v1::StepReport& step : *response.mutable_steps()) step.set_skipped(step.step() == 2);
+  }
   const auto json = nlohmann::json::parse(Run({"report", "tiny", "-o", "json"}).out);
   EXPECT_EQ(json["loss_first"], 5.0);
   EXPECT_EQ(json["loss_last"], 3.0);
+  EXPECT_EQ(json["skipped_steps"], 1);
+  EXPECT_EQ(json["skipped_at_end"], 0);
   EXPECT_EQ(json["heldout_first"], 5.0);
   EXPECT_EQ(json["heldout_last"], 2.5);
   const nlohmann::json recall = {{"asked", 40}, {"right", 39}, {"loss", 0.25}};
@@ -354,6 +359,7 @@ TEST_F(CliTest, ReportSumsUpTheSteps) {
   EXPECT_EQ(json["phases"]["linear"], 1.5);
   EXPECT_EQ(json["phases"]["exposed_offload"], 0.75);
   const std::string table = Run({"report", "tiny"}).out;
+  EXPECT_THAT(table, HasSubstr("1 for NaN or infinite gradients, 0 of them at the end"));
   EXPECT_THAT(table, HasSubstr("held-out loss                   5.0000 -> 2.5000 (-50.0 %)"));
   EXPECT_THAT(
       table,

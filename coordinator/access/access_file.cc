@@ -2,6 +2,7 @@
 
 #include <yaml-cpp/yaml.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -165,12 +166,18 @@ absl::StatusOr<AccessFile> AccessFile::Parse(const std::string& text, const std:
   return file;
 }
 
+absl::Status AccessFile::CheckNotShutOut(const CertificateNames& names) const {
+  const auto entry = std::ranges::find_if(
+      entries_, [&](const Caller& caller) { return names.Hold(caller.certificate); });
+  if (entry == entries_.end() || entry->role != v1::ROLE_UNSPECIFIED) return absl::OkStatus();
+  return absl::UnauthenticatedError(
+      absl::StrCat("the certificate (", Describe(names), ") is shut out by the access file"));
+}
+
 absl::StatusOr<Caller> AccessFile::Find(const CertificateNames& names) const {
+  RETURN_IF_ERROR(CheckNotShutOut(names));
   for (const Caller& entry : entries_) {
-    if (!names.Hold(entry.certificate)) continue;
-    if (entry.role != v1::ROLE_UNSPECIFIED) return entry;
-    return absl::UnauthenticatedError(
-        absl::StrCat("the certificate (", Describe(names), ") is shut out by the access file"));
+    if (names.Hold(entry.certificate)) return entry;
   }
   std::vector<std::string> uris;
   for (const std::string& uri : names.uris) {

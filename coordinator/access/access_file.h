@@ -26,6 +26,9 @@ class AccessFile {
   // the file trusts those. Caller::certificate is the name that decided. UNAUTHENTICATED names the
   // certificate.
   absl::StatusOr<Caller> Find(const CertificateNames& names) const;
+  // UNAUTHENTICATED where the entry that decides says "role: none": whatever else the caller shows,
+  // that counts.
+  absl::Status CheckNotShutOut(const CertificateNames& names) const;
 
   // Whether callers on a port in plain text, who cannot show who they are, are admins.
   bool plain_text_is_admin() const { return plain_text_is_admin_; }

@@ -27,7 +27,11 @@ absl::Status Caller::MaySpeakFor(std::string_view node) const {
 
 absl::Status Caller::MayChange(const v1::Job& job) const {
   if (role == v1::ADMIN) return absl::OkStatus();
-  if (role == v1::USER && !job.owner().empty() && job.owner() == name) return absl::OkStatus();
+  // People of one name in two projects are two.
+  if (role == v1::USER && !job.owner().empty() && job.owner() == name &&
+      (job.project().empty() || project.empty() || job.project() == project)) {
+    return absl::OkStatus();
+  }
   if (role == v1::USER && !project.empty() && job.project() == project) return absl::OkStatus();
   return absl::PermissionDeniedError(
       absl::StrFormat("%s belongs to %s%s: %s %s may look at it, and leave it alone", job.name(),

@@ -24,7 +24,8 @@ struct Caller {
 
   // PERMISSION_DENIED unless the caller is the node with this id.
   absl::Status MaySpeakFor(std::string_view node) const;
-  // PERMISSION_DENIED unless the caller is the job's owner, of its project, or an admin.
+  // PERMISSION_DENIED unless the caller is the job's owner (of its project, where both have one),
+  // of its project, or an admin.
   absl::Status MayChange(const v1::Job& job) const;
 };
 

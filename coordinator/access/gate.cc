@@ -221,6 +221,10 @@ absl::StatusOr<Caller> Gate::Identify(const InputMetadata& metadata,
       if (!absl::StartsWithIgnoreCase(value, kBearer)) {
         return absl::UnauthenticatedError("authorization: \"Bearer TOKEN\" is expected");
       }
+      if (!names.empty()) {
+        absl::MutexLock lock(&mutex_);
+        RETURN_IF_ERROR(file_.CheckNotShutOut(names));
+      }
       return CallerOfToken(value.substr(sizeof(kBearer) - 1));
     }
     default:

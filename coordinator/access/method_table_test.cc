@@ -132,6 +132,7 @@ TEST(CallerTest, JobsAreChangedByTheirOwnerTheirProjectAndAdmins) {
     return Caller{.role = role, .name = name, .project = project}.MayChange(job).ok();
   };
   EXPECT_TRUE(may(v1::USER, "alice", ""));
+  EXPECT_FALSE(may(v1::USER, "alice", "desert"));
   EXPECT_TRUE(may(v1::USER, "bob", "ocean"));
   EXPECT_FALSE(may(v1::USER, "bob", "desert"));
   EXPECT_FALSE(may(v1::USER, "bob", ""));

@@ -85,6 +85,14 @@ TEST_F(AccessChangeTest, TheAccessFileIsTakenUpWithoutARestart) {
   EXPECT_EQ(out.error_code(), StatusCode::UNAUTHENTICATED);
   EXPECT_THAT(out.error_message(), HasSubstr("shut out"));
   EXPECT_TRUE(As("alice").List().ok());
+
+  // Nor does a token help who is shut out.
+  Client root = As("root");
+  ASSERT_TRUE(root.CreateToken("rlt_secret", v1::USER, "bob").ok());
+  EXPECT_TRUE(WithToken("rlt_secret").List().ok());
+  const grpc::Status still_out = Connect(Certificates().Options("bob"), "rlt_secret").List();
+  EXPECT_EQ(still_out.error_code(), StatusCode::UNAUTHENTICATED);
+  EXPECT_THAT(still_out.error_message(), HasSubstr("shut out"));
 }
 
 TEST_F(AccessTest, OffLoopbackNothingStartsWithoutRoles) {

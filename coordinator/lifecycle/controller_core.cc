@@ -92,6 +92,7 @@ bool ControllerCore::Tick(absl::Time now) {
       schedule_due_ = true;
       spdlog::info("nodes/{} is no longer set aside", id);
     }
+    schedule_due_ = schedule_due_ || IsToBeForgotten(record, now);
     const bool out_of_sight = now - record.last_heard > options_.lease;
     if (out_of_sight == record.out_of_sight) continue;
     record.out_of_sight = out_of_sight;
@@ -326,6 +327,7 @@ absl::Status ControllerCore::Commit(store::WriteTransaction& transaction, absl::
   }
   std::erase_if(machines_, [](const auto& entry) { return entry.second->Finished(); });
   RETURN_IF_ERROR(UpdateDrains(transaction));
+  RETURN_IF_ERROR(ForgetNodes(transaction, now));
   for (auto& [id, record] : nodes_) {
     if (const std::optional<uint64_t> applied = record.log.TakeUnstored()) {
       RETURN_IF_ERROR(transaction.SetAppliedSequence(id, record.log.incarnation(), *applied));

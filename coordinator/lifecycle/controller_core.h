@@ -171,6 +171,8 @@ class ControllerCore {
   // One more job that has not ended is within the bounds; RESOURCE_EXHAUSTED where it is not.
   absl::Status CheckRoom(const std::string& owner, const v1::JobSpec& spec) const;
   absl::Status UpdateDrains(store::WriteTransaction& transaction);
+  bool IsToBeForgotten(const NodeRecord& record, absl::Time now) const;
+  absl::Status ForgetNodes(store::WriteTransaction& transaction, absl::Time now);
   // So that trainers know from whose nodes to take streams.
   void AddCertificates(const v1::Attempt& attempt, v1::ConnectPeers* peers) const;
 

@@ -47,6 +47,30 @@ absl::Status ControllerCore::UpdateDrains(store::WriteTransaction& transaction) 
   return absl::OkStatus();
 }
 
+bool ControllerCore::IsToBeForgotten(const NodeRecord& record, absl::Time now) const {
+  if (record.session != nullptr || !record.out_of_sight || record.trainers_in_use > 0 ||
+      record.reserved > 0) {
+    return false;
+  }
+  // What a user drained stays so when it comes back.
+  const bool has_left = record.leaving && record.node.state() == v1::Node::READY;
+  return has_left || now - record.last_heard > options_.keep_nodes;
+}
+
+absl::Status ControllerCore::ForgetNodes(store::WriteTransaction& transaction, absl::Time now) {
+  for (auto it = nodes_.begin(); it != nodes_.end();) {
+    if (!IsToBeForgotten(it->second, now)) {
+      ++it;
+      continue;
+    }
+    spdlog::info("nodes/{} is forgotten: {}", it->first,
+                 it->second.leaving ? "its worker left" : "nothing was heard of it for long");
+    RETURN_IF_ERROR(transaction.DeleteNode(it->first));
+    it = nodes_.erase(it);
+  }
+  return absl::OkStatus();
+}
+
 void ControllerCore::JudgeNodes(const JobMachine& machine, const Effects& effects, absl::Time now) {
   for (const std::string& name : effects.nodes_that_served) {
     if (const auto node = nodes_.find(NodeId(name)); node != nodes_.end()) {

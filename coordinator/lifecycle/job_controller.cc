@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
@@ -116,10 +117,30 @@ class JobController::Impl {
   absl::StatusOr<v1::Job> ChangeJob(std::string_view id, std::string_view etag,
                                     const store::RequestKey& key, const JobCheck& may,
                                     const ControllerCore::Intent& intent) {
-    return Call<v1::Job>(
-        key, [&](ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
-          return core.ChangeJob(transaction, id, etag, may, intent, now);
-        });
+    // A job is large and its change small: of the reply no more is kept than which job it is, and a
+    // request that comes again gets that job as it is by then.
+    std::optional<v1::Job> changed;
+    ASSIGN_OR_RETURN(const v1::Job kept,
+                     Call<v1::Job>(key,
+                                   [&](ControllerCore& core, store::WriteTransaction& transaction,
+                                       absl::Time now) -> absl::StatusOr<v1::Job> {
+                                     ASSIGN_OR_RETURN(changed, core.ChangeJob(transaction, id, etag,
+                                                                              may, intent, now));
+                                     v1::Job which;
+                                     which.set_name(changed->name());
+                                     which.set_uid(changed->uid());
+                                     return which;
+                                   }));
+    if (changed.has_value()) return *std::move(changed);
+    v1::Job job;
+    RETURN_IF_ERROR(store_->Read([&](store::ReadTransaction& transaction) -> absl::Status {
+      ASSIGN_OR_RETURN(job, transaction.GetJob(id));
+      return absl::OkStatus();
+    }));
+    if (job.uid() != kept.uid()) {
+      return absl::NotFoundError(absl::StrCat(kept.name(), " was deleted since this was asked"));
+    }
+    return job;
   }
 
   absl::StatusOr<v1::Node> SetDraining(std::string_view id, bool draining,

@@ -319,6 +319,36 @@ TEST_F(JobControllerTest, ARepeatedRequestGetsTheFirstReply) {
   EXPECT_TRUE(absl::IsAlreadyExists(Create("j", "r2").status()));
 }
 
+// Jobs are large, and their changes come by the thousand.
+TEST_F(JobControllerTest, OfARepeatedChangeNoMoreIsKeptThanItsJob) {
+  ASSERT_TRUE(Create("j", "r1").ok());
+  const auto pause = [&](const std::string& request) {
+    return Do([&] {
+      return controller_->PauseJob("j", "",
+                                   {.id = request, .method = "PauseJob", .fingerprint = "f"});
+    });
+  };
+  const absl::StatusOr<v1::Job> paused = pause("r2");
+  ASSERT_TRUE(paused.ok()) << paused.status();
+  std::optional<std::string> kept;
+  ASSERT_TRUE(store_
+                  .Read([&](store::ReadTransaction& t) -> absl::Status {
+                    auto found =
+                        t.FindReply({.id = "r2", .method = "PauseJob", .fingerprint = "f"});
+                    if (!found.ok()) return found.status();
+                    kept = *std::move(found);
+                    return absl::OkStatus();
+                  })
+                  .ok());
+  ASSERT_TRUE(kept.has_value());
+  EXPECT_LT(kept->size(), 100u);
+  const absl::StatusOr<v1::Job> again = pause("r2");
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->uid(), paused->uid());
+  EXPECT_EQ(again->state(), v1::Job::PAUSED);
+  EXPECT_EQ(again->spec().name(), "j");
+}
+
 TEST_F(JobControllerTest, WhatCannotBeWrittenNeverHappened) {
   auto session = RunJob();
   store_.full = true;

@@ -244,7 +244,9 @@ TEST_F(SessionRulesTest, AHelloSaysWhoItIs) {
   }
   const grpc::Status nobody = EndOf({Hello("nodes/a", "")});
   EXPECT_EQ(nobody.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_EQ(nobody.error_message(), "hello.incarnation must be set");
+  EXPECT_EQ(nobody.error_message(), "incarnation must have 1 to 128 bytes");
+  EXPECT_EQ(EndOf({Hello("nodes/a", std::string(129, 'x'))}).error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
   for (int i = 0; i < 2; ++i) {  // whether it was said before or not
     const grpc::Status other = EndOf({Hello("nodes/a", "folder.1", kProtocolVersion + 1)});
     EXPECT_EQ(other.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
@@ -282,7 +284,7 @@ TEST_F(SessionRulesTest, ADeathIsOfAProcessOfANode) {
   EXPECT_EQ(Testify("a", "folder.1").error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   const grpc::Status nobody = Testify("nodes/a", "");
   EXPECT_EQ(nobody.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_EQ(nobody.error_message(), "incarnation must be set");
+  EXPECT_EQ(nobody.error_message(), "incarnation must have 1 to 128 bytes");
   EXPECT_THAT(listener_.deaths(), IsEmpty());
   const grpc::Status answer = Testify("nodes/a", "folder.1");
   EXPECT_EQ(answer.error_code(), grpc::StatusCode::UNAVAILABLE);

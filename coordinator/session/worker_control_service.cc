@@ -27,6 +27,13 @@ namespace {
 
 constexpr char kService[] = "WorkerControl";
 constexpr size_t kRefusalsRemembered = 10'000;
+constexpr size_t kMaxIncarnationBytes = 128;
+
+absl::Status CheckIncarnation(const std::string& incarnation) {
+  if (!incarnation.empty() && incarnation.size() <= kMaxIncarnationBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("incarnation must have 1 to %d bytes", kMaxIncarnationBytes));
+}
 
 // What a worker may send ahead: enough to keep a slow line busy, and little enough that a burst of
 // one worker is no burden to the coordinator.
@@ -242,9 +249,7 @@ class WorkerControlService::Stream : public ServerStream<grpc::ByteBuffer, grpc:
     absl::StatusOr<std::string> id = store::NodeIdFromName(hello.node());
     if (!id.ok()) return id.status();
     RETURN_IF_ERROR(registry_->CheckNode(caller_, address_, "Session", *id, hello.node()));
-    if (hello.incarnation().empty()) {
-      return absl::InvalidArgumentError("hello.incarnation must be set");
-    }
+    RETURN_IF_ERROR(CheckIncarnation(hello.incarnation()));
     if (absl::Status same = CheckProtocolVersion("the worker of " + hello.node(),
                                                  hello.protocol_version(), "this coordinator");
         !same.ok()) {
@@ -352,9 +357,7 @@ grpc::ServerUnaryReactor* WorkerControlService::ReportDeath(grpc::CallbackServer
   if (refused.ok()) {
     refused = registry_->CheckNode(*caller, context->peer(), "ReportDeath", *node, request->node());
   }
-  if (refused.ok() && request->incarnation().empty()) {
-    refused = absl::InvalidArgumentError("incarnation must be set");
-  }
+  if (refused.ok()) refused = CheckIncarnation(request->incarnation());
   absl::StatusOr<limits::Quota::Hold> hold;
   if (refused.ok()) {
     hold = registry_->limits->calls.Take(limits::ClientOf(*caller, context->peer()));

@@ -263,6 +263,8 @@ class WriteTransaction : public ReadTransaction {
 
   // Creates or replaces. What changes with every heartbeat does not belong here.
   virtual absl::Status PutNode(const v1::Node& node) = 0;
+  // OK also if it is not there. Which of its processes was the newest stays known.
+  virtual absl::Status DeleteNode(std::string_view id) = 0;
 
   // The reply to this request, for as long as it is kept; a key without id keeps nothing.
   virtual absl::Status PutReply(const RequestKey& key, std::string_view reply) = 0;

@@ -59,7 +59,8 @@ layout() {
     done
   rmdir "$folder/lib" && ln -s usr/lib "$folder/lib"
   cp "$(command -v busybox)" "$folder/bin/busybox"
-  for applet in sh cat ls ps sleep kill; do ln -s busybox "$folder/bin/$applet"; done
+  # What probes, backups and restores call (docs/kubernetes.md); `kubectl cp` wants tar.
+  for applet in sh cat ls ps sleep kill tar mv rm cp mkdir date flock chown; do ln -s busybox "$folder/bin/$applet"; done
   cp -L /etc/ssl/certs/ca-certificates.crt "$folder/etc/ssl/certs/"
   echo 'hosts: files dns' >"$folder/etc/nsswitch.conf"
   printf 'root:x:0:0::/:/bin/sh\nringleader:x:65532:65532::/var/lib/ringleader:/bin/sh\n' >"$folder/etc/passwd"
@@ -100,6 +101,6 @@ if [[ $cuda ]]; then
   done
   rm -f "$work"/worker/usr/lib/ringleader/libtorch_python.so
   worker_config+=(--env LD_LIBRARY_PATH=/usr/lib/ringleader --env NVIDIA_VISIBLE_DEVICES=all
-    --env NVIDIA_DRIVER_CAPABILITIES=compute,utility)
+    --env "NVIDIA_DRIVER_CAPABILITIES=compute,utility")
 fi
 image ringleader-worker "$work/worker" ringleader-worker "${worker_config[@]}"

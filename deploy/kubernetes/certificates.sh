@@ -1,43 +1,110 @@
 #!/usr/bin/env bash
-# Makes an authority and certificates for the coordinator, one admin and the given nodes, for Kubernetes or bare metal. Run
-# again with more nodes it keeps what is there and adds what is missing.
+# Makes and renews an authority's certificates for the coordinator, one admin and the given nodes, for Kubernetes or bare
+# metal. A certificate that is there stays, unless its names or addresses are others now, its end is near, it does not
+# belong to its key or another authority signed it: then it is signed again, with a new key. A line says what was done to each.
 #
-#   deploy/kubernetes/certificates.sh FOLDER NAME=IP...        e.g. certificates.sh tls gpu-01=10.0.3.11 gpu-02=10.0.3.12
+#   deploy/kubernetes/certificates.sh FOLDER [NAME=IP...]      e.g. certificates.sh tls gpu-01=10.0.3.11 gpu-02=10.0.3.12
 #
 # FOLDER then holds ca.crt and ca.key (keep it off the cluster), coordinator.{crt,key}, admin.{crt,key}, and nodes/ with
-# ca.crt and NAME.{crt,key}. docs/kubernetes.md says which Secrets they become.
+# ca.crt and NAME.{crt,key}. Nodes of an earlier call that are not named keep their addresses, and are renewed, too.
+# docs/kubernetes.md says which Secrets they become, and how to renew the authority itself.
+#
+#   RINGLEADER_CERTIFICATE_DAYS   how long a certificate is valid (default: 365)
+#   RINGLEADER_RENEW_DAYS         the end is near when it is no more days away (default: 30)
 set -euo pipefail
-(($# >= 1)) || { sed -n '2,/^set/s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+case ${1:-} in
+  '') sed -n '2,/^set/s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+  -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;;
+  -*) echo "certificates: unknown option $1 (see --help)" >&2; exit 2 ;;
+esac
+fail() { echo "certificates: $*" >&2; exit 1; }
 folder=$1
 shift
-days=${RINGLEADER_CERTIFICATE_DAYS:-365}
+days=${RINGLEADER_CERTIFICATE_DAYS:-365} renew_days=${RINGLEADER_RENEW_DAYS:-30}
+for number in "$days" "$renew_days"; do
+  [[ $number =~ ^[0-9]{1,5}$ ]] || fail "$number is no number of days"
+done
+((days > renew_days)) || fail "certificates of $days days would be renewed at each call, $renew_days days before their end"
+for node in "$@"; do
+  name=${node%%=*} address=${node#*=}
+  [[ $node == *=* && $name =~ ^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$ && $address =~ ^[0-9a-fA-F.:]+$ ]] ||
+    { echo "certificates: $node is not NAME=IP" >&2; exit 2; }
+done
 umask 077
 mkdir -p "$folder/nodes"
+work=$(mktemp -d "$folder/.new.XXXXXX")
+trap 'rm -rf "$work"' EXIT
 
-new_key() { openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out "$1"; }
+# quietly WHAT COMMAND...: its own words only where it fails.
+quietly() {
+  local what=$1 words
+  shift
+  words=$("$@" 2>&1) || fail "$what: openssl says: $words"
+}
+new_key() { quietly "$1" openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out "$1"; }
+end_of() { openssl x509 -in "$1" -noout -enddate | cut -d= -f2; }
+names_in() { openssl x509 -in "$1" -noout -ext subjectAltName | sed '1d; s/^ *//; s/IP Address:/IP:/g; s/, */,/g'; }
+public_key() { openssl "$@" 2>&1 || true; }
 
-# sign NAME SUBJECT ALTERNATIVE-NAMES: NAME.key and NAME.crt, unless they are there.
+# reason NAME: why NAME.crt has to be signed again, now that $work/crt has the names that it ought to have; nothing if it has not.
+reason() {
+  local name=$1
+  [[ -e $folder/$name.crt && -e $folder/$name.key ]] || { echo "new"; return; }
+  if [[ $(public_key x509 -in "$folder/$name.crt" -noout -pubkey) != "$(public_key pkey -in "$folder/$name.key" -pubout)" ]]; then
+    echo "it did not belong to its key"
+  elif ! openssl x509 -in "$folder/$name.crt" -noout -checkend 0 >/dev/null; then
+    echo "it ended on $(end_of "$folder/$name.crt")"
+  elif ! openssl x509 -in "$folder/$name.crt" -noout -checkend $((renew_days * 86400)) >/dev/null; then
+    echo "it would have ended on $(end_of "$folder/$name.crt")"
+  elif ! openssl verify -CAfile "$folder/ca.crt" "$folder/$name.crt" >/dev/null 2>&1; then
+    echo "another authority had signed it"
+  elif [[ $(names_in "$folder/$name.crt") != "$(names_in "$work/crt")" ]]; then
+    echo "its names were $(names_in "$folder/$name.crt")"
+  fi
+}
+
+# sign NAME SUBJECT ALTERNATIVE-NAMES: NAME.key and NAME.crt, where those that are there will not do.
 sign() {
-  local name=$1 subject=$2 names=$3
-  [[ ! -e $folder/$name.crt ]] || return 0
-  new_key "$folder/$name.key"
-  openssl req -new -key "$folder/$name.key" -subj "/CN=$subject" |
-    openssl x509 -req -days "$days" -CA "$folder/ca.crt" -CAkey "$folder/ca.key" -CAcreateserial -out "$folder/$name.crt" \
-      -extfile <(printf 'subjectAltName=%s\nextendedKeyUsage=clientAuth,serverAuth\n' "$names") 2>/dev/null
+  local name=$1 subject=$2 names=$3 why
+  new_key "$work/key"
+  quietly "$name" openssl req -new -key "$work/key" -subj "/CN=$subject" -out "$work/csr"
+  printf 'subjectAltName=%s\nextendedKeyUsage=clientAuth,serverAuth\n' "$names" >"$work/extensions"
+  quietly "$name ($names)" openssl x509 -req -days "$days" -in "$work/csr" -CA "$folder/ca.crt" -CAkey "$folder/ca.key" \
+    -CAcreateserial -extfile "$work/extensions" -out "$work/crt"
+  why=$(reason "$name")
+  if [[ $why ]]; then
+    # A call that is broken off between the two is mended by the next, which looks whether they belong together.
+    mv "$work/key" "$folder/$name.key"
+    mv "$work/crt" "$folder/$name.crt"
+    echo "certificates: $name: signed, valid until $(end_of "$folder/$name.crt") ($why)"
+  else
+    echo "certificates: $name: kept, valid until $(end_of "$folder/$name.crt")"
+  fi
 }
 
 if [[ ! -e $folder/ca.crt ]]; then
   new_key "$folder/ca.key"
-  openssl req -x509 -new -key "$folder/ca.key" -days 3650 -subj "/CN=Ringleader authority" \
-    -addext basicConstraints=critical,CA:TRUE -addext keyUsage=critical,keyCertSign,cRLSign -out "$folder/ca.crt"
+  quietly "the authority" openssl req -x509 -new -key "$folder/ca.key" -days 3650 -subj "/CN=Ringleader authority" \
+    -addext basicConstraints=critical,CA:TRUE -addext keyUsage=critical,keyCertSign,cRLSign -out "$work/ca.crt"
+  mv "$work/ca.crt" "$folder/ca.crt"
+  echo "certificates: ca: signed, valid until $(end_of "$folder/ca.crt") (new)"
 fi
+[[ -e $folder/ca.key ]] || fail "$folder/ca.key is not there, without which nothing can be signed"
+openssl x509 -in "$folder/ca.crt" -noout -checkend 0 >/dev/null ||
+  fail "the authority $folder/ca.crt ended on $(end_of "$folder/ca.crt"): docs/kubernetes.md says how to take another"
+openssl x509 -in "$folder/ca.crt" -noout -checkend $((days * 86400)) >/dev/null ||
+  echo "certificates: the authority ends on $(end_of "$folder/ca.crt"), before what it signs: docs/kubernetes.md says how to take another" >&2
 sign coordinator ringleader-coordinator \
   DNS:localhost,DNS:ringleader-coordinator,DNS:ringleader-coordinator.ringleader.svc,IP:127.0.0.1
 sign admin admin URI:ringleader://admin/admin
 cp "$folder/ca.crt" "$folder/nodes/ca.crt"
+declare -A named=()
 for node in "$@"; do
-  name=${node%%=*} ip=${node#*=}
-  [[ $node == *=* && $name =~ ^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$ && $ip ]] ||
-    { echo "certificates: $node is not NAME=IP" >&2; exit 2; }
-  sign "nodes/$name" "$name" "DNS:$name,IP:$ip,URI:ringleader://node/$name"
+  name=${node%%=*}
+  named[$name]=1
+  sign "nodes/$name" "$name" "DNS:$name,IP:${node#*=},URI:ringleader://node/$name"
+done
+for file in "$folder"/nodes/*.crt; do
+  name=$(basename "$file" .crt)
+  [[ $name == ca || ${named[$name]:-} ]] || sign "nodes/$name" "$name" "$(names_in "$file")"
 done

@@ -201,8 +201,8 @@ constexpr Field kFieldsAfterPatterns[] = {
      "Steps in a row with a NaN or infinite gradient that are skipped before the attempt "
      "fails."},
     {"training.deterministic", Need::kDefault, "false", {}, kAlways,
-     "The same losses to the last bit whenever the job runs on as many trainers of the same kind: "
-     "on GPUs, sums in a fixed order, which takes longer. The CPU engine always does that."},
+     "The same losses to the last bit whenever the job runs on as many trainers of the same kind, on as many nodes or "
+     "with `parallelism.layout` and `ring` named: on GPUs, sums in a fixed order, which takes longer. The CPU engine always does that."},
 
     {"training.precision", Need::kDefault, "bfloat16", {}, kAlways,
      "What the products of the decoder's linear layers read. `bfloat16`: the model's type, which on "

@@ -1,4 +1,5 @@
 // The operators of attention_ops.h on the CPU: kernels/reference, in float32.
+#include <pthread.h>
 #include <torch/library.h>
 #include <torch/utils.h>
 
@@ -25,14 +26,30 @@ namespace {
 
 using torch::Tensor;
 
-// The process's one engine, with as many threads as LibTorch has, for the call that holds it.
+// The process's one engine, and the lock of the call that holds it.
+struct Shared {
+  std::mutex mutex;
+  std::unique_ptr<reference::Engine> engine;
+};
+
+// A child that fork() made has neither the engine's threads nor the call that may have held the
+// lock. It begins with its own and leaves alone what it inherits: whoever waits for those threads,
+// as their pool's destructor does, waits for ever. So nothing here is destroyed, at exit neither.
+Shared& SharedByCalls() {
+  static Shared* shared = new Shared;
+  [[maybe_unused]] static const int registered =
+      pthread_atfork(nullptr, nullptr, [] { shared = new Shared; });
+  return *shared;
+}
+
+// The process's engine, with as many threads as LibTorch has, for the call that holds it.
 class CpuEngine {
  public:
   using Element = float;
   static constexpr torch::ScalarType kElement = torch::kFloat;
 
-  CpuEngine() : lock_(mutex_) {
-    static std::unique_ptr<reference::Engine> engine;
+  CpuEngine() : lock_(SharedByCalls().mutex) {
+    std::unique_ptr<reference::Engine>& engine = SharedByCalls().engine;
     if (engine == nullptr || engine->pool().threads() != at::get_num_threads()) {
       engine = std::make_unique<reference::Engine>(at::get_num_threads());
     }
@@ -93,7 +110,6 @@ class CpuEngine {
                           const Tensor& column_offsets, const Tensor& rows);
 
  private:
-  inline static std::mutex mutex_;
   const std::scoped_lock<std::mutex> lock_;
   reference::Engine* engine_ = nullptr;
 };

@@ -21,6 +21,42 @@ void CheckList(const char* name, const Tensor& list, const Tensor& q, torch::Sca
       "; make blocks from tensors of this q's sizes and device");
 }
 
+// Lists of tiles in host memory: kernels read where they lead. offsets: [batch, heads, tiles + 1].
+void CheckTiles(const char* offsets_name, const Tensor& offsets, const char* listed_name,
+                const Tensor& listed) {
+  const int64_t tiles = offsets.size(2) - 1, capacity = listed.numel();
+  const auto* const tile_at = listed.const_data_ptr<int32_t>();
+  for (int64_t row = 0; row < offsets.size(0) * offsets.size(1) * tiles; ++row) {
+    const int64_t head = row / tiles;
+    const int32_t* const ends = offsets.const_data_ptr<int32_t>() + row + head;
+    TORCH_CHECK(ends[0] >= 0 && ends[0] <= ends[1] && ends[1] <= capacity, offsets_name,
+                " of head ", head, " of the batch, tile ", row % tiles, ", are ", ends[0], " and ",
+                ends[1], "; they must ascend within [0, ", capacity, "], the elements of ",
+                listed_name);
+    for (int32_t i = ends[0]; i < ends[1]; ++i) {
+      TORCH_CHECK(tile_at[i] >= 0 && tile_at[i] < tiles, listed_name, " has ", tile_at[i],
+                  " for head ", head, " of the batch, tile ", row % tiles, "; there are ", tiles,
+                  " tiles");
+    }
+  }
+}
+
+// Columns in host memory. positions: [batch, heads, max_columns]; counts: [batch, heads].
+void CheckColumns(const Tensor& positions, const Tensor& counts, int64_t tokens) {
+  const int64_t most = positions.size(2);
+  for (int64_t head = 0; head < counts.numel(); ++head) {
+    const int64_t* const position = positions.const_data_ptr<int64_t>() + head * most;
+    const int64_t count = counts.const_data_ptr<int32_t>()[head];
+    TORCH_CHECK(count >= 0 && count <= most, "blocks.column_counts has ", count, " for head ", head,
+                " of the batch; it must lie in [0, ", most, "], as many as there are positions");
+    for (int64_t c = 0; c < count; ++c) {
+      TORCH_CHECK(position[c] > (c == 0 ? -1 : position[c - 1]) && position[c] < tokens,
+                  "blocks.column_positions has ", position[c], " for head ", head,
+                  " of the batch; positions must ascend and lie in [0, ", tokens, "), q's tokens");
+    }
+  }
+}
+
 TilePattern PatternOf(int64_t pattern, size_t lists, int64_t size) {
   const auto known = static_cast<TilePattern>(pattern);
   switch (known) {
@@ -54,7 +90,8 @@ AttentionSizes SizesOf(const Tensor& q, const Tensor& k) {
       q.size(3), "]: queries and keys are those of one sequence (no key-value cache)");
   TORCH_CHECK(k.size(1) > 0 && q.size(1) % k.size(1) == 0, "q has ", q.size(1), " heads and k ",
               k.size(1), "; the first must be a multiple of the second");
-  TORCH_CHECK(q.size(2) > 0, "q has no tokens");
+  TORCH_CHECK(q.size(1) > 0 && q.size(2) > 0, "q is ", q.sizes(),
+              "; it must have heads and tokens");
   TORCH_CHECK(k.device() == q.device() && k.scalar_type() == q.scalar_type(), "k is ", k.toString(),
               " on ", k.device(), " and q ", q.toString(), " on ", q.device(),
               "; they must be alike");
@@ -101,11 +138,16 @@ Visit::Visit(const Tensor& q, const AttentionSizes& sizes, int64_t pattern, torc
     if (lists_.size() == 1) return;
     CheckList("blocks.column_positions", lists_[1], q, torch::kLong, {batch, heads, -1});
     CheckList("blocks.column_counts", lists_[2], q, torch::kInt, {batch, heads});
+    if (q.is_cpu()) CheckColumns(lists_[1], lists_[2], sizes.tokens);
   } else if (pattern_ == TilePattern::kCsr) {
     CheckList("blocks.row_offsets", lists_[0], q, torch::kInt, {batch, heads, tiles + 1});
     CheckList("blocks.columns", lists_[1], q, torch::kInt, {-1});
     CheckList("blocks.column_offsets", lists_[2], q, torch::kInt, {batch, heads, tiles + 1});
     CheckList("blocks.rows", lists_[3], q, torch::kInt, {-1});
+    if (q.is_cpu()) {
+      CheckTiles("blocks.row_offsets", lists_[0], "blocks.columns", lists_[1]);
+      CheckTiles("blocks.column_offsets", lists_[2], "blocks.rows", lists_[3]);
+    }
     if (lists_.size() == 4) return;
     TORCH_CHECK(size > 0 && size % tile == 0, "blocks.block_size is ", size,
                 "; it must be a multiple of the tile (", tile, ")");

@@ -41,7 +41,8 @@ class Visit {
  public:
   // `intervals`: TileSelection::intervals, [batch, tokens, 4] int32, with kFull and kCsr.
   // `size`: tokens of the window, or of a block that queries chose. Throws c10::Error naming what
-  // does not fit. Values in the lists are not read.
+  // does not fit. Values in the lists are read on the CPU alone, where a tile or a column that is
+  // not there is refused.
   Visit(const torch::Tensor& q, const AttentionSizes& sizes, int64_t pattern,
         torch::TensorList lists, const std::optional<torch::Tensor>& documents,
         const std::optional<torch::Tensor>& intervals, int64_t tile, int64_t size);

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from oracle import (DEVICE, attend, causal, check, document_ids, error, inputs, oracle, pairs_of_tiles, random_tiles,
+from oracle import (DEVICE, TOLERANCE, attend, causal, check, document_ids, error, inputs, oracle, pairs_of_tiles, random_tiles,
                     same_document)
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask
+from torch.nn.attention.flex_attention import BlockMask, and_masks, create_block_mask, create_mask, flex_attention
 
 from ringleader import kernels
-from ringleader.kernels import blocks as blocks_module
+from ringleader.kernels import block_mask as block_mask_module
 from ringleader.kernels import sparse_attention
 
 
@@ -135,6 +135,68 @@ def test_block_mask_of_documents():
     check(attend(block_mask), q, k, v, causal(512) & same_document(ids))
 
 
+def causal_mod(b, h, q, kv):
+    return kv <= q
+
+
+def masks_of_sequences():
+    """Each in 256 tokens of which all sequences and heads list the same blocks."""
+    ids = torch.stack([torch.arange(256, device=DEVICE) >= first for first in (100, 40)]).long()
+    prefix = torch.tensor([30, 90], device=DEVICE)
+
+    def same_document_mod(b, h, q, kv):
+        return ids[b, q] == ids[b, kv]
+
+    return {
+        "documents": lambda b, h, q, kv: (kv <= q) & same_document_mod(b, h, q, kv),
+        "joined": and_masks(causal_mod, same_document_mod),
+        "both ways": same_document_mod,
+        "prefix": lambda b, h, q, kv: (kv <= q) | (kv < prefix[b]),
+        "of neither": and_masks(causal_mod, lambda b, h, q, kv: q - kv < 70),
+    }
+
+
+@pytest.mark.parametrize("name", ["documents", "joined", "both ways", "prefix", "of neither"])
+def test_block_mask_of_all_sequences_whose_mask_looks_at_each(name):
+    mask_mod = masks_of_sequences()[name]
+    block_mask = create_block_mask(mask_mod, None, None, 256, 256, device=DEVICE)
+    q, k, v = inputs(2, 4, 4, 256, 64)
+    check(attend(block_mask), q, k, v, create_mask(mask_mod, 2, 4, 256, 256, device=DEVICE))
+    q, k, v = (x.detach() for x in (q, k, v))
+    assert error(sparse_attention(q, k, v, block_mask), flex_attention(q, k, v, block_mask=block_mask)) < TOLERANCE
+    # Where the mask does not look at sequences, one of them is evaluated; and never more than one head.
+    lists = block_mask_module._listed(block_mask, 256, 2, 4, differ=False)
+    assert lists[0][0].shape[:2] == (1 if name == "of neither" else 2, 1)
+
+
+def test_block_mask_of_all_heads_whose_mask_looks_at_each_is_refused():
+    q, k, v = inputs(2, 4, 2, 128, 64)
+    for mask_mod in (lambda b, h, q, kv: (q >= kv) & (q - kv < 20 * (h + 1)),
+                     and_masks(causal_mod, lambda b, h, q, kv: kv >= 5 * h)):
+        block_mask = create_block_mask(mask_mod, None, None, 128, 128, device=DEVICE)
+        with pytest.raises(NotImplementedError, match="in one head and not in another"):
+            sparse_attention(q, k, v, block_mask)
+
+
+def test_block_mask_of_the_first_sequences_documents_is_refused():
+    ids = torch.stack([torch.arange(256, device=DEVICE) >= first for first in (100, 40)]).long()
+    block_mask = create_block_mask(lambda b, h, q, kv: (kv <= q) & (ids[0, q] == ids[0, kv]), None, None, 256, 256,
+                                   device=DEVICE)
+    q, k, v = inputs(2, 4, 2, 256, 64)
+    with pytest.raises(NotImplementedError, match="beside documents it must be causal within them"):
+        sparse_attention(q, k, v, block_mask, documents=ids)
+    alike = ids[:1].expand(2, -1)
+    check(attend(block_mask, documents=alike), q, k, v, causal(256) & same_document(alike))
+
+
+def test_block_mask_of_other_sequences_and_heads_is_refused():
+    q, k, v = inputs(2, 4, 2, 256, 64)
+    for batch, heads, message in ((3, None, "BlockMask's counts has 3 for batch; it must be 1 or q's 2"),
+                                  (None, 2, "BlockMask's counts has 2 for heads; it must be 1 or q's 4")):
+        with pytest.raises(ValueError, match=message):
+            sparse_attention(q, k, v, create_block_mask(causal_mod, batch, heads, 256, 256, device=DEVICE))
+
+
 @pytest.mark.parametrize("causal_lists", [False, True])
 def test_blocks_of_different_sizes(causal_lists):
     tokens, query_edges, key_edges = 700, [0, 64, 256, 448], [0, 192, 256, 512, 640]
@@ -176,7 +238,7 @@ def test_lists_of_a_block_mask_are_made_once_for_each_documents():
             sparse_attention(q, k, v, block_mask, documents=kernels.Documents(starts))
             calls.append(len(evaluations) - before)
     assert all(first > 0 and second == third == 0 for first, second, third in zip(*[iter(calls)] * 3)), calls
-    assert len(blocks_module._converted[block_mask]) == 1
+    assert len(block_mask_module._converted[block_mask]) == 1
 
 
 def test_deterministic():

@@ -183,8 +183,13 @@ def test_no_wait(name):
     counts, indices = kept.sum(-1), kept.int().argsort(-1, descending=True)
     q, k, v = inputs(2, 4, 2, 300, 64)
     blocks = FORMS[name]()
+    cu_seqlens, positions = torch.tensor([0, 37, 300]).to(DEVICE), torch.tensor([7, 290]).to(DEVICE).expand(2, 4, 2)
+    all_diagonals = torch.ones(2, 4, 3, dtype=torch.bool, device=DEVICE)
     torch.cuda.set_sync_debug_mode("error")
     try:
+        columns = kernels.selected_columns(positions, torch.full((2, 4), 2, device=DEVICE), tokens=300)
+        sparse_attention(q, k, v, kernels.block_diagonals(all_diagonals), columns=columns,
+                         documents=kernels.documents_from_lengths(cu_seqlens, 300))
         for form in (blocks, (counts, indices)):
             out = sparse_attention(q, k, v, form, documents=ids)
             torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
@@ -266,7 +271,7 @@ def test_errors_name_the_argument(number):
 
 @pytest.mark.skipif(CUDA, reason="a GPU's assertion ends its process's use of it")
 def test_values_that_lists_must_not_have():
-    with pytest.raises(RuntimeError, match="indices of listed blocks must be below 3"):
+    with pytest.raises(RuntimeError, match="indices of listed blocks must lie in .0, 3"):
         kernels.tiles_from_lists(torch.ones(3, dtype=torch.int32), torch.full((3, 1), 3), tokens=300, heads=1)
     for positions in ([5, 5], [0, 300], [-1, 4]):
         with pytest.raises(RuntimeError, match="positions must differ"):

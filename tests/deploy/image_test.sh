@@ -42,6 +42,9 @@ for image in "${!programs[@]}"; do
   [[ $(podman image inspect --format '{{.User}}' "localhost/$image:$tag") == 65532:65532 ]] || fail "$image runs as root"
   within "$image" /bin/sh -c 'id -u 2>/dev/null || cat /proc/self/status' >"$run/who.log" 2>&1 || fail "$image has no shell"
   grep -qE '^(65532|Uid:\s+65532)' "$run/who.log" || fail "$image runs as somebody else"
+  # What manifests and docs/kubernetes.md call.
+  within "$image" /bin/sh -c "for applet in cat ls sleep tar mv rm cp mkdir date flock chown; do command -v \$applet || exit 1; done" \
+    >"$run/applets.log" 2>&1 || fail "$image lacks an applet"
   for folder in / /etc /usr/bin /tmp; do
     if within "$image" /bin/sh -c "echo x >$folder/x" >"$run/write.log" 2>&1; then fail "$image writes to $folder"; fi
   done

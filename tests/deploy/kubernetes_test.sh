@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks deploy/kubernetes: every overlay renders and fits the schemas of several Kubernetes versions, as its workers do as a JobSet, and the CPU demo's pods
 # run on podman: coordinator and two workers train the quickstart's job to its end although a worker's pod is killed in the
-# middle, their metrics are scraped, and the probes' command works.
+# middle, their metrics are scraped, and the probes' commands work.
 #
 # Needs kubectl (1.27 or newer), podman with runc and catatonit, the images of deploy/container/build.sh, and PyPI; as root.
 set -euo pipefail
@@ -93,6 +93,11 @@ for manifest in yaml.safe_load_all(sys.stdin):
 probe() { podman exec coordinator-coordinator "${probe_command[@]}"; }
 await 60 "the coordinator's probe" probe
 await 60 "the workers" both_ready
+worker_probe=$(kubectl kustomize "$root/deploy/kubernetes/base" | "$run/venv/bin/python" -c 'import sys, yaml
+for manifest in yaml.safe_load_all(sys.stdin):
+    if manifest["kind"] == "DaemonSet":
+        print(manifest["spec"]["template"]["spec"]["containers"][0]["livenessProbe"]["exec"]["command"][2])')
+podman exec worker-a-worker /bin/sh -c "$worker_probe" >"$run/probe.log" 2>&1 || fail "the workers' probe"
 
 for header in /usr/include/s*.h; do cp "$header" "$run/data/text/$(basename "$header" .h).txt"; done
 cp "$root/deploy/quickstart/"{config.json,job.yaml} "$run/data/"

@@ -6,6 +6,8 @@ import re
 import subprocess
 import unittest
 
+import yaml
+
 import queries
 
 
@@ -67,6 +69,9 @@ class Rules(unittest.TestCase):
         subprocess.run(["promtool", "check", "config", queries.RULES.parent / "prometheus.yaml"], check=True,
                        stdout=subprocess.DEVNULL)
         subprocess.run(["promtool", "test", "rules", queries.RULES_TEST], check=True, stdout=subprocess.DEVNULL)
+
+    def test_the_operator_gets_the_same(self):
+        self.assertEqual(yaml.safe_load(queries.OPERATORS_RULES.read_text())["spec"], yaml.safe_load(queries.RULES.read_text()))
 
     def test_every_alert_has_a_test_and_a_section_of_the_runbook(self):
         tests, runbook = queries.RULES_TEST.read_text(), queries.RUNBOOK.read_text()

@@ -9,6 +9,7 @@ import yaml
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DASHBOARDS = sorted((ROOT / "deploy/grafana").glob("*.json"))
 RULES = ROOT / "deploy/prometheus/rules.yaml"
+OPERATORS_RULES = ROOT / "deploy/kubernetes/components/monitoring/prometheus-rule.yaml"
 RULES_TEST = ROOT / "deploy/prometheus/rules_test.yaml"
 RUNBOOK = ROOT / "docs/runbook.md"
 

@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <chrono>
+#include <filesystem>
+
 #include "worker/agent/testing/worker_fixture.h"
 
 namespace ringleader::agent {
@@ -40,6 +43,23 @@ TEST_F(WorkerTest, SaysAllThatItIsAndWhatItRuns) {
   EXPECT_TRUE(Becomes([&] { return coordinator_.Received(IsExit).size() == 2; }));
   EXPECT_TRUE(Becomes([&] { return Metric("trainers") == 0; }));
   EXPECT_EQ(Leave(), absl::OkStatus());
+}
+
+// For a probe that may look at a file: whether or not there is a coordinator.
+TEST_F(WorkerTest, ItsLoopRenewsAFileForAsLongAsItComesRound) {
+  namespace fs = std::filesystem;
+  const std::string path = dir_.File("data/alive");
+  Start();
+  ASSERT_TRUE(Becomes([&] { return fs::exists(path); }));
+  const auto old = fs::file_time_type::clock::now() - std::chrono::hours(1);
+  fs::last_write_time(path, old);
+  EXPECT_TRUE(Becomes([&] { return fs::last_write_time(path) > old; }));
+  fs::remove(path);
+  EXPECT_TRUE(Becomes([&] { return fs::exists(path); }));
+  EXPECT_EQ(Leave(), absl::OkStatus());
+  fs::last_write_time(path, old);
+  absl::SleepFor(absl::Seconds(3));
+  EXPECT_EQ(fs::last_write_time(path), old);
 }
 
 TEST_F(WorkerTest, TrainersOfOtherUsersReachItsSocket) {

@@ -102,9 +102,19 @@ absl::Status MayClaim(const std::string& directory, const FolderOwner& owner,
                       const FolderOwner& recorded) {
   if (recorded.job != owner.job) {
     return absl::FailedPreconditionError(absl::StrFormat(
-        "checkpoint.directory %s belongs to jobs/%s (%s), not to jobs/%s; choose another folder, "
+        "checkpoint.directory %s belongs to jobs/%s (%s)%s, not to jobs/%s; choose another folder, "
         "or remove %s/%s once that job is over for good",
-        directory, recorded.job, recorded.uid, owner.job, directory, kOwnerName));
+        directory, recorded.job, recorded.uid,
+        recorded.owner.empty() ? "" : " of " + recorded.owner, owner.job, directory, kOwnerName));
+  }
+  // A name is free for others once its job was deleted; the weights stay whose they are.
+  if (recorded.uid != owner.uid && !recorded.owner.empty() && recorded.owner != owner.owner) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "checkpoint.directory %s belongs to %s, whose jobs/%s (%s) had the name that this job has, "
+        "which %s; choose another folder, or have %s remove %s/%s",
+        directory, recorded.owner, recorded.job, recorded.uid,
+        owner.owner.empty() ? "has no owner" : "is of " + owner.owner, recorded.owner, directory,
+        kOwnerName));
   }
   const bool replaced =
       recorded.uid == owner.uid ? recorded.token > owner.token : recorded.token >= owner.token;
@@ -144,6 +154,7 @@ std::string OwnerText(const FolderOwner& owner) {
                {"job", owner.job},
                {"uid", owner.uid},
                {"token", owner.token}};
+  if (!owner.owner.empty()) root["owner"] = owner.owner;
   root[kChecksumKey] = ChecksumOf(root);
   return root.dump(1) + "\n";
 }
@@ -166,7 +177,10 @@ absl::StatusOr<FolderOwner> ParseOwner(std::string_view text, const std::string&
           absl::StrFormat("%s: format version %d; this program reads up to %d: use a newer one",
                           source, root.at("version").get<uint64_t>(), kVersion));
     }
-    return FolderOwner{.job = root.at("job"), .uid = root.at("uid"), .token = root.at("token")};
+    return FolderOwner{.job = root.at("job"),
+                       .uid = root.at("uid"),
+                       .token = root.at("token"),
+                       .owner = root.value("owner", "")};
   } catch (const Json::exception&) {
     return damaged();
   }

@@ -1,6 +1,7 @@
 // Who may change a checkpoint folder: one job, by the newest of its attempts.
 //
-// The file owner.json (docs/formats.md) names the job and the fencing token of its newest attempt.
+// The file owner.json (docs/formats.md) names the job, whose it is, and the fencing token of its
+// newest attempt.
 // It is read and written under a lock that all nodes see, and so is every change of what the folder
 // holds: an attempt that was replaced, however late it wakes up, changes nothing any more.
 #pragma once
@@ -20,13 +21,15 @@ struct FolderOwner {
   std::string job;     // its id: a name that another job may have later
   std::string uid;     // that no other job ever has
   uint64_t token = 0;  // fencing token of the attempt; grows over a coordinator's lifetime
+  std::string owner =
+      {};  // who submitted the job; empty: nobody knows, as where there are no roles
 };
 
 // Makes `owner` the owner of `directory`, which exists. ABORTED if an attempt with a newer token
-// has owned it; FAILED_PRECONDITION if a job of another name does, or if the storage has no locks.
-// (An earlier job of the same name is gone: a coordinator gives a name again only when nothing runs
-// under it.) DATA_LOSS if owner.json is damaged, UNAVAILABLE if somebody held the lock for all of
-// `patience`.
+// has owned it; FAILED_PRECONDITION if a job of another name does, or another one of the name that
+// is somebody else's, or if the storage has no locks. (An earlier job of the same name is gone: a
+// coordinator gives a name again only when nothing runs under it.) DATA_LOSS if owner.json is
+// damaged, UNAVAILABLE if somebody held the lock for all of `patience`.
 absl::Status ClaimDirectory(const std::string& directory, const FolderOwner& owner,
                             absl::Duration patience = absl::Minutes(1));
 

@@ -23,8 +23,9 @@ using ::testing::HasSubstr;
 
 class OwnershipTest : public ::testing::Test {
  protected:
-  absl::Status Claim(const std::string& job, const std::string& uid, uint64_t token) {
-    return ClaimDirectory(directory_, {.job = job, .uid = uid, .token = token});
+  absl::Status Claim(const std::string& job, const std::string& uid, uint64_t token,
+                     const std::string& owner = "") {
+    return ClaimDirectory(directory_, {.job = job, .uid = uid, .token = token, .owner = owner});
   }
   absl::Status Change(const std::string& uid, uint64_t token) {
     changed_ = false;
@@ -66,7 +67,6 @@ TEST_F(OwnershipTest, AnotherJobIsRefusedByName) {
   EXPECT_EQ(Change("j-1", 5), absl::OkStatus());
 }
 
-// The first was deleted, and the second was given its name.
 // The export takes the place of what is called `model`: a user's own would be gone.
 TEST_F(OwnershipTest, AModelThatNoJobWroteIsNotReplaced) {
   std::filesystem::create_directories(directory_ + "/model");
@@ -81,6 +81,7 @@ TEST_F(OwnershipTest, AModelThatNoJobWroteIsNotReplaced) {
   EXPECT_EQ(Claim("j", "j-1", 6), absl::OkStatus()) << "its own export";
 }
 
+// The first was deleted, and the second was given its name.
 TEST_F(OwnershipTest, ALaterJobOfTheNameTakesOverAndTheEarlierOneIsToldApart) {
   ASSERT_EQ(Claim("j", "j-1", 5), absl::OkStatus());
   // A coordinator that forgot what it had counted to.
@@ -88,6 +89,33 @@ TEST_F(OwnershipTest, ALaterJobOfTheNameTakesOverAndTheEarlierOneIsToldApart) {
   EXPECT_EQ(Claim("j", "j-2", 6), absl::OkStatus());
   EXPECT_EQ(Change("j-1", 6).code(), absl::StatusCode::kAborted);
   EXPECT_EQ(Change("j-2", 6), absl::OkStatus());
+}
+
+// Alice's job was deleted, and Bob gave his own its name: her weights are not his to go on from.
+TEST_F(OwnershipTest, ALaterJobOfTheNameIsRefusedWhereItIsSomebodyElses) {
+  ASSERT_EQ(Claim("j", "j-1", 5, "alice"), absl::OkStatus());
+  for (const std::string other : {"bob", ""}) {
+    const absl::Status refused = Claim("j", "j-2", 9, other);
+    EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << other;
+    EXPECT_THAT(
+        std::string(refused.message()),
+        AllOf(HasSubstr("checkpoint.directory " + directory_ + " belongs to alice"),
+              HasSubstr("jobs/j (j-1)"), HasSubstr(other.empty() ? "no owner" : "is of bob"),
+              HasSubstr("choose another folder"), HasSubstr("remove " + path_)));
+  }
+  EXPECT_EQ(Change("j-1", 5), absl::OkStatus()) << "it is still the first one's";
+  EXPECT_THAT(std::string(Claim("k", "k-1", 9, "bob").message()),
+              HasSubstr("belongs to jobs/j (j-1) of alice, not to jobs/k"));
+  EXPECT_EQ(Claim("j", "j-2", 9, "alice"), absl::OkStatus()) << "her own later one goes on";
+  EXPECT_EQ(Claim("j", "j-1", 10, "alice"), absl::OkStatus());
+}
+
+// Files of earlier releases name no owner, and so do jobs from before there were roles.
+TEST_F(OwnershipTest, AFolderOfNobodysIsTheNextJobsOfTheName) {
+  ASSERT_EQ(Claim("j", "j-1", 5), absl::OkStatus());
+  EXPECT_EQ(Claim("j", "j-2", 6, "alice"), absl::OkStatus());
+  EXPECT_EQ(ParseOwner(*ReadFile(path_), path_)->owner, "alice");
+  EXPECT_EQ(Claim("j", "j-3", 7, "bob").code(), absl::StatusCode::kFailedPrecondition);
 }
 
 TEST_F(OwnershipTest, ARemovedOwnerIsNobodysWord) {
@@ -131,6 +159,7 @@ TEST_F(OwnershipTest, ReadsTheGoldenFileAndWritesTheSameBytes) {
   EXPECT_EQ(owner->job, "tiny");
   EXPECT_EQ(owner->uid, "tiny-17a3");
   EXPECT_EQ(owner->token, 57u);
+  EXPECT_EQ(owner->owner, "");
   EXPECT_EQ(OwnerText(*owner), golden);
 }
 
@@ -150,7 +179,7 @@ TEST_F(OwnershipTest, ANewerVersionIsLeftAloneByName) {
 }
 
 TEST_F(OwnershipTest, AFlippedBitAnywhereIsNoticed) {
-  const std::string whole = OwnerText({.job = "j", .uid = "j-1", .token = 5});
+  const std::string whole = OwnerText({.job = "j", .uid = "j-1", .token = 5, .owner = "alice"});
   for (size_t byte = 0; byte < whole.size(); ++byte) {
     std::string damaged = whole;
     damaged[byte] ^= static_cast<char>(1 << (byte % 8));

@@ -74,7 +74,7 @@ class Loader {
                                      uint64_t seed, uint64_t model_vocabulary,
                                      const Batching& batching = {});
 
-  const Manifest& manifest() const { return folder_.manifest(); }
+  const TokenFolder& folder() const { return folder_; }
   // Whose answers the data marks; mostly none.
   const std::vector<std::string>& tasks() const { return folder_.manifest().tasks; }
   // Whole sequences, or samples, in the data.

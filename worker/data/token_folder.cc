@@ -8,6 +8,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/checksum.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status_macros.h"
@@ -155,6 +156,13 @@ absl::StatusOr<TokenFolder> TokenFolder::Open(const std::string& folder) {
                         ManifestPath(folder), end, result.manifest_.tokens));
   }
   return result;
+}
+
+uint64_t TokenFolder::checksum() const {
+  std::string identity = absl::StrCat(manifest_.prefixes ? "prefixes" : "tasks");
+  for (const std::string& task : manifest_.tasks) absl::StrAppend(&identity, "\n", task);
+  for (const auto& shard : shards_) absl::StrAppend(&identity, "\n", shard->checksum());
+  return Checksum(identity.data(), identity.size());
 }
 
 std::pair<const TokenShard*, uint64_t> TokenFolder::Find(uint64_t i) const {

@@ -53,6 +53,8 @@ class TokenFolder {
 
   const Manifest& manifest() const { return manifest_; }
   uint64_t tokens() const { return manifest_.tokens; }
+  // Of all shards in their order, and of what their marks mean.
+  uint64_t checksum() const;
 
   // Token `i` of the stream over all shards, i < tokens().
   uint32_t token(uint64_t i) const;

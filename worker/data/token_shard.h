@@ -48,6 +48,8 @@ class TokenShard {
   TokenShard& operator=(const TokenShard&) = delete;
 
   uint64_t tokens() const { return header_.tokens; }
+  // Of its tokens, where documents start, and marks.
+  uint64_t checksum() const { return header_.body_checksum; }
   uint32_t token_bytes() const { return header_.token_bytes; }
   std::span<const uint64_t> document_starts() const { return document_starts_; }
   // [tokens], or empty in a shard without marks.

@@ -124,5 +124,17 @@ TEST_F(OwnershipProcessTest, TheCheckpointFolderOfAnotherJobIsRefused) {
   EXPECT_FALSE(refused.retryable());
 }
 
+// Its job was deleted, and somebody else's has its name.
+TEST_F(OwnershipProcessTest, TheCheckpointFolderOfAnotherOwnerIsRefused) {
+  const v1::JobSpec spec = Job(1);
+  owner_ = "alice";
+  RunToEnd(spec);
+  owner_ = "bob";
+  ++fencing_token_;
+  const v1::TrainerResult refused = Failure(spec);
+  EXPECT_THAT(refused.message(), HasSubstr("belongs to alice"));
+  EXPECT_FALSE(refused.retryable());
+}
+
 }  // namespace
 }  // namespace ringleader::trainer

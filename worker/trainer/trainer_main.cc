@@ -76,16 +76,17 @@ void CheckOpenFileLimit(int limit, int world_size) {
 
 // Trains from the assignment to the last step; the other ranks hear of a failure before this
 // returns.
-Result Train(AgentLink& link, uint64_t fencing_token, const TlsOptions& tls, int open_file_limit,
-             RunFunction run) {
+Result Train(AgentLink& link, uint64_t fencing_token, const std::string& owner,
+             const TlsOptions& tls, int open_file_limit, RunFunction run) {
   const auto stopped_or_failed = [](const absl::Status& status) -> Result {
     if (absl::IsCancelled(status)) {
       return {.kind = Result::Kind::kStopped, .message = std::string(status.message())};
     }
     return Failure(status, /*collateral=*/false);
   };
-  const absl::StatusOr<Assignment> assignment = link.WaitForAssignment();
+  absl::StatusOr<Assignment> assignment = link.WaitForAssignment();
   if (!assignment.ok()) return stopped_or_failed(assignment.status());
+  assignment->job.owner = owner;
   const TrainingJob& job = assignment->job;
   CheckOpenFileLimit(open_file_limit, job.world_size);
   auto listener = comm::GrpcListener::Listen({.rank = job.rank,
@@ -119,11 +120,13 @@ int RunProcess(int argc, char** argv, RunFunction run) {
   const int open_file_limit = RaiseOpenFileLimit();
   CLI::App app("One rank of a Ringleader training job; started by ringleader-worker.");
   AgentLinkOptions options;
+  std::string owner;
   LoggingOptions logging;
   TlsOptions tls;
   app.add_option("--socket", options.socket, "Unix socket of the worker")->required();
   app.add_option("--rank", options.rank, "this trainer's rank")->required();
   app.add_option("--token", options.fencing_token, "fencing token of the attempt")->required();
+  app.add_option("--owner", owner, "who submitted the job; nobody is known unless set");
   AddTlsFlags(app, &tls);
   AddLoggingFlags(app, &logging);
   CLI11_PARSE(app, argc, argv);
@@ -156,7 +159,7 @@ int RunProcess(int argc, char** argv, RunFunction run) {
   }).detach();
 
   // The signal thread still refers to the link, and nothing is left to be done.
-  Leave(*link, Train(*link, options.fencing_token, tls, open_file_limit, run));
+  Leave(*link, Train(*link, options.fencing_token, owner, tls, open_file_limit, run));
 }
 
 }  // namespace ringleader::trainer

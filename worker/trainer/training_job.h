@@ -101,8 +101,9 @@ enum class Engine { kCpu, kCuda };
 enum class EvalAttention { kSame, kDense, kBoth };
 
 struct TrainingJob {
-  std::string name;  // job id
-  std::string uid;   // of this job alone, whatever has its name later
+  std::string name;   // job id
+  std::string uid;    // of this job alone, whatever has its name later
+  std::string owner;  // who submitted it; empty: nobody knows
   uint32_t attempt = 0;
   uint64_t fencing_token = 0;  // of the attempt
   int rank = 0;

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -130,8 +131,13 @@ grpc::ServerUnaryReactor* JobService::GetJobHistory(grpc::CallbackServerContext*
 grpc::ServerUnaryReactor* JobService::ListJobs(grpc::CallbackServerContext* context,
                                                const v1::ListJobsRequest* request,
                                                v1::ListJobsResponse* reply) {
-  return unary_.Run(context, kService, "ListJobs",
-                    [this, request, reply] { return List(*request, reply); });
+  const auto list = [this, request, reply] { return List(*request, reply); };
+  // Labels of every job are looked up.
+  if (!absl::StrContains(request->filter(), std::string(kLabelPrefix))) {
+    return unary_.Run(context, kService, "ListJobs", list);
+  }
+  return unary_.RunCheck(context, kService, "ListJobs", /*bytes=*/0,
+                         [list](const access::Caller&) { return list(); });
 }
 
 absl::Status JobService::List(const v1::ListJobsRequest& request, v1::ListJobsResponse* reply) {

@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t kTokenFingerprint = 16;
 constexpr size_t kMaxFilterBytes = 4096;
-constexpr std::string_view kLabelPrefix = "labels.";
+constexpr size_t kMaxTerms = 8;  // each looks at every job
 
 class FilterParser {
  public:
@@ -29,6 +29,12 @@ class FilterParser {
         const size_t start = at_;
         if (Word() != "AND") return Error(start, "expected AND");
         SkipSpace();
+      }
+      if (terms.size() == kMaxTerms) {
+        return absl::InvalidArgumentError(
+            absl::StrFormat("filter: more than %d terms; ask for less, and leave out what is not "
+                            "wanted of the reply",
+                            kMaxTerms));
       }
       ASSIGN_OR_RETURN(store::JobTerm term, Term());
       terms.push_back(std::move(term));

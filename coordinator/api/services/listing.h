@@ -45,8 +45,11 @@ bool FillPage(std::vector<Entry> all, std::string_view after, int page_size,
   return false;
 }
 
-// "state=RUNNING AND labels.team!=ocean AND labels.urgent:*"; values with other characters than
-// letters, digits and
+// What a term of a filter begins with that asks for a label.
+inline constexpr std::string_view kLabelPrefix = "labels.";
+
+// At most eight terms: "state=RUNNING AND labels.team!=ocean AND labels.urgent:*"; values with
+// other characters than letters, digits and
 // "-_./" stand in double quotes. Empty: no terms. INVALID_ARGUMENT says where and what was
 // expected.
 absl::StatusOr<std::vector<store::JobTerm>> ParseJobFilter(std::string_view filter);

@@ -32,6 +32,14 @@ TEST(FilterTest, ReadsTerms) {
   EXPECT_TRUE(ParseJobFilter("  ")->empty());
 }
 
+// Each term looks at every job, before anybody else gets a turn.
+TEST(FilterTest, HasFewTerms) {
+  std::string filter = "labels.a=b";
+  for (int i = 1; i < 8; ++i) filter += " AND labels.a=b";
+  EXPECT_TRUE(ParseJobFilter(filter).ok());
+  EXPECT_THAT(Complaint(filter + " AND state=RUNNING"), HasSubstr("more than 8 terms"));
+}
+
 TEST(FilterTest, SaysWhereAndWhat) {
   EXPECT_THAT(Complaint("stat=RUNNING"),
               HasSubstr("at character 1: expected state, name, owner, project or labels.KEY"));

@@ -49,7 +49,14 @@ class LogTail : public PulledStream<v1::TailLogsResponse> {
         query_.attempt = job.attempts(job.attempts_size() - 1).number();
       }
       if (query_.attempt == 0) return absl::OkStatus();  // none yet
-      ASSIGN_OR_RETURN(page, t.ReadLogs(query_));
+      uint64_t dropped = 0;
+      do {  // a page may be full of what the query leaves out
+        ASSIGN_OR_RETURN(page, t.ReadLogs(query_));
+        dropped += page.dropped;
+        query_.after_offset = page.next_offset;
+        query_.last_lines = 0;
+      } while (page.lines.empty() && page.more);
+      page.dropped = dropped;
       return absl::OkStatus();
     }));
     if (uid_.empty()) uid_ = job.uid();
@@ -78,8 +85,6 @@ class LogTail : public PulledStream<v1::TailLogsResponse> {
                           query_.attempt, job.name(), query_.rank, attempt->ranks_size() - 1));
     }
     response->set_dropped(page.dropped);
-    query_.after_offset = page.next_offset;
-    query_.last_lines = 0;
     for (v1::LogLine& line : page.lines) *response->add_lines() = std::move(line);
     if (response->lines_size() > 0 || response->dropped() > 0) return Next::kWrite;
     if (!follow_ || !IsLive(attempt->state())) return Next::kEnd;

@@ -63,6 +63,39 @@ TEST_F(LogServiceTest, TailReadsOneAttemptFromAnOffset) {
   EXPECT_THAT(status.error_message(), HasSubstr("has no attempt 3"));
 }
 
+// Pages of the log are full of another rank's lines.
+TEST_F(LogServiceTest, TheLinesOfARankAreFoundBehindMuchOfAnother) {
+  Created("a");
+  PutAttempt("a", 1, v1::Attempt::FAILED);
+  const auto log = [&](int rank, const std::string& text) {
+    v1::LogLine line;
+    line.set_rank(rank);
+    line.set_text(text);
+    ASSERT_TRUE(
+        store_->Write([&](store::WriteTransaction& t) { return t.AppendLogs("a", 1, {line}); })
+            .ok());
+  };
+  log(1, "hello");
+  for (int i = 0; i < 300; ++i) log(0, std::string(10'000, 'x'));
+  log(1, "fatal");
+  for (const uint32_t last_lines : {0u, 1u}) {
+    v1::TailLogsRequest request;
+    request.set_job("jobs/a");
+    request.set_rank(1);
+    request.set_last_lines(last_lines);
+    const auto context = Context();
+    const auto stream = logs_->TailLogs(context.get(), request);
+    v1::TailLogsResponse response;
+    std::vector<std::string> texts;
+    while (stream->Read(&response)) {
+      for (const v1::LogLine& line : response.lines()) texts.push_back(line.text());
+    }
+    EXPECT_TRUE(stream->Finish().ok());
+    EXPECT_EQ(texts, last_lines == 1 ? std::vector<std::string>{"fatal"}
+                                     : (std::vector<std::string>{"hello", "fatal"}));
+  }
+}
+
 TEST_F(LogServiceTest, ARankThatTheAttemptDoesNotHaveIsAnError) {
   Created("a");
   ASSERT_TRUE(store_

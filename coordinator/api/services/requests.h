@@ -36,6 +36,7 @@ absl::StatusOr<store::RequestKey> KeyOf(const Change& change, const Request& req
   }
   if (!change.caller.local) {
     bytes.append({'\0', static_cast<char>(change.caller.role)}).append(change.caller.name);
+    if (!change.caller.project.empty()) bytes.append({'\0'}).append(change.caller.project);
   }
   v1::AuditRecord record = change.record;
   record.set_outcome(access::OutcomeText(absl::StatusCode::kOk));

@@ -246,7 +246,7 @@ void JobMachine::Place(const std::vector<v1::Placement>& placements, const v1::S
   failure_is_collateral_ = fenced_ = refused_for_now_ = false;
   start_deadline_ = now + options_->start_timeout;
   stop_mode_ = StopTrainers::MODE_UNSPECIFIED;
-  mean_step_seconds_ = 0;
+  mean_step_seconds_ = mean_step_tokens_ = 0;
   job_.clear_retry_time();
   SetState(Job::STARTING,
            absl::StrFormat("attempt %d: starting %d trainers", next->number(), world_size), now);

@@ -201,6 +201,8 @@ class JobMachine {
   static void LeaveOutWhatEndedIt(v1::Attempt* attempt);
   void RecordStep(v1::Attempt* attempt, const v1::StepReport& merged);
   void UpdateProgress(const v1::StepReport& merged);
+  // Tokens that were trained before the step.
+  uint64_t TokensBefore(const v1::StepReport& merged) const;
 
   const Options* const options_;
   v1::Job job_;
@@ -218,7 +220,9 @@ class JobMachine {
   bool refused_for_now_ = false;  // that is why it failed: no retry is counted
   absl::Time start_deadline_ = absl::InfiniteFuture();
   v1::StopTrainers::Mode stop_mode_ = v1::StopTrainers::MODE_UNSPECIFIED;
-  double mean_step_seconds_ = 0;
+  double mean_step_seconds_ = 0, mean_step_tokens_ = 0;
+  // Step → tokens trained by then: of the newest steps, and of those with a checkpoint.
+  std::map<uint64_t, uint64_t> recent_tokens_, tokens_at_;
 };
 
 }  // namespace ringleader::lifecycle

@@ -101,12 +101,14 @@ void JobMachine::OnExit(const TrainerExited& exited, absl::Time now) {
 void JobMachine::OnStartRefused(const std::string& node, const std::string& why, absl::Time now,
                                 bool later) {
   avoid_[node] = now + BackOff(options_->refusal_pause, options_->max_retry_backoff, ++refusals_);
-  if (live() == nullptr) return;
+  // An attempt that has ended waits for ranks of which nothing was heard: these never began.
+  if (attempt() == nullptr) return;
   const bool is_cause = later && !attempt()->has_failure();
   for (const v1::Placement& placement : attempt()->placements()) {
     if (placement.node() != node) continue;
     for (uint32_t i = 0; i < placement.trainers(); ++i) {
-      SetRank(placement.first_rank() + i, RankStatus::FAILED);
+      const uint32_t rank = placement.first_rank() + i;
+      if (!Dead(attempt()->ranks(static_cast<int>(rank)))) SetRank(rank, RankStatus::FAILED);
     }
     Blame(Retryable(static_cast<int>(placement.first_rank()), node,
                     absl::StrCat("the worker did not start it: ", why)),
@@ -118,11 +120,12 @@ void JobMachine::OnStartRefused(const std::string& node, const std::string& why,
 
 // Whatever of a start came to be is a stray at the worker's next hello.
 void JobMachine::OnDeadlyCommand(const std::string& node, bool is_start, absl::Time now) {
-  if (live() == nullptr) return;
+  if (attempt() == nullptr) return;
   for (const v1::Placement& placement : attempt()->placements()) {
     if (placement.node() != node) continue;
     for (uint32_t i = 0; is_start && i < placement.trainers(); ++i) {
-      SetRank(placement.first_rank() + i, RankStatus::FAILED);
+      const uint32_t rank = placement.first_rank() + i;
+      if (!Dead(attempt()->ranks(static_cast<int>(rank)))) SetRank(rank, RankStatus::FAILED);
     }
     v1::Failure failure =
         Retryable(static_cast<int>(placement.first_rank()), node,

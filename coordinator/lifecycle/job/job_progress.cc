@@ -1,5 +1,6 @@
 // What running attempts report of their training, and what the job's record makes of it.
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "coordinator/lifecycle/job/job_machine.h"
@@ -10,6 +11,8 @@ namespace {
 
 // Weight of the newest step in the mean step time: smooth, yet it follows within ten steps.
 constexpr double kStepTimeWeight = 0.2;
+// A checkpoint is reported when it is written, some steps after its own.
+constexpr size_t kStepsRemembered = 1024;
 
 }  // namespace
 
@@ -109,22 +112,36 @@ void JobMachine::RecordStep(v1::Attempt* attempt, const v1::StepReport& merged) 
   if (attempt == current()) UpdateProgress(merged);
 }
 
+uint64_t JobMachine::TokensBefore(const v1::StepReport& merged) const {
+  const v1::Progress& progress = job_.progress();
+  const uint64_t step = merged.step() - 1;
+  if (step == progress.step()) return progress.tokens();
+  // Steps are trained again from a checkpoint. One of before the coordinator was restarted is taken
+  // to lie on a line.
+  if (const auto found = tokens_at_.find(step); found != tokens_at_.end()) return found->second;
+  const double each = progress.step() == 0 ? static_cast<double>(merged.tokens())
+                                           : static_cast<double>(progress.tokens()) /
+                                                 static_cast<double>(progress.step());
+  return static_cast<uint64_t>(std::llround(each * static_cast<double>(step)));
+}
+
 void JobMachine::UpdateProgress(const v1::StepReport& merged) {
   const v1::TrainingSpec& training = job_.spec().training();
   v1::Progress* const progress = job_.mutable_progress();
+  progress->set_tokens(TokensBefore(merged) + merged.tokens());
   progress->set_step(merged.step());
+  recent_tokens_.insert_or_assign(merged.step(), progress->tokens());
+  if (recent_tokens_.size() > kStepsRemembered) recent_tokens_.erase(recent_tokens_.begin());
   progress->set_total_steps(training.steps());
-  progress->set_tokens(merged.step() * merged.tokens());
   progress->set_loss(merged.loss());
   if (merged.step() == 1) progress->set_first_loss(merged.loss());
   progress->set_worker_imbalance(merged.worker_imbalance());
   progress->set_ring_imbalance(merged.ring_imbalance());
-  mean_step_seconds_ =
-      mean_step_seconds_ == 0
-          ? merged.step_seconds()
-          : mean_step_seconds_ + kStepTimeWeight * (merged.step_seconds() - mean_step_seconds_);
+  const double weight = mean_step_seconds_ == 0 ? 1 : kStepTimeWeight;
+  mean_step_seconds_ += weight * (merged.step_seconds() - mean_step_seconds_);
+  mean_step_tokens_ += weight * (static_cast<double>(merged.tokens()) - mean_step_tokens_);
   if (mean_step_seconds_ > 0) {
-    progress->set_tokens_per_second(static_cast<double>(merged.tokens()) / mean_step_seconds_);
+    progress->set_tokens_per_second(mean_step_tokens_ / mean_step_seconds_);
   }
   const uint64_t left = training.steps() > merged.step() ? training.steps() - merged.step() : 0;
   progress->set_eta_seconds(static_cast<double>(left) * mean_step_seconds_);
@@ -142,6 +159,9 @@ void JobMachine::OnEval(const v1::EvalReport& eval) {
 void JobMachine::OnCheckpoint(const v1::CheckpointNotice& checkpoint) {
   job_.mutable_progress()->set_checkpoint_step(
       std::max(job_.progress().checkpoint_step(), checkpoint.step()));
+  if (const auto found = recent_tokens_.find(checkpoint.step()); found != recent_tokens_.end()) {
+    tokens_at_.insert_or_assign(found->first, found->second);
+  }
   effects_.job_changed = true;
 }
 

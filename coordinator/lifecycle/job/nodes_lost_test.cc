@@ -108,6 +108,37 @@ TEST_F(NodesLostTest, ARefusalThatComesAfterTheEndOnlyKeepsTheJobAway) {
   EXPECT_THAT(machine_.AvoidedNodes(), ElementsAre("b"));
 }
 
+// An attempt ends without a node that is out of sight; when that comes back and starts nothing, its
+// ranks will never report an end.
+TEST_F(NodesLostTest, AStartThatComesToNothingAfterTheEndFreesTheJob) {
+  using Happens = std::function<void(JobMachine&)>;
+  for (const Happens& happens :
+       {Happens([this](JobMachine& machine) { machine.OnStartRefused("nodes/b", "why", now_); }),
+        Happens([this](JobMachine& machine) {
+          machine.OnDeadlyCommand("nodes/b", /*is_start=*/true, now_);
+        })}) {
+    for (const bool is_cancelled : {false, true}) {
+      JobMachine machine(NewJob(), &options_);
+      machine.Place({On("nodes/a", 0), On("nodes/b", 2)}, {}, ++token_, now_);
+      machine.OnSight("nodes/b", now_, now_);
+      machine.OnStartRefused("nodes/a", "why", now_);
+      now_ += options_.blame_window;
+      machine.Tick(now_);
+      ASSERT_EQ(machine.job().state(), Job::RETRYING);
+      ASSERT_EQ(machine.attempt()->ranks(2).state(), RankStatus::STARTING);
+      if (is_cancelled) {
+        ASSERT_TRUE(machine.Cancel(now_).ok());
+      }
+      machine.OnSight("nodes/b", std::nullopt, now_);
+      happens(machine);
+      EXPECT_EQ(machine.attempt()->ranks(2).state(), RankStatus::FAILED);
+      now_ += options_.max_retry_backoff;
+      machine.Tick(now_);
+      EXPECT_EQ(machine.job().state(), is_cancelled ? Job::CANCELLED : Job::PENDING);
+    }
+  }
+}
+
 TEST_F(NodesLostTest, ARefusalForNowBesideAFailureCostsARetry) {
   for (const bool first : {true, false}) {
     JobMachine machine(NewJob(), &options_);

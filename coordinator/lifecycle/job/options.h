@@ -36,6 +36,9 @@ struct Options {
   uint32_t set_aside_after_jobs = 3;
   absl::Duration set_aside_window = absl::Minutes(15);
   absl::Duration set_aside_for = absl::Minutes(30);
+  // A node without trainers is forgotten when it was not heard of for so long, and one whose worker
+  // left in good order as soon as its lease has run out.
+  absl::Duration keep_nodes = absl::Hours(24 * 7);
   // Trainers that are asked to leave have so long until SIGKILL: with a checkpoint, and without.
   absl::Duration checkpoint_grace = absl::Seconds(120);
   absl::Duration abort_grace = absl::Seconds(5);

@@ -55,6 +55,34 @@ TEST_F(ProgressTest, FieldByField) {
   EXPECT_EQ(attempt().train_time().seconds(), 1'000'008) << "when its first step began";
 }
 
+// Steps of samples have tokens of their own, and steps may be trained again.
+TEST_F(ProgressTest, TokensAreThoseOfTheStepsThatCount) {
+  Run();
+  const auto step = [&](uint64_t number, uint64_t tokens) {
+    for (int rank = 0; rank < 4; ++rank) {
+      v1::StepReport report;
+      report.set_step(number);
+      report.set_rank(rank);
+      report.set_step_seconds(1);
+      report.set_tokens(tokens);
+      machine_.OnStep(report, {"node", "incarnation", 10 * number + tokens});
+    }
+    return machine_.job().progress().tokens();
+  };
+  EXPECT_EQ(step(1, 1533), 1533u);
+  EXPECT_EQ(step(2, 792), 2325u);
+  EXPECT_EQ(step(3, 514), 2839u);
+  EXPECT_NEAR(machine_.job().progress().tokens_per_second(), 1200, 250);
+  v1::CheckpointNotice checkpoint;
+  checkpoint.set_step(2);
+  machine_.OnCheckpoint(checkpoint);
+  for (uint32_t rank = 0; rank < 4; ++rank) Exit(rank, v1::TrainerExited::FAILED);
+  Pass(options_.max_retry_backoff);
+  Run();
+  EXPECT_EQ(step(3, 514), 2839u);
+  EXPECT_EQ(step(4, 891), 3730u);
+}
+
 TEST_F(ProgressTest, BeyondItsStepsNothingIsLeft) {
   Run();
   Report(12, 2, 3);

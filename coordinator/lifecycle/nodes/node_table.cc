@@ -67,9 +67,13 @@ v1::Node NodeRecord::View() const {
   for (const std::string& job : jobs) view.add_jobs(job);
   SetTime(last_heard, view.mutable_last_heartbeat_time());
   if (out_of_sight) {
-    view.set_state(v1::Node::UNREACHABLE);
-    view.set_state_reason(absl::StrCat(
-        "no word since ", absl::FormatTime(absl::RFC3339_sec, last_heard, absl::UTCTimeZone())));
+    const std::string silence = absl::StrCat(
+        "no word since ", absl::FormatTime(absl::RFC3339_sec, last_heard, absl::UTCTimeZone()));
+    // That nothing is heard of what was taken out of service is no fault.
+    const bool is_out_of_service = node.state() == v1::Node::DRAINED;
+    if (!is_out_of_service) view.set_state(v1::Node::UNREACHABLE);
+    view.set_state_reason(is_out_of_service ? absl::StrCat(node.state_reason(), "; ", silence)
+                                            : silence);
   } else if (leaving) {
     view.set_state(trainers_in_use == 0 ? v1::Node::DRAINED : v1::Node::DRAINING);
     view.set_state_reason("its worker is shutting down");

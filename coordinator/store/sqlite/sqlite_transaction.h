@@ -75,6 +75,7 @@ class SqliteTransaction : public WriteTransaction {
   absl::Status SetAppliedSequence(std::string_view node, std::string_view incarnation,
                                   uint64_t sequence) override;
   absl::Status PutNode(const v1::Node& node) override;
+  absl::Status DeleteNode(std::string_view id) override;
   absl::StatusOr<std::optional<std::string>> FindReply(const RequestKey& key) override;
   absl::Status PutReply(const RequestKey& key, std::string_view reply) override;
   absl::StatusOr<std::vector<StoredToken>> ListTokens() override;

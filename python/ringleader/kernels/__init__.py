@@ -1,6 +1,7 @@
 """Sparse attention for PyTorch: the kernels that Ringleader's trainers run. docs/kernels_python.md is its page."""
 
 from ringleader.kernels.attention import sparse_attention
+from ringleader.kernels.block_mask import tiles_from_block_mask
 from ringleader.kernels.blocks import (
     Columns,
     Diagonals,
@@ -9,7 +10,6 @@ from ringleader.kernels.blocks import (
     TileLists,
     block_diagonals,
     selected_columns,
-    tiles_from_block_mask,
     tiles_from_edges,
     tiles_from_lists,
     tiles_from_mask,

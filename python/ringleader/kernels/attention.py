@@ -3,7 +3,9 @@
 import torch
 from torch.nn.attention.flex_attention import BlockMask
 
-from ringleader.kernels.blocks import CAUSAL, CSR, FULL, Columns, Diagonals, TileLists, tiles_from_lists, tiles_of
+from ringleader.kernels import checks
+from ringleader.kernels.block_mask import tiles_of
+from ringleader.kernels.blocks import CAUSAL, FULL, Columns, Diagonals, TileLists, tiles_from_lists
 from ringleader.kernels.documents import as_documents
 from ringleader.kernels.masks import KeyIntervals, key_intervals
 from ringleader.kernels.operators import ops
@@ -24,14 +26,16 @@ def _visit(q, k, blocks, documents, columns, scale):
         if not isinstance(blocks, Diagonals) or blocks.columns is not None:
             raise NotImplementedError("columns go with blocks=block_diagonals(...) that has none of its own; with other "
                                       "blocks list the columns' tiles")
-        return blocks._replace(columns=columns).visit()
+        blocks = blocks._replace(columns=columns)
     if blocks is None:
         return CAUSAL, [], 128, 0
+    if isinstance(blocks, Diagonals):
+        return blocks.visit(q.size(2))
     if hasattr(blocks, "visit"):
         return blocks.visit()
     if isinstance(blocks, tuple) and len(blocks) == 2 and all(isinstance(x, torch.Tensor) for x in blocks):
         return tiles_from_lists(*blocks, tokens=q.shape[2], heads=q.shape[1], batch=q.shape[0]).visit()
-    if callable(blocks):
+    if callable(blocks) and not isinstance(blocks, type):
         return blocks(q, k, documents=documents, scale=scale).visit()
     raise TypeError(f"blocks is a {type(blocks).__name__}; it may be {_FORMS}")
 
@@ -96,8 +100,10 @@ def sparse_attention(q, k, v, blocks=None, *, documents=None, columns=None, mask
     -infinity). Enqueues on the current stream without waiting for the device (but for the check of a BlockMask that
     it meets for the first time), and can be compiled and captured into CUDA graphs.
     """
-    if q.dim() != 4:
-        raise ValueError(f"q is {list(q.shape)}; it must be [batch, heads, tokens, head_dim]")
+    if not isinstance(q, torch.Tensor) or q.dim() != 4:
+        raise ValueError(f"q is {checks.described(q)}; it must be [batch, heads, tokens, head_dim]")
+    if k is None or v is None:
+        raise ValueError(f"{'k' if k is None else 'v'} is None; it must be [batch, kv_heads, tokens, head_dim]")
     if isinstance(mask, str) and mask == "causal":
         if isinstance(blocks, BlockMask):
             blocks = tiles_of(blocks, q.shape[1], q.shape[0], documents)

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 
 import torch
 
+from ringleader.kernels import checks
 from ringleader.kernels.blocks import Columns, Diagonals, QueryBlocks, lists_from_bits
 from ringleader.kernels.documents import as_documents
 from ringleader.kernels.operators import autocast, ops
 
 
 def _inputs(q, k, documents, scale):
-    if q.dim() != 4:
-        raise ValueError(f"q is {list(q.shape)}; it must be [batch, heads, tokens, head_dim]")
+    for name, x in (("q", q), ("k", k)):
+        if not isinstance(x, torch.Tensor) or x.dim() != 4:
+            raise ValueError(f"{name} is {checks.described(x)}; it must be [batch, heads, tokens, head_dim]")
     q, k = autocast(q, k)
     starts = as_documents(documents, q.shape[0], q.shape[2])
     return q.detach(), k.detach(), starts, q.shape[3] ** -0.5 if scale is None else scale
@@ -42,6 +44,7 @@ class VerticalSlash:
     def __call__(self, q, k, *, documents=None, scale=None):
         q, k, starts, scale = _inputs(q, k, documents, scale)
         tokens = q.shape[2]
+        checks.positive(estimate_queries=self.estimate_queries)
         count = min(self.estimate_queries, tokens)
         if self.estimate_at == "end":
             if starts is not None:
@@ -58,7 +61,7 @@ class VerticalSlash:
             q, k, positions, None if starts is None else starts[:, positions].long(), self.tile, scale,
             self.column_mass, self.diagonal_mass, max_columns, self.max_diagonals, self.density,
             min(self.sink_tokens, max_columns), self.local_blocks)
-        return Diagonals(bits, Columns(columns, counts), self.tile, visited)
+        return Diagonals(bits, Columns(columns, counts, tokens), self.tile, visited, -(-tokens // self.tile))
 
 
 @dataclass(frozen=True)

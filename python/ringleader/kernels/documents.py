@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import torch
 
+from ringleader.kernels import checks
+
 
 class Documents(NamedTuple):
     """For each token the position of its document's first. Made by the functions below, which cannot make wrong ones;
@@ -20,8 +22,8 @@ def _from_firsts(is_first):
 
 
 def _batched(name, x):
-    if x.dim() not in (1, 2) or x.is_floating_point():
-        raise ValueError(f"{name} is {x.dtype} {list(x.shape)}; it must be integers, [tokens] or [batch, tokens]")
+    if not isinstance(x, torch.Tensor) or x.dim() not in (1, 2) or x.is_floating_point() or x.is_complex():
+        raise ValueError(f"{name} is {checks.described(x)}; it must be integers, [tokens] or [batch, tokens]")
     return x.unsqueeze(0) if x.dim() == 1 else x
 
 
@@ -39,8 +41,12 @@ def documents_from_position_ids(position_ids):
 
 def documents_from_lengths(cu_seqlens, tokens):
     """cu_seqlens: [documents + 1], ascending from 0 to `tokens`, as varlen functions take them: of one sequence."""
-    if cu_seqlens.dim() != 1 or cu_seqlens.is_floating_point():
-        raise ValueError(f"cu_seqlens is {cu_seqlens.dtype} {list(cu_seqlens.shape)}; it must be integers, [documents + 1]")
+    checks.positive(tokens=tokens)
+    checks.integers("[documents + 1]", cu_seqlens=cu_seqlens)
+    if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2:
+        raise ValueError(f"cu_seqlens is {list(cu_seqlens.shape)}; it must be [documents + 1]")
+    ascends = (cu_seqlens[1:] >= cu_seqlens[:-1]).all() & (cu_seqlens[0] == 0) & (cu_seqlens[-1] == tokens)
+    torch._assert_async(ascends, "cu_seqlens must be sums of lengths, which ascend from 0 to tokens")
     is_first = torch.zeros(tokens + 1, dtype=torch.bool, device=cu_seqlens.device)
     return _from_firsts(is_first.index_fill(0, cu_seqlens.long(), True)[:tokens].unsqueeze(0))
 
@@ -56,6 +62,6 @@ def as_documents(documents, batch, tokens):
             f"documents is a {type(documents).__name__}; pass ids [batch, tokens], or what documents_from_lengths or "
             "documents_from_position_ids return")
     starts = documents.starts
-    if starts.shape[1] != tokens or starts.shape[0] not in (1, batch):
+    if starts.dim() != 2 or starts.shape[1] != tokens or starts.shape[0] not in (1, batch):
         raise ValueError(f"documents are of {list(starts.shape)} tokens; with this q they must be [{batch}, {tokens}]")
     return starts if starts.shape[0] == batch else starts.expand(batch, tokens).contiguous()

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 
+from ringleader.kernels import checks
 from ringleader.kernels.documents import as_documents
 
 # name -> whether no query sees a key ahead of it
@@ -39,12 +40,6 @@ def _ends(starts):
     return following.flip(1).cummin(1).values.flip(1)
 
 
-def _positive(**sizes):
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} is {size}; it must be positive")
-
-
 def key_intervals(name, tokens, *, documents=None, window=1024, prefix=0, block=1024, device=None):
     """The mask of that name for sequences of `tokens`. What query i sees:
 
@@ -62,12 +57,14 @@ def key_intervals(name, tokens, *, documents=None, window=1024, prefix=0, block=
     each of its tokens, [batch, tokens]."""
     if name not in NAMES:
         raise ValueError(f"name is {name!r}; masks are {', '.join(NAMES)}")
-    _positive(tokens=tokens, window=window, block=block)
+    checks.positive(tokens=tokens, window=window, block=block)
     of_documents = name.endswith("documents") or name in ("shared_question", "causal_blockwise")
     if of_documents and documents is None:
         raise ValueError(f"{name} needs documents: ids [batch, tokens], or Documents")
     if not of_documents and documents is not None:
         raise ValueError(f"{name} does not look at documents; leave them out, or take a mask of documents")
+    if isinstance(prefix, torch.Tensor):
+        checks.integers("[batch, 1] or [batch, tokens]", prefix=prefix)
     starts = None
     if documents is not None:
         starts = documents.starts if hasattr(documents, "starts") else as_documents(documents, documents.shape[0], tokens)

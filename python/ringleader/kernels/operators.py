@@ -36,12 +36,21 @@ def autocast(*tensors):
     return tuple(x.to(torch.get_autocast_dtype(kind)) for x in tensors)
 
 
+def _check_devices(q, **others):
+    """PyTorch calls what stands here for an operator of which one tensor is on the meta device, whatever the others are."""
+    for name, x in others.items():
+        for part in x if isinstance(x, (list, tuple)) else [x]:
+            if part is not None and part.device != q.device:
+                raise ValueError(f"{name} is on {part.device} and q on {q.device}; they must be alike")
+
+
 def _tiles(tokens, tile):
     return (tokens + tile - 1) // tile
 
 
 @torch.library.register_fake("ringleader::attention")
-def _(q, k, v, *_, **__):
+def _(q, k, v, pattern, lists, documents=None, intervals=None, *_, **__):
+    _check_devices(q, k=k, v=v, blocks=lists, documents=documents, mask=intervals)
     batch, heads, tokens, head_dim = q.shape
     out = q.new_empty(batch, tokens, heads, head_dim).transpose(1, 2)
     return out, q.new_empty(batch, heads, tokens, dtype=torch.float32)
@@ -49,6 +58,8 @@ def _(q, k, v, *_, **__):
 
 @torch.library.register_fake("ringleader::attention_backward")
 def _(d_out, d_lse, q, k, v, out, lse, pattern, lists, documents, intervals, tile, size, scale, deterministic):
+    _check_devices(q, k=k, v=v, d_out=d_out, d_lse=d_lse, blocks=lists, documents=documents, mask=intervals)
+
     def like(x):
         batch, heads, tokens, head_dim = x.shape
         return x.new_empty(batch, tokens, heads, head_dim).transpose(1, 2)
@@ -71,6 +82,7 @@ def _(q, count):
 @torch.library.register_fake("ringleader::choose_vertical_slash")
 def _(q, k, positions, starts, tile, scale, column_mass, diagonal_mass, max_columns, max_diagonals, density,
       sink_tokens, local_blocks):
+    _check_devices(q, k=k, documents=starts)
     batch, heads, tokens, _ = q.shape
     return (
         q.new_empty(batch, heads, _tiles(_tiles(tokens, tile), 64), dtype=torch.int64),
@@ -82,6 +94,7 @@ def _(q, k, positions, starts, tile, scale, column_mass, diagonal_mass, max_colu
 
 @torch.library.register_fake("ringleader::choose_moba")
 def _(q, k, documents, tile, block_size, topk_blocks, density):
+    _check_devices(q, k=k, documents=documents)
     batch, heads, tokens, _ = q.shape
     blocks = _tiles(tokens, block_size)
     return (
@@ -92,6 +105,7 @@ def _(q, k, documents, tile, block_size, topk_blocks, density):
 
 @torch.library.register_fake("ringleader::choose_xattention")
 def _(q, k, documents, tile, stride, scale, threshold, density):
+    _check_devices(q, k=k, documents=documents)
     batch, heads, tokens, _ = q.shape
     tiles = _tiles(tokens, tile)
     return q.new_empty(batch, heads, tiles, _tiles(tiles, 32), dtype=torch.int32)

@@ -14,6 +14,7 @@
 #include <fstream>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/random/random.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
@@ -24,6 +25,52 @@ namespace ringleader::agent {
 namespace {
 
 namespace fs = std::filesystem;
+
+// Modes of folders that others may pass through and not list, of sockets to dial, and of what is
+// the owner's alone.
+constexpr mode_t kPassable = 0711, kWritableByAll = 0666, kPrivate = 0700, kOwnersFile = 0600;
+constexpr mode_t kWritableByOthers = S_IWGRP | S_IWOTH;
+
+bool IsTrusted(uid_t uid) {
+  return uid == 0 || uid == geteuid();
+}
+
+absl::Status CannotBeWritten(const std::string& path) {
+  return absl::FailedPreconditionError(
+      absl::StrFormat("--data-dir %s cannot be written to: %s", path, std::strerror(errno)));
+}
+
+// Opens the folder, which is made if there is none. What lies in one that others may write to could
+// be theirs: a name under /tmp that can be guessed may be taken before the worker comes.
+absl::StatusOr<int> OpenFolder(const std::string& path) {
+  std::error_code error;
+  fs::create_directories(fs::path(path).parent_path(), error);
+  if (mkdir(path.c_str(), kPrivate) != 0 && errno != EEXIST) return CannotBeWritten(path);
+  const auto another = [&](const char* what, const struct stat& found) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "--data-dir %s: this %s belongs to another user (uid %d), who may put anything in its "
+        "place; give the worker a folder of its own, or \"chown %s%d %s\" once you have made sure "
+        "of what is in it",
+        path, what, found.st_uid, S_ISLNK(found.st_mode) ? "-h " : "", geteuid(), path));
+  };
+  struct stat found {};
+  if (lstat(path.c_str(), &found) != 0) return CannotBeWritten(path);
+  if (S_ISLNK(found.st_mode) && !IsTrusted(found.st_uid)) return another("link", found);
+  const int fd = open(path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return CannotBeWritten(path);
+  absl::Cleanup close_it = [fd] { close(fd); };
+  if (fstat(fd, &found) != 0) return CannotBeWritten(path);
+  if (!IsTrusted(found.st_uid)) return another("folder", found);
+  if ((found.st_mode & kWritableByOthers) != 0) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "--data-dir %s: other users may write to this folder (mode %o), and put anything in it; "
+        "give the worker a folder of its own, or \"chmod go-w %s\" once you have made sure of what "
+        "is in it",
+        path, found.st_mode & 07777, path));
+  }
+  std::move(close_it).Cancel();
+  return fd;
+}
 
 // The process that wrote its id into the lock file; 0 if there is none, or it is dead.
 pid_t Holder(int fd) {
@@ -74,10 +121,6 @@ absl::StatusOr<std::string> ReadOrDrawId(const std::string& path) {
   return id;
 }
 
-// Modes of folders that others may pass through and not list, of sockets to dial, and of what is
-// the owner's alone.
-constexpr mode_t kPassable = 0711, kWritableByAll = 0666, kPrivate = 0700, kOwnersFile = 0600;
-
 absl::Status SetMode(const std::string& path, mode_t mode) {
   if (chmod(path.c_str(), mode) == 0) return absl::OkStatus();
   return absl::FailedPreconditionError(
@@ -93,17 +136,14 @@ void RemoveUnlessOwnedBy(const fs::path& folder, uid_t uid) {
 }  // namespace
 
 absl::StatusOr<DataDir> DataDir::Open(const std::string& path, absl::Duration patience) {
-  std::error_code error;
-  fs::create_directories(path, error);
   DataDir dir;
   dir.path_ = fs::absolute(path).lexically_normal().string();
-  const std::string lock_path = dir.path_ + "/lock";
+  while (dir.path_.size() > 1 && dir.path_.ends_with('/')) dir.path_.pop_back();
+  ASSIGN_OR_RETURN(const int folder, OpenFolder(dir.path_));
+  const absl::Cleanup close_folder = [folder] { close(folder); };
+  dir.lock_fd_ = openat(folder, "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, kOwnersFile);
   // Whoever may open a file may lock it: earlier releases let everybody.
-  dir.lock_fd_ = open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, kOwnersFile);
-  if (dir.lock_fd_ < 0 || fchmod(dir.lock_fd_, kOwnersFile) != 0) {
-    return absl::FailedPreconditionError(
-        absl::StrFormat("--data-dir %s cannot be written to: %s", path, std::strerror(errno)));
-  }
+  if (dir.lock_fd_ < 0 || fchmod(dir.lock_fd_, kOwnersFile) != 0) return CannotBeWritten(dir.path_);
   RETURN_IF_ERROR(Lock(dir.lock_fd_, dir.path_, patience));
   ASSIGN_OR_RETURN(dir.id_, ReadOrDrawId(dir.path_ + "/id"));
   dir.socket_path_ = dir.path_ + "/trainers.sock";
@@ -115,7 +155,8 @@ absl::StatusOr<DataDir> DataDir::Open(const std::string& path, absl::Duration pa
     dir.socket_folder_ = folder;
     dir.socket_path_ = dir.socket_folder_ + "/trainers.sock";
   }
-  fs::remove(dir.socket_path_, error);
+  std::error_code ignored;
+  fs::remove(dir.socket_path_, ignored);
   return dir;
 }
 
@@ -135,6 +176,13 @@ DataDir::~DataDir() {
 std::string DataDir::DrawIncarnation() const {
   absl::BitGen random;
   return absl::StrFormat("%s.%016x", id_, absl::Uniform<uint64_t>(random));
+}
+
+void DataDir::ShowAlive() const {
+  const std::string path = path_ + "/alive";
+  if (utimensat(AT_FDCWD, path.c_str(), nullptr, AT_SYMLINK_NOFOLLOW) == 0) return;
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, kOwnersFile);
+  if (fd >= 0) close(fd);
 }
 
 absl::Status DataDir::OpenToOtherUsers() const {

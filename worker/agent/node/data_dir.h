@@ -15,8 +15,10 @@ namespace ringleader::agent {
 // of it only when the worker and all of its trainers are gone: whoever gets it knows that they are.
 class DataDir {
  public:
-  // Creates the folder. If another worker holds it: FAILED_PRECONDITION. If only trainers of a dead
-  // worker do, they are on their way out: waits up to `patience` for them.
+  // Creates the folder, its user's alone. One that is there must be this user's or root's, and
+  // nobody else's to write to: else FAILED_PRECONDITION, which says what to do, and so where
+  // another worker holds it. If only trainers of a dead worker do, they are on their way out: waits
+  // up to `patience` for them.
   static absl::StatusOr<DataDir> Open(const std::string& path, absl::Duration patience);
 
   DataDir(DataDir&& other) noexcept;
@@ -31,6 +33,9 @@ class DataDir {
   std::string DrawIncarnation() const;
   // Where trainers dial in. Unix sockets have short names: one in a long path lies under /tmp.
   const std::string& socket_path() const { return socket_path_; }
+  // Renews the time of the folder's file `alive`, which is empty: a probe that may look at a file
+  // (test -n "$(find {path}/alive -mmin -1)") sees by it that the worker's loop comes round.
+  void ShowAlive() const;
   // Lets trainers that are other users' reach the socket, which must exist, and their folders.
   // Nobody else's are theirs to read.
   absl::Status OpenToOtherUsers() const;

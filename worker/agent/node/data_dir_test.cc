@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -10,6 +11,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "base/testing/temp_dir.h"
 
 namespace ringleader::agent {
@@ -21,6 +23,12 @@ using ::testing::HasSubstr;
 class DataDirTest : public ::testing::Test {
  protected:
   absl::StatusOr<DataDir> Open() { return DataDir::Open(dir_.File("data"), absl::ZeroDuration()); }
+  std::string Refusal() { return std::string(Open().status().message()); }
+  // An earlier release's, or one that somebody made by hand.
+  void Make(mode_t mode) {
+    fs::create_directory(dir_.File("data"));
+    ASSERT_EQ(chmod(dir_.File("data").c_str(), mode), 0);
+  }
   static mode_t ModeOf(const std::string& path) {
     struct stat found {};
     EXPECT_EQ(stat(path.c_str(), &found), 0) << path;
@@ -31,7 +39,7 @@ class DataDirTest : public ::testing::Test {
 };
 
 TEST_F(DataDirTest, ItsSocketLiesInItAndWhatAnEarlierWorkerLeftIsGone) {
-  fs::create_directory(dir_.File("data"));
+  Make(0755);
   std::ofstream(dir_.File("data/trainers.sock")) << "stale";
   const absl::StatusOr<DataDir> data = Open();
   ASSERT_TRUE(data.ok()) << data.status();
@@ -40,7 +48,7 @@ TEST_F(DataDirTest, ItsSocketLiesInItAndWhatAnEarlierWorkerLeftIsGone) {
 }
 
 TEST_F(DataDirTest, ItsHolderIsNamedWhoeverHeldItBefore) {
-  fs::create_directory(dir_.File("data"));
+  Make(0755);
   std::ofstream(dir_.File("data/lock")) << "1234567890123\n";
   const absl::StatusOr<DataDir> data = Open();
   ASSERT_TRUE(data.ok()) << data.status();
@@ -68,13 +76,88 @@ TEST_F(DataDirTest, TheSocketOfALongPathGoesWithTheWorker) {
 }
 
 TEST_F(DataDirTest, WhatCannotBeWrittenIsNamed) {
-  fs::create_directories(dir_.File("data/id"));
+  Make(0700);
+  fs::create_directory(dir_.File("data/id"));
   EXPECT_EQ(Open().status(),
             absl::FailedPreconditionError(dir_.File("data/id") + " cannot be written"));
   std::ofstream(dir_.File("file")) << "";
   const absl::Status refused = DataDir::Open(dir_.File("file"), absl::ZeroDuration()).status();
   EXPECT_THAT(std::string(refused.message()),
               HasSubstr("--data-dir " + dir_.File("file") + " cannot be written to"));
+}
+
+// What it makes is its user's alone; a folder of that user's that others may read goes on.
+TEST_F(DataDirTest, NobodyElseMayWriteToItsFolder) {
+  const mode_t before = umask(0);
+  EXPECT_TRUE(DataDir::Open(dir_.File("new/data/"), absl::ZeroDuration()).ok());
+  umask(before);
+  EXPECT_EQ(ModeOf(dir_.File("new/data")), 0700u);
+  for (const mode_t mode : {0775, 0757, 01777}) {
+    Make(mode);
+    EXPECT_EQ(Refusal(),
+              absl::StrFormat("--data-dir %s: other users may write to this folder (mode %o), and "
+                              "put anything in it; give the worker a folder of its own, or "
+                              "\"chmod go-w %s\" once you have made sure of what is in it",
+                              dir_.File("data"), mode, dir_.File("data")));
+    EXPECT_TRUE(fs::is_empty(dir_.File("data")));
+  }
+  for (const mode_t mode : {0755, 0711, 0700}) {
+    Make(mode);
+    EXPECT_TRUE(Open().ok()) << Refusal();
+    EXPECT_EQ(ModeOf(dir_.File("data")), mode);
+  }
+}
+
+// Whoever was first with a name that can be guessed, under /tmp, could read and swap what is in it.
+TEST_F(DataDirTest, AFolderOfAnotherUserIsRefused) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root";
+  Make(0755);
+  ASSERT_EQ(chown(dir_.File("data").c_str(), 65534, 65534), 0);
+  EXPECT_THAT(Refusal(), HasSubstr("--data-dir " + dir_.File("data") +
+                                   ": this folder belongs to another user (uid 65534)"));
+  EXPECT_THAT(Refusal(), HasSubstr("\"chown 0 " + dir_.File("data") + "\""));
+  EXPECT_TRUE(fs::is_empty(dir_.File("data")));
+  fs::remove(dir_.File("data"));
+  // Nor does a link of theirs choose where a folder of this user's is used.
+  fs::create_directory(dir_.File("mine"), dir_.path());
+  fs::create_directory_symlink(dir_.File("mine"), dir_.File("data"));
+  EXPECT_TRUE(Open().ok()) << Refusal();
+  ASSERT_EQ(lchown(dir_.File("data").c_str(), 65534, 65534), 0);
+  EXPECT_THAT(Refusal(), HasSubstr("this link belongs to another user (uid 65534)"));
+}
+
+// Root's is as good as its own.
+TEST_F(DataDirTest, AFolderOfRootsIsTaken) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root";
+  Make(0755);
+  std::ofstream(dir_.File("data/lock")) << "";
+  std::ofstream(dir_.File("data/id")) << "folder";
+  std::ofstream(dir_.File("data/alive")) << "";
+  for (const char* const file : {"data/lock", "data/id", "data/alive"}) {
+    ASSERT_EQ(chown(dir_.File(file).c_str(), 65534, 65534), 0);
+  }
+  chmod(dir_.path().c_str(), 0711);
+  // A process of its own gives its rights up.
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    if (setgid(65534) != 0 || setuid(65534) != 0) _exit(2);
+    _exit(Open().ok() ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+TEST_F(DataDirTest, ALockThatLeadsElsewhereIsNotFollowed) {
+  Make(0755);
+  std::ofstream(dir_.File("precious")) << "kept";
+  ASSERT_EQ(chmod(dir_.File("precious").c_str(), 0644), 0);
+  fs::create_symlink(dir_.File("precious"), dir_.File("data/lock"));
+  EXPECT_THAT(Refusal(), HasSubstr("--data-dir " + dir_.File("data") + " cannot be written to"));
+  EXPECT_EQ(ModeOf(dir_.File("precious")), 0644u);
+  std::ifstream file(dir_.File("precious"));
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), "kept");
 }
 
 TEST_F(DataDirTest, EveryRankOfEveryAttemptHasAFolder) {

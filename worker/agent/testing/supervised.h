@@ -56,9 +56,11 @@ class RecordingConnection : public TrainerConnection {
 // Two slots, six cores. Attempts have their token's number.
 class SupervisedTest : public ::testing::Test {
  protected:
-  // `gpus`: of the slots; none: they run on the CPU.
-  explicit SupervisedTest(std::vector<std::string> gpus = {}, TlsOptions tls = {})
-      : gpus_(std::move(gpus)), tls_(std::move(tls)) {
+  // `gpus`: of the slots; none: they run on the CPU. `roots`: below which jobs' paths lie; none:
+  // anywhere.
+  explicit SupervisedTest(std::vector<std::string> gpus = {}, TlsOptions tls = {},
+                          std::vector<std::string> roots = {})
+      : gpus_(std::move(gpus)), tls_(std::move(tls)), roots_(std::move(roots)) {
     TrainersDo("");
   }
 
@@ -206,6 +208,7 @@ class SupervisedTest : public ::testing::Test {
 
   const std::vector<std::string> gpus_;
   const TlsOptions tls_;
+  const std::vector<std::string> roots_;
   const TempDir dir_;
   const std::string binary_ = dir_.File("trainer");
   absl::Time now_ = absl::UnixEpoch() + absl::Hours(100);
@@ -221,7 +224,7 @@ class SupervisedTest : public ::testing::Test {
                           .gpus = gpus_,
                           .listen_host = "10.0.0.7",
                           .tls = tls_,
-                          .allowed_paths = {}},
+                          .allowed_paths = roots_},
                          &data_dir_,
                          &events_,
                          &logs_,

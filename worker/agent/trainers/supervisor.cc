@@ -11,10 +11,8 @@
 #include "absl/time/clock.h"
 #include "base/boot_clock.h"
 #include "base/net/token.h"
-#include "base/process/time_limit.h"
 #include "base/process/trainer_secret.h"
 #include "base/status_macros.h"
-#include "jobspec/roots.h"
 #include "proto/timestamps.h"
 
 namespace ringleader::agent {
@@ -22,9 +20,6 @@ namespace {
 
 // How long to read what a trainer wrote before it died, should something hold its pipes open.
 constexpr absl::Duration kDrainTime = absl::Seconds(2);
-// How long to look at a job's files. A mount that does not answer must not hold up this thread: the
-// worker's heartbeats, and with them the leases of all trainers here, depend on its coming round.
-constexpr absl::Duration kFilePatience = absl::Seconds(3);
 // Commands whose repetition is ignored; the coordinator repeats only what is unacknowledged.
 constexpr size_t kCommandsRemembered = 10'000;
 
@@ -37,13 +32,6 @@ std::vector<std::string> TlsFlags(const TlsOptions& tls) {
   return flags;
 }
 
-absl::Status CheckPaths(const v1::JobSpec& spec, const std::vector<std::string>& roots) {
-  if (roots.empty()) return absl::OkStatus();
-  return WithTimeLimit(spec.name(), kFilePatience, "looking for the job's files", [spec, roots] {
-    return jobspec::CheckPaths(spec, roots, jobspec::RootCheck::kFiles);
-  });
-}
-
 }  // namespace
 
 Supervisor::Supervisor(const SupervisorOptions& options, const DataDir* data_dir,
@@ -53,7 +41,8 @@ Supervisor::Supervisor(const SupervisorOptions& options, const DataDir* data_dir
       events_(events),
       logs_(logs),
       metrics_(metrics),
-      post_(std::move(post)) {}
+      post_(std::move(post)),
+      path_checks_(options.allowed_paths, post_) {}
 
 Supervisor::~Supervisor() = default;
 
@@ -74,13 +63,44 @@ std::pair<Supervisor::Attempt*, Trainer*> Supervisor::Find(const TrainerConnecti
 // --- Commands.
 
 void Supervisor::OnCommand(const v1::Command& command, absl::Time now) {
-  const uint64_t id = command.command_id();
+  now_ = now;
+  const auto held = held_.find(command.job());
+  if (held != held_.end()) return held->second.push_back(command);
+  Handle(command);
+}
+
+void Supervisor::Handle(const v1::Command& command) {
   // It is sent again because no acknowledgement of it is known: that may be on its way, or a
   // coordinator that was put back from a backup has forgotten it.
-  if (const auto seen = commands_seen_.find(id); seen != commands_seen_.end()) {
+  if (const auto seen = commands_seen_.find(command.command_id()); seen != commands_seen_.end()) {
     return Acknowledge(seen->second);
   }
-  const absl::Status status = Apply(command, now);
+  absl::Status status = Fence(command);
+  if (status.ok() && command.has_start() && path_checks_.any() &&
+      Find(command.fencing_token()) == nullptr) {
+    status = MayStart(command);
+    if (status.ok()) {
+      held_[command.job()].push_back(command);
+      return path_checks_.Begin(command.job(), command.start(),
+                                [this, job = command.job()](const absl::Status& allowed) {
+                                  OnPathsChecked(job, allowed);
+                                });
+    }
+  }
+  Answer(command, status.ok() ? Apply(command) : status);
+}
+
+void Supervisor::OnPathsChecked(const std::string& job, const absl::Status& allowed) {
+  const auto held = held_.extract(job);
+  const std::deque<v1::Command>& commands = held.mapped();
+  // It may have become too late for it meanwhile: that is for Apply() to see.
+  Answer(commands[0], allowed.ok() ? Apply(commands[0]) : allowed);
+  // One of these may be another start, for which the others wait again.
+  for (size_t i = 1; i < commands.size(); ++i) OnCommand(commands[i], now_);
+}
+
+void Supervisor::Answer(const v1::Command& command, const absl::Status& status) {
+  const uint64_t id = command.command_id();
   if (!status.ok()) {
     spdlog::warn("refused a command for attempt {} of jobs/{}: {}", command.attempt(),
                  command.job(), std::string(status.message()));
@@ -103,7 +123,7 @@ void Supervisor::Acknowledge(const v1::CommandAck& ack) {
   events_->Push(std::move(message));
 }
 
-absl::Status Supervisor::Apply(const v1::Command& command, absl::Time now) {
+absl::Status Supervisor::Fence(const v1::Command& command) {
   uint64_t& highest = highest_token_[command.job()];
   if (command.fencing_token() < highest) {
     return absl::FailedPreconditionError(
@@ -117,6 +137,10 @@ absl::Status Supervisor::Apply(const v1::Command& command, absl::Time now) {
       for (Trainer& trainer : attempt.trainers) Kill(trainer, "a newer attempt took its place");
     }
   }
+  return absl::OkStatus();
+}
+
+absl::Status Supervisor::Apply(const v1::Command& command) {
   Attempt* const attempt = Find(command.fencing_token());
   v1::AgentMessage message;
   switch (command.kind_case()) {
@@ -130,7 +154,7 @@ absl::Status Supervisor::Apply(const v1::Command& command, absl::Time now) {
                             static_cast<int>(command.stop().mode())));
       }
       // Where there is no attempt, here and below, it has ended, and its exits tell that.
-      if (attempt != nullptr) Stop(*attempt, command.stop(), now);
+      if (attempt != nullptr) Stop(*attempt, command.stop(), now_);
       return absl::OkStatus();
     case v1::Command::kConnect:
       *message.mutable_connect() = command.connect();
@@ -152,11 +176,9 @@ absl::Status Supervisor::Apply(const v1::Command& command, absl::Time now) {
   return absl::OkStatus();
 }
 
-absl::Status Supervisor::Start(const v1::Command& command) {
-  if (Find(command.fencing_token()) != nullptr) return absl::OkStatus();
+absl::Status Supervisor::MayStart(const v1::Command& command) const {
   if (!refusing_.empty()) return absl::UnavailableError(refusing_);
   const v1::StartTrainers& start = command.start();
-  RETURN_IF_ERROR(CheckPaths(start.spec(), options_.allowed_paths));
   RETURN_IF_ERROR(options_.run_as.UserOf(start.owner()).status());
   // Slot by slot, as the coordinator counts: a trainer whose end was reported holds none, whatever
   // its peers do. What an older attempt of the job holds is free by the time this one is spawned.
@@ -174,6 +196,13 @@ absl::Status Supervisor::Start(const v1::Command& command) {
         "%d of %d trainers are taken%s, and %d were asked for", taken, slots,
         slots == options_.slots ? "" : " (a GPU is out of order)", start.trainers()));
   }
+  return absl::OkStatus();
+}
+
+absl::Status Supervisor::Start(const v1::Command& command) {
+  if (Find(command.fencing_token()) != nullptr) return absl::OkStatus();
+  RETURN_IF_ERROR(MayStart(command));
+  const v1::StartTrainers& start = command.start();
   Attempt& attempt = attempts_[command.fencing_token()];
   attempt.start = command;
   for (uint32_t i = 0; i < start.trainers(); ++i) {
@@ -289,6 +318,9 @@ absl::Status Supervisor::SpawnTrainer(Attempt& attempt, Trainer& trainer) {
                            {kTrainerSecretVariable, trainer.secret}};
   }
   for (const std::string& flag : TlsFlags(options_.tls)) options.command.push_back(flag);
+  if (!start.start().owner().empty()) {
+    options.command.push_back("--owner=" + start.start().owner());
+  }
   if (options_.life_fd >= 0) options.inherited_fds.push_back(options_.life_fd);
   if (start.start().spec().resources().engine() == v1::ResourcesSpec::CUDA) {
     options.environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID";
@@ -346,6 +378,7 @@ void Supervisor::ReadOutput(const Attempt& attempt, const Trainer& trainer, int 
 // --- The passing of time.
 
 void Supervisor::Tick(absl::Time now) {
+  now_ = now;
   bool changed = false;
   for (auto& [token, attempt] : attempts_) {
     if (!attempt.spawned && MaySpawn(attempt)) Spawn(attempt);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -23,6 +24,7 @@
 #include "worker/agent/link/event_buffer.h"
 #include "worker/agent/node/data_dir.h"
 #include "worker/agent/process/log_pump.h"
+#include "worker/agent/trainers/path_checks.h"
 #include "worker/agent/trainers/trainer_process.h"
 #include "worker/agent/trainers/worker_metrics.h"
 
@@ -56,7 +58,8 @@ class Supervisor {
              LogPump* logs, WorkerMetrics* metrics, Post post);
   ~Supervisor();  // kills what runs
 
-  // Answers with a CommandAck. Commands seen before are ignored.
+  // Answers with a CommandAck, later where files have to be looked at first. Commands seen before
+  // are ignored. Those of one job are carried out in the order in which they came.
   void OnCommand(const v1::Command& command, absl::Time now);
   void OnTrainerMessage(const std::shared_ptr<TrainerConnection>& connection,
                         v1::TrainerMessage message, absl::Time now);
@@ -76,7 +79,8 @@ class Supervisor {
   // there goes on.
   void SetFaults(std::map<std::string, std::string> faults) { gpu_faults_ = std::move(faults); }
 
-  bool idle() const { return attempts_.empty(); }
+  // Nothing runs, and no start is still to be answered.
+  bool idle() const { return attempts_.empty() && held_.empty(); }
   // What is alive. Thread-safe.
   std::vector<v1::RunningAttempt> Running() const;
 
@@ -89,8 +93,15 @@ class Supervisor {
     absl::Time kill_at = absl::InfiniteFuture();
   };
 
-  absl::Status Apply(const v1::Command& command, absl::Time now);
+  void Handle(const v1::Command& command);
+  void OnPathsChecked(const std::string& job, const absl::Status& allowed);
+  // Refuses an old token. A new one ends what runs under older ones.
+  absl::Status Fence(const v1::Command& command);
+  absl::Status Apply(const v1::Command& command);
+  void Answer(const v1::Command& command, const absl::Status& status);
   void Acknowledge(const v1::CommandAck& ack);
+  // Why nothing may be started, but for the job's paths.
+  absl::Status MayStart(const v1::Command& command) const;
   absl::Status Start(const v1::Command& command);
   void Stop(Attempt& attempt, const v1::StopTrainers& stop, absl::Time now);
   void Forward(Attempt& attempt, const v1::AgentMessage& message);
@@ -131,9 +142,13 @@ class Supervisor {
   std::map<uint64_t, Attempt> attempts_;              // by token
   std::map<std::string, uint64_t> highest_token_;     // by job
   std::map<uint64_t, v1::CommandAck> commands_seen_;  // and what was answered
-  std::string refusing_;                              // why starts are refused; empty: they are not
+  // By job: a start that waits until its paths have been checked, and what came after it.
+  std::map<std::string, std::deque<v1::Command>> held_;
+  absl::Time now_ = absl::InfinitePast();  // of the newest command or tick
+  std::string refusing_;                   // why starts are refused; empty: they are not
   std::map<std::string, std::string> gpu_faults_;
   absl::Time lease_end_ = absl::InfiniteFuture();  // boot time
+  PathChecks path_checks_;
 
   mutable absl::Mutex mutex_;
   std::vector<v1::RunningAttempt> running_ ABSL_GUARDED_BY(mutex_);

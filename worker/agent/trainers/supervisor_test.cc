@@ -11,9 +11,7 @@
 #include <memory>
 
 #include "absl/cleanup/cleanup.h"
-#include "absl/synchronization/notification.h"
 #include "base/boot_clock.h"
-#include "base/process/time_limit.h"
 #include "proto/timestamps.h"
 #include "worker/agent/testing/supervised.h"
 
@@ -89,34 +87,6 @@ TEST_F(SupervisorTest, ARankThatEndedGivesItsSlotToAnotherJob) {
   EXPECT_FALSE(refused.accepted());
   EXPECT_TRUE(refused.later());
   EXPECT_EQ(refused.message(), "2 of 2 trainers are taken, and 1 were asked for");
-}
-
-// A mount that does not answer holds up the look at a job's files, and nothing else: the worker's
-// heartbeats come from the thread that starts trainers.
-TEST_F(SupervisorTest, LooksAtAJobsFilesWithinATimeLimit) {
-  Supervisor supervisor({.trainer_binary = binary_,
-                         .slots = 2,
-                         .gpus = {},
-                         .listen_host = "127.0.0.1",
-                         .tls = {},
-                         .allowed_paths = {"/"}},
-                        &data_dir_, &events_, &logs_, &metrics_, [](std::function<void()>) {});
-  const auto answers = std::make_shared<absl::Notification>();
-  const v1::Command start = StartOf(7, 1);
-  for (int i = 0; i < kMaxLimitedCallsOfOne; ++i) {
-    const absl::Status given_up =
-        WithTimeLimit(start.start().spec().name(), absl::ZeroDuration(), "hanging", [answers] {
-          answers->WaitForNotification();
-          return absl::OkStatus();
-        });
-    EXPECT_TRUE(absl::IsDeadlineExceeded(given_up)) << given_up;
-  }
-  supervisor.OnCommand(start, absl::Now());
-  const v1::CommandAck ack = Next().command_ack();
-  answers->Notify();
-  EXPECT_FALSE(ack.accepted());
-  EXPECT_TRUE(ack.later());
-  EXPECT_THAT(ack.message(), HasSubstr("looking for the job's files: too many such calls"));
 }
 
 // Or the worker's witness would report the end of trainers that go on.

@@ -84,7 +84,6 @@ absl::Status StepEngine::SetUp(Host& host) {
                                                                 config, element, plan.recompute)));
   }
   decoder_ = std::make_unique<model::Decoder>(config, device_->token_ops(), *optimizer_, options);
-  SetPrecisionOf(/*step=*/1);  // an evaluation precedes it
   return absl::OkStatus();
 }
 

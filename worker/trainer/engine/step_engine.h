@@ -100,6 +100,8 @@ class StepEngine {
   bool sums_once_a_step() const { return optimizer_->sums_once_a_step(); }
   absl::StatusOr<StepUpdate> Update(double learning_rate);
 
+  // What follows reads what the step reads: it, and evaluations after it.
+  void SetPrecisionOf(uint64_t step);
   // Scores this rank's tokens, without gradients. Waits for the device.
   absl::StatusOr<RankScores> Score(const data::LocalSequence& sequence);
   // Stands in for Score likewise.
@@ -136,8 +138,6 @@ class StepEngine {
   absl::StatusOr<std::vector<float>> StartWeights(const model::ModelConfig& config,
                                                   const model::ParameterLayout& layout) const;
   std::string DescribePrecision() const;
-  // Evaluations after the step read what it read.
-  void SetPrecisionOf(uint64_t step);
   absl::Status SetDocuments(const data::LocalSequence& sequence);
   model::TokenBatch Batch(const data::LocalSequence& sequence) const;
   // Of the longest micro-batch, as memory is planned for it.

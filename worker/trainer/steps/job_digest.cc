@@ -7,7 +7,7 @@
 namespace ringleader::trainer {
 
 std::string JobDigest(const TrainingJob& job, const model::ModelConfig& model,
-                      const data::Manifest* data) {
+                      const data::TokenFolder& data, DataKnownBy by) {
   std::string identity =
       absl::StrCat(job.name, "\n", model::ModelConfigJson(model), "\n", job.train_data, "\n",
                    job.sequence_length, "\n", job.global_batch, "\n", job.seed);
@@ -19,10 +19,12 @@ std::string JobDigest(const TrainingJob& job, const model::ModelConfig& model,
                     job.attention.mask_block, " ", job.batching.hidden_share, " ",
                     job.batching.hidden_token);
   }
-  if (data != nullptr) {
-    absl::StrAppend(&identity, "\ndata ", data->tokens, " ", data->documents, " ", data->vocabulary,
-                    " ", data->separator);
+  if (by != DataKnownBy::kPath) {
+    const data::Manifest& manifest = data.manifest();
+    absl::StrAppend(&identity, "\ndata ", manifest.tokens, " ", manifest.documents, " ",
+                    manifest.vocabulary, " ", manifest.separator);
   }
+  if (by == DataKnownBy::kContent) absl::StrAppend(&identity, "\ncontent ", data.checksum());
   return absl::StrFormat("%016x", Checksum(identity.data(), identity.size()));
 }
 

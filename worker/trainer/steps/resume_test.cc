@@ -14,6 +14,8 @@
 #include "model_shape/model_config.h"
 #include "worker/checkpoint/checksummed_json.h"
 #include "worker/data/pack_folder.h"
+#include "worker/data/token_folder.h"
+#include "worker/data/token_shard.h"
 #include "worker/trainer/steps/job_digest.h"
 #include "worker/trainer/testing/attempt_in_process.h"
 #include "worker/trainer/testing/tiny_files.h"
@@ -21,6 +23,7 @@
 namespace ringleader::trainer {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::RecordingHost;
 
@@ -170,14 +173,66 @@ TEST_F(ResumeTest, CheckpointsOfEarlierReleasesAreTakenUp) {
   nlohmann::json manifest = nlohmann::json::parse(ReadFile(path).value());
   nlohmann::json& digest = manifest.at("body").at("state").at("job_digest");
   const std::string of_now = digest;
-  digest = JobDigest(job, model::LoadModelConfig(job.model_config).value(), nullptr);
-  EXPECT_NE(digest, of_now);
-  manifest[checkpoint::kChecksumKey] = checkpoint::ChecksumOf(manifest);
-  ASSERT_TRUE(WriteFileAtomically(path, manifest.dump()).ok());
+  const data::TokenFolder data = *data::TokenFolder::Open(job.train_data);
   TrainingJob longer = job;
-  longer.steps = longer.schedule.total_steps = 7;
-  EXPECT_TRUE(Run(longer).ok());
-  ASSERT_EQ(hosts_[0].steps.size(), 1u);
+  const std::string kept = directory_.File("kept");
+  std::filesystem::copy(job.checkpoint_directory, kept, std::filesystem::copy_options::recursive);
+  for (const DataKnownBy by : {DataKnownBy::kCounts, DataKnownBy::kPath}) {
+    digest = JobDigest(job, model::LoadModelConfig(job.model_config).value(), data, by);
+    EXPECT_NE(digest, of_now);
+    manifest[checkpoint::kChecksumKey] = checkpoint::ChecksumOf(manifest);
+    std::filesystem::remove_all(job.checkpoint_directory);
+    std::filesystem::copy(kept, job.checkpoint_directory, std::filesystem::copy_options::recursive);
+    ASSERT_TRUE(WriteFileAtomically(path, manifest.dump()).ok());
+    longer.steps = longer.schedule.total_steps = 7;
+    EXPECT_TRUE(Run(longer).ok());
+    ASSERT_EQ(hosts_[0].steps.size(), 1u);
+  }
+}
+
+// The same counts of other tokens are other data.
+TEST_F(ResumeTest, OtherTokensOfTheSameNumberAreRefused) {
+  const TrainingJob job = Job();
+  ASSERT_TRUE(Run(job).ok());
+  const data::Manifest manifest = *data::ReadManifest(job.train_data);
+  const data::TokenFolder data = *data::TokenFolder::Open(job.train_data);
+  ASSERT_EQ(manifest.shards.size(), 1u);
+  std::vector<uint32_t> tokens;
+  for (uint64_t i = 0; i < data.tokens(); ++i) tokens.push_back(data.token(i));
+  const std::vector<uint64_t> starts = data.DocumentStarts(0, data.tokens());
+  std::swap(tokens[0], tokens[1]);
+  ASSERT_NE(tokens[0], tokens[1]);
+  ASSERT_TRUE(data::WriteShard(job.train_data + "/" + manifest.shards[0], tokens, starts,
+                               /*token_bytes=*/2, {})
+                  .ok());
+  const absl::Status refused = Run(job).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("data.train or what lies there"));
+}
+
+// An attempt may die between a step's checkpoint and its evaluation.
+TEST_F(ResumeTest, AnEvaluationThatIsMissingIsMadeUpFor) {
+  TrainingJob job = Job();
+  job.eval_data = job.train_data;
+  job.eval_sequences = 2;
+  job.eval_every_steps = 2;
+  job.steps = job.schedule.total_steps = 4;
+  const auto evaluated = [&] {
+    std::vector<uint64_t> steps;
+    for (const EvalRecord& record : hosts_[0].evals) steps.push_back(record.step);
+    return steps;
+  };
+  EXPECT_EQ(Run(job, /*stop_after=*/2).value(), Outcome::kStopped);
+  EXPECT_THAT(evaluated(), ElementsAre(0, 2));
+  const double loss = hosts_[0].evals[1].outcome.loss;
+  EXPECT_EQ(Run(job).value(), Outcome::kCompleted);
+  EXPECT_THAT(evaluated(), ElementsAre(2, 4));
+  EXPECT_EQ(hosts_[0].evals[0].outcome.loss, loss);
+  const double last = hosts_[0].evals[1].outcome.loss;
+  // Nothing is left to train, and the record may lack the last evaluation.
+  EXPECT_EQ(Run(job).value(), Outcome::kCompleted);
+  EXPECT_THAT(evaluated(), ElementsAre(4));
+  EXPECT_EQ(hosts_[0].evals[0].outcome.loss, last);
 }
 
 TEST_F(ResumeTest, SkippedStepsAreCountedOnThroughAStop) {

@@ -56,7 +56,7 @@ class Attempt {
  private:
   bool is_first() const { return world_.rank() == 0; }
   checkpoint::FolderOwner Owner() const {
-    return {.job = job_.name, .uid = job_.uid, .token = job_.fencing_token};
+    return {.job = job_.name, .uid = job_.uid, .token = job_.fencing_token, .owner = job_.owner};
   }
 
   absl::Status Prepare();
@@ -68,7 +68,9 @@ class Attempt {
   absl::Status TakeSavedPlan(const std::string& bytes);
   absl::Status StartCheckpointer();
   absl::StatusOr<Outcome> Train();
-  absl::Status EvaluateIfDue(uint64_t step);
+  bool IsEvaluated(uint64_t step) const;
+  // Where the job has something to evaluate on.
+  absl::Status Evaluate(uint64_t step);
   absl::Status Save(uint64_t step);
   absl::Status ExportModel();
   void WarnOfPlan(std::string_view problem) const;
@@ -190,8 +192,11 @@ absl::Status Attempt::Resume() {
         "%s is of step %d, training.steps is %d; give more steps, or another checkpoint.directory",
         newest->path, state.step, job_.steps));
   }
-  if (state.job_digest != JobDigest(job_, engine_->config(), &train_->manifest()) &&
-      state.job_digest != JobDigest(job_, engine_->config(), nullptr)) {
+  const auto is_ours = [&](DataKnownBy by) {
+    return state.job_digest == JobDigest(job_, engine_->config(), train_->folder(), by);
+  };
+  if (!is_ours(DataKnownBy::kContent) && !is_ours(DataKnownBy::kCounts) &&
+      !is_ours(DataKnownBy::kPath)) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "%s is of another job (name, model, data.train or what lies there, sequence length, batch "
         "or seed differ); set checkpoint.directory to another folder, or remove this one",
@@ -262,7 +267,8 @@ absl::Status Attempt::StartCheckpointer() {
 }
 
 absl::StatusOr<Outcome> Attempt::Train() {
-  if (done_ == 0) RETURN_IF_ERROR(EvaluateIfDue(0));
+  // A step's evaluation comes after its checkpoint: the attempt before may have died in between.
+  if (done_ == 0 || IsEvaluated(done_)) RETURN_IF_ERROR(Evaluate(done_));
   uint64_t saved = done_;
   std::optional<Plan> next_plan;
   std::string next_bytes;
@@ -309,9 +315,7 @@ absl::StatusOr<Outcome> Attempt::Train() {
       RETURN_IF_ERROR(Save(done_));
       saved = done_;
     }
-    if (last || (job_.eval_every_steps > 0 && done_ % job_.eval_every_steps == 0)) {
-      RETURN_IF_ERROR(EvaluateIfDue(done_));
-    }
+    if (IsEvaluated(done_)) RETURN_IF_ERROR(Evaluate(done_));
   }
   if (saved != done_) RETURN_IF_ERROR(Save(done_));
   host_.SetPlace(done_, "finishing the checkpoint");
@@ -319,7 +323,11 @@ absl::StatusOr<Outcome> Attempt::Train() {
   return done_ == job_.steps ? Outcome::kCompleted : Outcome::kStopped;
 }
 
-absl::Status Attempt::EvaluateIfDue(uint64_t step) {
+bool Attempt::IsEvaluated(uint64_t step) const {
+  return step == job_.steps || (job_.eval_every_steps > 0 && step % job_.eval_every_steps == 0);
+}
+
+absl::Status Attempt::Evaluate(uint64_t step) {
   if (eval_ == nullptr || job_.eval_sequences == 0) return absl::OkStatus();
   ASSIGN_OR_RETURN(const EvalRecord record, loop_->Evaluate(step));
   evaluation_seconds_ += record.seconds;
@@ -347,7 +355,7 @@ absl::Status Attempt::Save(uint64_t step) {
                        .tokens = tokens_,
                        .data_position = step * job_.global_batch,
                        .seed = job_.seed,
-                       .job_digest = JobDigest(job_, engine_->config(), &train_->manifest()),
+                       .job_digest = JobDigest(job_, engine_->config(), train_->folder()),
                        .plan = plan_bytes_,
                        .head_budgets = loop_->head_budgets()});
   return absl::OkStatus();

@@ -310,6 +310,7 @@ absl::Status StepLoop::FollowProbes(uint64_t step,
 absl::StatusOr<EvalRecord> StepLoop::Evaluate(uint64_t step) {
   parts_.host->SetPlace(step, "evaluation");
   RETURN_IF_ERROR(TakeShape(std::max<uint64_t>(1, step)));
+  parts_.engine->SetPrecisionOf(std::max<uint64_t>(1, step));
   parts_.engine->SetHeadBudgets(head_budgets_);
   EvalRecord record{.step = step};
   {

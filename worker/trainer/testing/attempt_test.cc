@@ -36,6 +36,7 @@ std::unique_ptr<FakeAgent> AttemptTest::Start(const v1::JobSpec& spec, const v1:
       std::make_unique<FakeAgent>(Path("agent-" + std::to_string(attempt)), spec, plan, ranks,
                                   /*threads=*/1, checkpoint_step_);
   agent->set_fencing_token(fencing_token_);
+  agent->set_owner(owner_);
   log_directory_ = Path("logs-" + std::to_string(attempt));
   std::filesystem::create_directories(log_directory_);
   agent->Spawn(TrainerBinary(), log_directory_, Hosts(ranks));

@@ -22,6 +22,7 @@ class AttemptTest : public ::testing::Test {
   int attempts_ = 0;
   uint64_t checkpoint_step_ = 0;                // that trainers are told was saved
   uint64_t fencing_token_ = FakeAgent::kToken;  // under which they change the checkpoint folder
+  std::string owner_;                           // of the job
 
   std::string Path(const std::string& name) { return directory_.File(name); }
   v1::JobSpec Job(int context, int data = 1) {

@@ -71,8 +71,9 @@ void FakeAgent::Spawn(const std::string& binary, const std::string& log_director
       environment.push_back(*variable);
     }
     environment.push_back(nullptr);
-    const std::vector<std::string> arguments = {
+    std::vector<std::string> arguments = {
         binary, "--socket", socket_, "--rank", absl::StrCat(rank), "--token", absl::StrCat(kToken)};
+    if (!owner_.empty()) arguments.push_back("--owner=" + owner_);
     std::vector<char*> pointers;
     pointers.reserve(arguments.size() + 1);
     for (const std::string& argument : arguments) {
@@ -149,7 +150,7 @@ grpc::Status FakeAgent::Attach(grpc::ServerContext* /*context*/, Stream* stream)
   assignment->set_protocol_version(protocol_version_);
   {
     absl::MutexLock lock(&mutex_);
-    assignment->set_job_uid(spec_.name() + "-1");
+    assignment->set_job_uid(absl::StrCat(spec_.name(), "-1", owner_));
     assignment->set_fencing_token(fencing_token_);
     if (lease_end_) *assignment->mutable_lease() = LeaseUntil(*lease_end_).lease();
     logs_[rank].hello = message.hello();

@@ -54,6 +54,9 @@ class FakeAgent : private v1::TrainerLink::Service {
   void set_listen_host(const std::string& host) { listen_host_ = host; }
   // Sets what assignments say from here on (BootNow()); a day from now unless set, nullopt: none.
   void set_lease_end(std::optional<absl::Time> end);
+  // Sets who submitted the job, of which processes that are spawned from here on are told; nobody
+  // unless set. Jobs of two owners are two.
+  void set_owner(const std::string& owner) { owner_ = owner; }
   // Sets the token under which trainers change the checkpoint folder; kToken unless set. To each
   // other and to this worker they show kToken all the same.
   void set_fencing_token(uint64_t token);
@@ -95,6 +98,7 @@ class FakeAgent : private v1::TrainerLink::Service {
   std::unique_ptr<grpc::Server> server_;
   std::atomic<uint32_t> protocol_version_ = kProtocolVersion;
   std::string listen_host_ = "127.0.0.1";
+  std::string owner_;
   std::optional<absl::Time> lease_end_ ABSL_GUARDED_BY(mutex_);
   uint64_t fencing_token_ ABSL_GUARDED_BY(mutex_) = kToken;
 };

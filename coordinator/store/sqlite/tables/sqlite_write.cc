@@ -364,6 +364,14 @@ absl::Status SqliteTransaction::PutNode(const v1::Node& node) {
   });
 }
 
+absl::Status SqliteTransaction::DeleteNode(std::string_view id) {
+  return connection_.Try([&]() -> absl::Status {
+    connection_.Run("DELETE FROM nodes WHERE id = ?", id);
+    Touched(change_.nodes, std::string(id));
+    return absl::OkStatus();
+  });
+}
+
 absl::Status SqliteTransaction::PutReply(const RequestKey& key, std::string_view reply) {
   if (key.id.empty()) return absl::OkStatus();
   return connection_.Try([&]() -> absl::Status {

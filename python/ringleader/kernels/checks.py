@@ -1,0 +1,27 @@
+"""What callers pass. Types, shapes and devices are checked at once; what is in a tensor is checked where it lies, by
+torch._assert_async: at once on the CPU, and on a GPU when it comes to it, without waiting for it."""
+
+import torch
+
+
+def described(x):
+    """For messages: a tensor's type and shape, or what it is in place of a tensor."""
+    return f"{x.dtype} {list(x.shape)}" if isinstance(x, torch.Tensor) else f"a {type(x).__name__}"
+
+
+def positive(**sizes):
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} is {size}; it must be positive")
+
+
+def integers(shape, **tensors):
+    """shape: what it says of that, for messages"""
+    for name, x in tensors.items():
+        dtype = getattr(x, "dtype", torch.bool)
+        if dtype == torch.bool or dtype.is_floating_point or dtype.is_complex:
+            raise ValueError(f"{name} is {described(x)}; it must be integers, {shape}")
+
+
+def in_range(x, most, name, range_of):
+    torch._assert_async(((x >= 0) & (x <= most)).all(), f"{name} must lie in {range_of}")
