@@ -1,12 +1,15 @@
-// What trainers say to their supervisor, and what it tells them when they attach.
+// What trainers say to their supervisor, what it tells them when they attach, and what the
+// coordinator hears of them.
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/net/token.h"
 #include "base/protocol_version.h"
+#include "proto/timestamps.h"
 #include "worker/agent/trainers/supervisor.h"
 
 namespace ringleader::agent {
@@ -144,6 +147,59 @@ void Supervisor::OnTrainerMessage(const std::shared_ptr<TrainerConnection>& conn
 void Supervisor::OnTrainerGone(const std::shared_ptr<TrainerConnection>& connection) {
   const auto [attempt, trainer] = Find(connection.get());
   if (trainer != nullptr) trainer->connection = nullptr;
+}
+
+// --- To the coordinator.
+
+void Supervisor::Report(const Attempt& attempt, Trainer& trainer) {
+  trainer.reported = true;
+  v1::AttemptEvent event = EventOf(attempt);
+  *event.mutable_trainer_exited() = DescribeExit(trainer, absl::Now());
+  SetTime(absl::Now(), event.mutable_trainer_exited()->mutable_time());
+  spdlog::info("rank {} of jobs/{} ended: {} {}", trainer.rank, attempt.start.job(),
+               v1::TrainerExited::Outcome_Name(event.trainer_exited().outcome()),
+               event.trainer_exited().message());
+  metrics_->TrainerExited(event.trainer_exited().outcome());
+  Push(std::move(event));
+}
+
+v1::AttemptEvent Supervisor::EventOf(const Attempt& attempt) const {
+  v1::AttemptEvent event;
+  event.set_job(attempt.start.job());
+  event.set_attempt(attempt.start.attempt());
+  event.set_fencing_token(attempt.start.fencing_token());
+  return event;
+}
+
+void Supervisor::Push(v1::AttemptEvent event) {
+  v1::WorkerMessage message;
+  *message.mutable_event() = std::move(event);
+  events_->Push(std::move(message));
+}
+
+void Supervisor::UpdateRunning() {
+  std::vector<v1::RunningAttempt> running;
+  size_t trainers = 0;
+  for (const auto& [token, attempt] : attempts_) {
+    v1::RunningAttempt& entry = running.emplace_back();
+    entry.set_job(attempt.start.job());
+    entry.set_attempt(attempt.start.attempt());
+    entry.set_fencing_token(token);
+    for (const Trainer& trainer : attempt.trainers) {
+      if (trainer.reported) continue;
+      ++trainers;
+      entry.add_ranks(trainer.rank);
+      entry.set_last_step(std::max(entry.last_step(), trainer.step));
+    }
+  }
+  metrics_->SetTrainers(trainers);
+  absl::MutexLock lock(&mutex_);
+  running_ = std::move(running);
+}
+
+std::vector<v1::RunningAttempt> Supervisor::Running() const {
+  absl::MutexLock lock(&mutex_);
+  return running_;
 }
 
 }  // namespace ringleader::agent
