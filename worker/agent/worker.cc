@@ -20,7 +20,6 @@ namespace ringleader::agent {
 namespace {
 
 constexpr absl::Duration kTick = absl::Milliseconds(50);
-constexpr absl::Duration kShowAlive = absl::Seconds(2);
 // A draining worker that cannot reach its coordinator stops its trainers itself after this.
 constexpr absl::Duration kPatienceWithCoordinator = absl::Seconds(3);
 // After the last trainer has ended, the coordinator has so long to acknowledge what it was told.
@@ -155,10 +154,6 @@ absl::Status Worker::Run() {
     supervisor_.Tick(now);
     supervisor_.SetLease(link_.lease_end());
     UpdateMetrics();
-    if (now >= next_show_alive_) {
-      data_dir_.ShowAlive();
-      next_show_alive_ = now + kShowAlive;
-    }
     if (draining_ && CheckDrain(now)) return absl::OkStatus();
   }
 }

@@ -88,7 +88,6 @@ class Worker : public TrainerListener {
   absl::Time alone_since_ = absl::InfiniteFuture();   // draining, and no coordinator to ask
   absl::Status refused_;
   std::map<std::string, std::string> gpu_faults_;
-  absl::Time next_show_alive_ = absl::InfinitePast();
 
   Supervisor supervisor_;
   // Their threads call the supervisor and post tasks: they end before it does.

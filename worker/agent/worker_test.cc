@@ -45,23 +45,6 @@ TEST_F(WorkerTest, SaysAllThatItIsAndWhatItRuns) {
   EXPECT_EQ(Leave(), absl::OkStatus());
 }
 
-// For a probe that may look at a file: whether or not there is a coordinator.
-TEST_F(WorkerTest, ItsLoopRenewsAFileForAsLongAsItComesRound) {
-  namespace fs = std::filesystem;
-  const std::string path = dir_.File("data/alive");
-  Start();
-  ASSERT_TRUE(Becomes([&] { return fs::exists(path); }));
-  const auto old = fs::file_time_type::clock::now() - std::chrono::hours(1);
-  fs::last_write_time(path, old);
-  EXPECT_TRUE(Becomes([&] { return fs::last_write_time(path) > old; }));
-  fs::remove(path);
-  EXPECT_TRUE(Becomes([&] { return fs::exists(path); }));
-  EXPECT_EQ(Leave(), absl::OkStatus());
-  fs::last_write_time(path, old);
-  absl::SleepFor(absl::Seconds(3));
-  EXPECT_EQ(fs::last_write_time(path), old);
-}
-
 TEST_F(WorkerTest, TrainersOfOtherUsersReachItsSocket) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root";
   const auto modes = [this] {

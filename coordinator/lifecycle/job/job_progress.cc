@@ -114,7 +114,7 @@ void JobMachine::RecordStep(v1::Attempt* attempt, const v1::StepReport& merged) 
 
 uint64_t JobMachine::TokensBefore(const v1::StepReport& merged) const {
   const v1::Progress& progress = job_.progress();
-  const uint64_t step = merged.step() - 1;
+  const uint64_t step = std::max<uint64_t>(1, merged.step()) - 1;
   if (step == progress.step()) return progress.tokens();
   // Steps are trained again from a checkpoint. One of before the coordinator was restarted is taken
   // to lie on a line.
@@ -122,7 +122,8 @@ uint64_t JobMachine::TokensBefore(const v1::StepReport& merged) const {
   const double each = progress.step() == 0 ? static_cast<double>(merged.tokens())
                                            : static_cast<double>(progress.tokens()) /
                                                  static_cast<double>(progress.step());
-  return static_cast<uint64_t>(std::llround(each * static_cast<double>(step)));
+  // A worker may report what it likes.
+  return static_cast<uint64_t>(std::min(std::round(each * static_cast<double>(step)), 0x1p62));
 }
 
 void JobMachine::UpdateProgress(const v1::StepReport& merged) {

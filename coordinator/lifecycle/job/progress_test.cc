@@ -1,4 +1,6 @@
 // What a job's record makes of its ranks' reports.
+#include <limits>
+
 #include "base/testing/equals_text.h"
 #include "coordinator/lifecycle/testing/machine_test.h"
 
@@ -81,6 +83,7 @@ TEST_F(ProgressTest, TokensAreThoseOfTheStepsThatCount) {
   Run();
   EXPECT_EQ(step(3, 514), 2839u);
   EXPECT_EQ(step(4, 891), 3730u);
+  EXPECT_EQ(step(std::numeric_limits<uint64_t>::max(), 1), (uint64_t{1} << 62) + 1);
 }
 
 TEST_F(ProgressTest, BeyondItsStepsNothingIsLeft) {

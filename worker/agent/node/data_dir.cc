@@ -178,13 +178,6 @@ std::string DataDir::DrawIncarnation() const {
   return absl::StrFormat("%s.%016x", id_, absl::Uniform<uint64_t>(random));
 }
 
-void DataDir::ShowAlive() const {
-  const std::string path = path_ + "/alive";
-  if (utimensat(AT_FDCWD, path.c_str(), nullptr, AT_SYMLINK_NOFOLLOW) == 0) return;
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, kOwnersFile);
-  if (fd >= 0) close(fd);
-}
-
 absl::Status DataDir::OpenToOtherUsers() const {
   for (const std::string& folder : {path_, socket_folder_}) {
     if (!folder.empty()) RETURN_IF_ERROR(SetMode(folder, kPassable));

@@ -33,9 +33,6 @@ class DataDir {
   std::string DrawIncarnation() const;
   // Where trainers dial in. Unix sockets have short names: one in a long path lies under /tmp.
   const std::string& socket_path() const { return socket_path_; }
-  // Renews the time of the folder's file `alive`, which is empty: a probe that may look at a file
-  // (test -n "$(find {path}/alive -mmin -1)") sees by it that the worker's loop comes round.
-  void ShowAlive() const;
   // Lets trainers that are other users' reach the socket, which must exist, and their folders.
   // Nobody else's are theirs to read.
   absl::Status OpenToOtherUsers() const;

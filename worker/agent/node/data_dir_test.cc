@@ -132,8 +132,7 @@ TEST_F(DataDirTest, AFolderOfRootsIsTaken) {
   Make(0755);
   std::ofstream(dir_.File("data/lock")) << "";
   std::ofstream(dir_.File("data/id")) << "folder";
-  std::ofstream(dir_.File("data/alive")) << "";
-  for (const char* const file : {"data/lock", "data/id", "data/alive"}) {
+  for (const char* const file : {"data/lock", "data/id"}) {
     ASSERT_EQ(chown(dir_.File(file).c_str(), 65534, 65534), 0);
   }
   chmod(dir_.path().c_str(), 0711);
