@@ -73,13 +73,27 @@ source "$root/deploy/gpu_libraries.sh"
 [[ $dry ]] || if [[ -f $root/CMakeLists.txt ]]; then use_gpu_libraries; else use_gpu_libraries "$root"; fi
 hardware="$gpus x $({ nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null || true; } | head -n 1)"
 
-outcomes=()
+outcomes=() running=''
+# Whoever stops this stops what it runs: ranks that are left behind would hold the memory of the next call's GPUs.
+stop() {
+  trap '' INT TERM
+  if [[ $running ]]; then
+    kill "$running" 2>/dev/null
+    wait "$running"
+    echo "== stopped in the midst of $name" >&2
+  fi
+  exit 143
+}
+trap stop INT TERM
 try() {  # NAME SECONDS COMMAND...: its output to NAME.log, and the gist of it here
   local name=$1 limit=$2 code start=$SECONDS
   shift 2
   if [[ $dry ]]; then printf '%s:' "$name"; printf ' %q' "$@"; echo; return 0; fi
-  timeout --kill-after=20 "$limit" "$@" >"$results/$name.log" 2>&1
+  timeout --kill-after=20 "$limit" "$@" >"$results/$name.log" 2>&1 &
+  running=$!
+  wait "$running"
   code=$?
+  running=''
   outcomes+=("$name $code $((SECONDS - start))")
   echo "== $name: exit code $code after $((SECONDS - start)) s"
   if ((code)); then tail -n 25 "$results/$name.log"; else

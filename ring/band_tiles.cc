@@ -1,6 +1,8 @@
 #include "ring/band_tiles.h"
 
 #include <algorithm>
+#include <span>
+#include <vector>
 
 namespace ringleader::ring {
 
@@ -23,8 +25,13 @@ int64_t FirstWhere(int64_t count, Predicate holds) {
   return low;
 }
 
-// Tiles of `key` that hold a position of [first, end).
-int64_t TilesWithin(const Shard& key, int tile, int64_t first, int64_t end) {
+struct Run {
+  int64_t begin = 0, end = 0;
+  int64_t count() const { return std::max<int64_t>(0, end - begin); }
+};
+
+// The tiles of `key` that hold a position of [first, end).
+Run TilesWithin(const Shard& key, int tile, int64_t first, int64_t end) {
   const int64_t keys = key.tokens, key_tiles = (keys + tile - 1) / tile;
   // Positions grow with the local index, so these are a run.
   const int64_t behind =
@@ -32,7 +39,27 @@ int64_t TilesWithin(const Shard& key, int tile, int64_t first, int64_t end) {
   const int64_t start = FirstWhere(key_tiles, [&](int64_t b) {
     return key.layout.Position(std::min(keys, (b + 1) * tile) - 1) >= first;
   });
-  return std::max<int64_t>(0, behind - start);
+  return {start, behind};
+}
+
+// The positions that these queries see together: ascending runs, apart from each other.
+void FindSeen(std::span<const kernels::KeyIntervals> queries, std::vector<Run>* runs) {
+  runs->clear();
+  for (const kernels::KeyIntervals& row : queries) {
+    for (const Run& seen : {Run{row.begin, row.end}, Run{row.second_begin, row.second_end}}) {
+      if (seen.count() > 0) runs->push_back(seen);
+    }
+  }
+  std::ranges::sort(*runs, {}, &Run::begin);
+  size_t joined = 0;
+  for (const Run& run : *runs) {
+    if (joined > 0 && run.begin <= (*runs)[joined - 1].end) {
+      (*runs)[joined - 1].end = std::max((*runs)[joined - 1].end, run.end);
+    } else {
+      (*runs)[joined++] = run;
+    }
+  }
+  runs->resize(joined);
 }
 
 }  // namespace
@@ -54,7 +81,7 @@ int64_t BandTiles(const Shard& query, const Shard& key, int tile, int64_t window
     if (document_starts != nullptr) {
       first_seen = std::max<int64_t>(first_seen, document_starts[begin]);
     }
-    tiles += TilesWithin(key, tile, first_seen, last + 1);
+    tiles += TilesWithin(key, tile, first_seen, last + 1).count();
   }
   return tiles;
 }
@@ -62,15 +89,16 @@ int64_t BandTiles(const Shard& query, const Shard& key, int tile, int64_t window
 int64_t VisibleTiles(const Shard& query, const Shard& key, int tile,
                      const kernels::KeyIntervals* visible) {
   int64_t tiles = 0;
+  std::vector<Run> seen;
   for (int64_t begin = 0; begin < query.tokens; begin += tile) {
-    const int64_t end = std::min(query.tokens, begin + tile);
-    // A tile's positions follow each other, and every query sees itself: together they see a run.
-    int64_t first_seen = visible[begin].begin, behind = visible[begin].end;
-    for (int64_t i = begin + 1; i < end; ++i) {
-      first_seen = std::min<int64_t>(first_seen, visible[i].begin);
-      behind = std::max<int64_t>(behind, visible[i].end);
+    FindSeen({visible + begin, visible + std::min(query.tokens, begin + tile)}, &seen);
+    Run counted;
+    for (const Run& run : seen) {
+      Run within = TilesWithin(key, tile, run.begin, run.end);
+      within.begin = std::max(within.begin, counted.end);
+      tiles += within.count();
+      if (within.count() > 0) counted = within;
     }
-    tiles += TilesWithin(key, tile, first_seen, behind);
   }
   return tiles;
 }

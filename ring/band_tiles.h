@@ -26,8 +26,7 @@ int64_t CausalTiles(const kernels::ShardLayout& mine, int tile);
 int64_t BandTiles(const Shard& query, const Shard& key, int tile, int64_t window,
                   const int32_t* document_starts);
 
-// The same where `visible`, TileSelection::intervals of `query`'s queries, says what they see: one
-// interval each, which holds the query itself.
+// The same where `visible`, TileSelection::intervals of `query`'s queries, says what they see.
 int64_t VisibleTiles(const Shard& query, const Shard& key, int tile,
                      const kernels::KeyIntervals* visible);
 

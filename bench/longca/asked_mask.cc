@@ -1,12 +1,13 @@
 #include "bench/longca/asked_mask.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 namespace ringleader::bench {
 
 using kernels::MaskKind;
 
-std::optional<Asked> AskFor(const MaskedSequence& sequence, MaskKind kind) {
+Asked AskFor(const MaskedSequence& sequence, MaskKind kind) {
   const kernels::Mask mask = sequence.MaskOf(kind);
   const std::vector<int64_t> documents(sequence.documents.begin(), sequence.documents.end());
   switch (kind) {
@@ -37,9 +38,17 @@ std::optional<Asked> AskFor(const MaskedSequence& sequence, MaskKind kind) {
     case MaskKind::kSharedQuestion:
     case MaskKind::kCausalBlockwise:
     case MaskKind::kGlobalSliding:
-      return std::nullopt;
+      return Asked{
+          .mask = patterns::Mask::kFull,
+          .visible =
+              IntervalsOf(mask, static_cast<int32_t>(sequence.tokens), sequence.documents).value()};
   }
-  return std::nullopt;
+  std::abort();
+}
+
+absl::Status SetMask(const Asked& asked, int64_t tokens, attention::ContextAttention* attention) {
+  if (!asked.visible.empty()) return attention->SetVisible(asked.visible);
+  return attention->SetDocuments(tokens, asked.firsts, /*padding=*/0, asked.prefix_ends);
 }
 
 }  // namespace ringleader::bench

@@ -52,8 +52,7 @@ absl::Status RunRank(const Problem& problem, const Asked& asked, const Scheme& s
                       d_out = mine(problem.d_out);
   for (int repetition = -1; repetition < repetitions; ++repetition) {  // the first warms up
     auto start = std::chrono::steady_clock::now();
-    RETURN_IF_ERROR(
-        ranks->SetDocuments(problem.tokens, asked.firsts, /*padding=*/0, asked.prefix_ends));
+    RETURN_IF_ERROR(SetMask(asked, problem.tokens, ranks.get()));
     run->plan_ms = MillisecondsSince(start);
     FlushCaches();
     RETURN_IF_ERROR(communicator.Barrier());
@@ -98,8 +97,8 @@ absl::StatusOr<std::vector<RankRun>> RunOnRanks(const Problem& problem, MaskKind
     try {
       run.status = scheme.has_helpers ? RunHelperRank(problem, kind, repetitions, communicator,
                                                       bytes, &run, results)
-                                      : RunRank(problem, *AskFor(problem, kind), scheme,
-                                                repetitions, communicator, bytes, &run, results);
+                                      : RunRank(problem, AskFor(problem, kind), scheme, repetitions,
+                                                communicator, bytes, &run, results);
     } catch (const c10::Error& error) {
       run.status = absl::InternalError(error.what_without_backtrace());
     }
@@ -143,10 +142,9 @@ absl::Status Measure(MaskKind kind, const Scheme& scheme, int repetitions,
 std::vector<Cell> RingCells(MaskKind mask, const Scheme& scheme, int64_t tokens, int repetitions) {
   std::vector<Cell> cells = EmptyCells(mask, scheme, tokens);
   std::string note = "unsupported";
-  const bool is_able = scheme.has_helpers
-                           ? HelpersCan({CheckedTokens(scheme), kSeed}, mask, scheme.ranks()) &&
-                                 HelpersCan({tokens, kSeed}, mask, scheme.ranks())
-                           : AskFor({kTile, kSeed}, mask).has_value();
+  const bool is_able =
+      !scheme.has_helpers || (HelpersCan({CheckedTokens(scheme), kSeed}, mask, scheme.ranks()) &&
+                              HelpersCan({tokens, kSeed}, mask, scheme.ranks()));
   if (is_able) {
     try {
       note = std::string(Measure(mask, scheme, repetitions, &cells).message());

@@ -12,8 +12,8 @@
 
 namespace ringleader::bench {
 
-// Forward and backward at `tokens`, a multiple of 2 × ranks × kTile. "unsupported" for masks that
-// jobs cannot ask for, with helpers for masks that show keys of a later rank.
+// Forward and backward at `tokens`, a multiple of 2 × ranks × kTile. "unsupported" with helpers for
+// masks that show keys of a later rank.
 std::vector<Cell> RingCells(kernels::MaskKind mask, const Scheme& scheme, int64_t tokens,
                             int repetitions);
 

@@ -14,9 +14,8 @@ std::string Scheme::name() const {
   constexpr const char* kKinds[] = {"flat", "hierarchical", "all-gather"};
   if (ranks() == 1) return "one rank";
   if (ring.ranks() == 1) return "ulysses";
-  std::string name =
-      absl::StrCat(head_ranks > 1 ? "usp, " : "", kKinds[static_cast<int>(ring.kind)], " ",
-                   std::string(ring::LayoutName(layout)));
+  std::string name = absl::StrCat(head_ranks > 1 ? "usp " : "", kKinds[static_cast<int>(ring.kind)],
+                                  " ", std::string(ring::LayoutName(layout)));
   if (head_groups > 1) absl::StrAppend(&name, " in ", head_groups, " head groups");
   if (has_helpers) absl::StrAppend(&name, " with helpers");
   return name;

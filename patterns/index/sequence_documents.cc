@@ -79,6 +79,35 @@ absl::StatusOr<std::shared_ptr<const SequenceDocuments>> MakeMasked(
   return documents;
 }
 
+absl::StatusOr<std::shared_ptr<const SequenceDocuments>> MakeListed(
+    const kernels::ShardLayout& layout, std::span<const kernels::KeyIntervals> queries) {
+  if (std::ssize(queries) != layout.tokens) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "what queries see is listed for %d of a sequence of %d tokens; list it for each",
+        queries.size(), layout.tokens));
+  }
+  for (int64_t i = 0; i < layout.tokens; ++i) {
+    const kernels::KeyIntervals& row = queries[i];
+    const bool is_ordered = 0 <= row.begin && row.begin <= row.end && row.end <= row.second_begin &&
+                            row.second_begin <= row.second_end && row.second_end <= layout.tokens;
+    const bool sees_itself =
+        (row.begin <= i && i < row.end) || (row.second_begin <= i && i < row.second_end);
+    if (is_ordered && sees_itself) continue;
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "the query at %d is to see [%d, %d) and [%d, %d) of %d tokens; two intervals follow each "
+        "other, and one of them holds the query",
+        i, row.begin, row.end, row.second_begin, row.second_end, layout.tokens));
+  }
+  constexpr int64_t kWhole[] = {0};
+  ASSIGN_OR_RETURN(auto documents, MakeHead(layout, kWhole, /*padding=*/0));
+  documents->is_listed = true;
+  documents->visible.reserve(layout.local_tokens());
+  for (int64_t i = 0; i < layout.local_tokens(); ++i) {
+    documents->visible.push_back(queries[layout.Position(i)]);
+  }
+  return documents;
+}
+
 absl::StatusOr<std::shared_ptr<const SequenceDocuments>> MakeUneven(
     const kernels::ShardLayout& layout, std::span<const int64_t> firsts,
     std::span<const int64_t> shard_tokens) {

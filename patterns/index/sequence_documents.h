@@ -26,6 +26,7 @@ struct SequenceDocuments {
   // of what a query sees, and of what it sees in its window.
   std::vector<kernels::KeyIntervals> visible = {}, visible_in_window = {};
   std::vector<int64_t> prefix_ends = {};  // MaskRule's
+  bool is_listed = false;                 // `visible` follows no rule (MakeListed)
   // The tokens that each rank holds, where they are not equally many (MakeUneven); else empty.
   std::vector<int64_t> shard_tokens = {};
 };
@@ -50,6 +51,12 @@ absl::StatusOr<std::shared_ptr<const SequenceDocuments>> MakeDocuments(
 absl::StatusOr<std::shared_ptr<const SequenceDocuments>> MakeMasked(
     const kernels::ShardLayout& layout, std::span<const int64_t> firsts, const MaskRule& rule,
     int64_t window);
+
+// One document under a mask without a rule: `queries`, [layout.tokens] by position, say what each
+// sees. Never null. INVALID_ARGUMENT names a query whose intervals are not KeyIntervals' or leave
+// it out.
+absl::StatusOr<std::shared_ptr<const SequenceDocuments>> MakeListed(
+    const kernels::ShardLayout& layout, std::span<const kernels::KeyIntervals> queries);
 
 // As MakeDocuments where rank r holds the first shard_tokens[r] tokens of its part of `layout`,
 // which is kStriped, and nobody holds the others. Never null; one document has no local_starts.

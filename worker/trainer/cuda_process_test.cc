@@ -26,21 +26,36 @@ using testing::RanksPerGpu;
 class CudaProcessTest : public testing::CudaAttemptTest {
  protected:
   // 40 steps, of which the first few on a ring of `before` ranks and the rest on `after`, have the
-  // losses of a job that nobody stops.
+  // losses of a job that nobody stops: to the last bit on as many ranks. On others sums are in
+  // another order: the first step after the stop, of the same weights, differs by its rounding
+  // alone, and the learning rate is so low that no later one makes much of it.
   void ExpectToGoOn(int before, int after) {
     v1::JobSpec spec = GpuJob(before);
     spec.mutable_training()->set_steps(40);
+    spec.mutable_training()->set_learning_rate(3e-4);
+    spec.mutable_training()->set_deterministic(true);
     const std::vector<double> undisturbed = Losses(RunToEnd(spec)[0]);
+    EXPECT_LT(undisturbed.back(), 0.9 * undisturbed.front());
     UseCheckpoints(&spec, Path("stopped"));
     const std::vector<RankLog> stopped = StopEarly(spec);
     ASSERT_FALSE(stopped.empty());
     std::vector<double> losses = Losses(stopped[0]);
+    const size_t steps_before = losses.size();
+    ASSERT_LT(steps_before, undisturbed.size());
+    for (size_t i = 0; i < steps_before; ++i) EXPECT_EQ(losses[i], undisturbed[i]) << i;
     spec.mutable_parallelism()->set_context(after);
     spec.mutable_resources()->set_trainers(after);
     const RankLog resumed = RunToEnd(spec)[0];
     EXPECT_THAT(Output(), HasSubstr("resuming from"));
     for (const double loss : Losses(resumed)) losses.push_back(loss);
-    ExpectNear(losses, undisturbed);
+    ASSERT_EQ(losses.size(), undisturbed.size());
+    if (before == after) {
+      EXPECT_EQ(losses, undisturbed);
+    } else {
+      EXPECT_NEAR(losses[steps_before], undisturbed[steps_before],
+                  1e-3 * undisturbed[steps_before]);
+      ExpectNear(losses, undisturbed);
+    }
   }
 };
 

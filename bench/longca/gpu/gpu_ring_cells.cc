@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "base/status_macros.h"
@@ -92,7 +91,7 @@ void RunRank(const MaskedSequence& sequence, const Asked& asked, const Scheme& s
       problem == nullptr ? Random(positions.numel()) : PartOf(*problem, positions);
   for (int repetition = -2; repetition < repetitions; ++repetition) {  // the first ones warm up
     auto start = std::chrono::steady_clock::now();
-    Check((*ranks)->SetDocuments(sequence.tokens, asked.firsts, /*padding=*/0, asked.prefix_ends));
+    Check(SetMask(asked, sequence.tokens, ranks->get()));
     run->plan_ms = MillisecondsSince(start);
     Meet(all);
     start = std::chrono::steady_clock::now();
@@ -170,13 +169,13 @@ absl::Status GpuRingCells::Fill(MaskKind mask, const Scheme& scheme, int repetit
   std::vector<RankRun> few(scheme.ranks()), runs(scheme.ranks());
   Results results(checked.problem.tokens);
   RunOnGpus(scheme.ranks(), gpus_, [&](DeviceCommunicator& all) {
-    RunRank(checked.problem, *AskFor(checked.problem, mask), scheme, &checked.problem,
+    RunRank(checked.problem, AskFor(checked.problem, mask), scheme, &checked.problem,
             /*repetitions=*/1, all, &few[all.rank()], &results);
   });
   c10::cuda::CUDACachingAllocator::emptyCache();
   double held_mib = 0;
   RunOnGpus(scheme.ranks(), gpus_, [&](DeviceCommunicator& all) {
-    RunRank(sequence, *AskFor(sequence, mask), scheme, nullptr, repetitions, all, &runs[all.rank()],
+    RunRank(sequence, AskFor(sequence, mask), scheme, nullptr, repetitions, all, &runs[all.rank()],
             nullptr);
     if (all.rank() == 0) held_mib = HeldMib(gpus_);
   });
@@ -197,15 +196,13 @@ absl::Status GpuRingCells::Fill(MaskKind mask, const Scheme& scheme, int repetit
 std::vector<Cell> GpuRingCells::Measure(MaskKind mask, const Scheme& scheme, int64_t tokens,
                                         int repetitions) {
   std::vector<Cell> cells = EmptyCells(mask, scheme, tokens);
-  std::string note = "unsupported";
-  if (AskFor({kGpuTile, kSeed}, mask).has_value()) {
-    try {
-      note = std::string(Fill(mask, scheme, repetitions, &cells).message());
-    } catch (const c10::OutOfMemoryError&) {
-      note = "out of memory";
-    } catch (const c10::Error& error) {
-      note = error.what_without_backtrace();
-    }
+  std::string note;
+  try {
+    note = std::string(Fill(mask, scheme, repetitions, &cells).message());
+  } catch (const c10::OutOfMemoryError&) {
+    note = "out of memory";
+  } catch (const c10::Error& error) {
+    note = error.what_without_backtrace();
   }
   for (Cell& cell : cells) cell.note = note;
   return cells;

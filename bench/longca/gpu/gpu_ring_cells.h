@@ -23,7 +23,7 @@ class GpuRingCells {
   explicit GpuRingCells(int gpus) : gpus_(gpus) {}
 
   // Forward and backward at `tokens`, a multiple of 2 × ranks × 128, of kGpuHeads over kGpuKvHeads,
-  // after a check in fp64 in small. "unsupported" for masks that jobs cannot ask for.
+  // after a check in fp64 in small.
   std::vector<Cell> Measure(kernels::MaskKind mask, const Scheme& scheme, int64_t tokens,
                             int repetitions);
 

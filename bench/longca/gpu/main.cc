@@ -1,5 +1,5 @@
-// longca_gpu_bench: every mask that jobs can ask for x schemes x directions x lengths on the GPUs
-// of this machine, each cell checked against fp64 in small (gpu_ring_cells.h).
+// longca_gpu_bench: masks x schemes x directions x lengths on the GPUs of this machine, each cell
+// checked against fp64 in small (gpu_ring_cells.h).
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <filesystem>

@@ -1,5 +1,6 @@
 // What is decided without looking at numbers: which queries estimate, which tiles a band holds, and
 // which options and lengths are refused.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/masks/masks.h"
 #include "kernels/reference/tiles/tile_lists.h"
 #include "patterns/check_options.h"
 #include "ring/band_tiles.h"
@@ -17,6 +19,7 @@ namespace {
 
 using kernels::LayoutKind;
 using kernels::ShardLayout;
+using ::testing::HasSubstr;
 
 constexpr int64_t kTokens = 2048;
 constexpr int kTile = 64;
@@ -128,6 +131,52 @@ TEST(VisibleTilesTest, CountsWhatTheListsHold) {
         EXPECT_EQ(ring::VisibleTiles(query, key, kTile, rows.data()), lists->TotalTiles());
       }
     }
+  }
+}
+
+TEST(VisibleTilesTest, CountsTwoIntervals) {
+  const std::vector<int32_t> documents = {0, 63, 64, 65, 700, 1280, 2000};
+  for (const kernels::Mask& mask :
+       {kernels::Mask{.kind = kernels::MaskKind::kSharedQuestion},
+        kernels::Mask{.kind = kernels::MaskKind::kCausalBlockwise},
+        kernels::Mask{.kind = kernels::MaskKind::kGlobalSliding, .window = 90}}) {
+    const auto queries = kernels::IntervalsOf(mask, kTokens, documents);
+    ASSERT_TRUE(queries.ok()) << queries.status();
+    for (const LayoutKind layout :
+         {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+      for (int pair = 0; pair < 16; ++pair) {
+        const ShardLayout query{
+            .kind = layout, .ranks = 4, .rank = pair / 4, .stripe = 128, .tokens = kTokens};
+        ShardLayout key = query;
+        key.rank = pair % 4;
+        const auto listed = patterns::MakeListed(query, *queries);
+        ASSERT_TRUE(listed.ok()) << listed.status();
+        const auto lists = kernels::reference::TileLists::Build(
+            {.pattern = kernels::TilePattern::kFull,
+             .tile = kTile,
+             .intervals = (*listed)->visible.data()},
+            query, key, query.local_tokens(), key.local_tokens(), 1);
+        ASSERT_TRUE(lists.ok()) << lists.status();
+        EXPECT_EQ(ring::VisibleTiles(query, key, kTile, (*listed)->visible.data()),
+                  lists->TotalTiles())
+            << kernels::MaskName(mask.kind) << " " << pair;
+      }
+    }
+  }
+}
+
+TEST(MakeListedTest, NamesTheQueryThatDoesNotFit) {
+  const auto complaint = [](std::vector<kernels::KeyIntervals> queries) {
+    return std::string(patterns::MakeListed({.tokens = 4}, queries).status().message());
+  };
+  const kernels::KeyIntervals all{0, 4, 4, 4};
+  EXPECT_EQ(complaint({all, all, all, all}), "");
+  EXPECT_THAT(complaint({all, all, all}), HasSubstr("listed for 3 of a sequence of 4 tokens"));
+  for (const kernels::KeyIntervals& wrong :
+       {kernels::KeyIntervals{0, 2, 3, 4}, kernels::KeyIntervals{0, 3, 2, 4},
+        kernels::KeyIntervals{3, 0, 3, 4}, kernels::KeyIntervals{0, 3, 3, 5},
+        kernels::KeyIntervals{-1, 3, 3, 4}}) {
+    EXPECT_THAT(complaint({all, all, wrong, all}), HasSubstr("the query at 2 is to see"));
   }
 }
 

@@ -13,6 +13,7 @@
 #include "patterns/attention_options.h"
 #include "patterns/index/head_budgets.h"
 #include "ring/document_layout.h"
+#include "ringleader/kernels/attention.h"
 #include "worker/attention/stats/attention_stats.h"
 
 namespace ringleader::attention {
@@ -77,6 +78,15 @@ class ContextAttention {
                                     int64_t padding, std::span<const int64_t> prefix_ends) = 0;
   absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts, int64_t padding = 0) {
     return SetDocuments(tokens, firsts, padding, /*prefix_ends=*/{});
+  }
+
+  // What each query of the sequences of the next forwards sees, [tokens] by position, in place of
+  // SetDocuments: a mask that jobs have no name for. Hops carry all keys. Must be called alike on
+  // all ranks. INVALID_ARGUMENT but for dense attention under Mask::kFull, whose documents are not
+  // laid out by themselves, and where patterns::MakeListed says so.
+  virtual absl::Status SetVisible(std::span<const kernels::KeyIntervals> /*queries*/) {
+    return absl::InvalidArgumentError(
+        "what queries see cannot be listed where documents are laid out by themselves");
   }
 
   // The same where documents lie as `layout` says (AttentionOptions::by_documents): of attention

@@ -104,6 +104,26 @@ TEST_F(AttentionEngineTest, AMaskWithoutDocumentsIsRefused) {
   });
 }
 
+TEST_F(AttentionEngineTest, WhatQueriesSeeIsListedForDenseAttentionUnderFullAlone) {
+  comm::testing::RunRanks(1, [&](comm::Communicator& communicator) {
+    CpuAttentionDevice device(&communicator, /*threads=*/1);
+    const std::vector<kernels::KeyIntervals> all(kTokens, {0, kTokens, kTokens, kTokens});
+    const auto message = [&](patterns::Pattern pattern, patterns::Mask mask) {
+      const auto engine = RingRunner::Create(
+          {.pattern = pattern, .mask = mask, .window = 64, .tile = kTile}, &device);
+      return engine.ok() ? std::string((*engine)->SetVisible(all).message())
+                         : std::string(engine.status().message());
+    };
+    EXPECT_EQ(message(patterns::Pattern::kDense, patterns::Mask::kFull), "");
+    EXPECT_NE(message(patterns::Pattern::kDense, patterns::Mask::kCausal)
+                  .find("not for dense under causal"),
+              std::string::npos);
+    EXPECT_NE(message(patterns::Pattern::kSlidingWindow, patterns::Mask::kFull)
+                  .find("not for sliding_window under full"),
+              std::string::npos);
+  });
+}
+
 TEST_F(AttentionEngineTest, DocumentsThatDoNotFitAreRefused) {
   comm::testing::RunRanks(1, [&](comm::Communicator& communicator) {
     CpuAttentionDevice device(&communicator, /*threads=*/1);

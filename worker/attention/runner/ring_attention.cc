@@ -219,6 +219,10 @@ absl::Status RingAttention::SetDocuments(int64_t tokens, std::span<const int64_t
   return engine_->runner->SetDocuments(tokens, firsts, padding, prefix_ends);
 }
 
+absl::Status RingAttention::SetVisible(std::span<const kernels::KeyIntervals> queries) {
+  return engine_->runner->SetVisible(queries);
+}
+
 absl::Status RingAttention::SetLayout(const ring::DocumentLayout& layout) {
   return engine_->runner->SetSpread(layout);
 }

@@ -62,6 +62,7 @@ class RingAttention : public ContextAttention {
   using ContextAttention::SetDocuments;
   absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts, int64_t padding,
                             std::span<const int64_t> prefix_ends) override;
+  absl::Status SetVisible(std::span<const kernels::KeyIntervals> queries) override;
   absl::Status SetLayout(const ring::DocumentLayout& layout) override;
   void SetStep(uint64_t step) override;
   void SetMove(float factor) override;

@@ -104,6 +104,22 @@ absl::Status RingRunner::SetDocuments(int64_t tokens, std::span<const int64_t> f
   return absl::OkStatus();
 }
 
+absl::Status RingRunner::SetVisible(std::span<const kernels::KeyIntervals> queries) {
+  if (options_.pattern != patterns::Pattern::kDense || options_.mask != patterns::Mask::kFull) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "what queries see can be listed for attention.pattern: dense under attention.mask: full, "
+        "not for %s under %s",
+        std::string(patterns::DefinitionOf(options_.pattern).name),
+        std::string(patterns::MaskName(options_.mask))));
+  }
+  const int64_t tokens = std::ssize(queries);
+  ASSIGN_OR_RETURN(
+      std::shared_ptr<const SequenceDocuments> documents,
+      patterns::MakeListed(LayoutOf(device_.rank(), tokens / device_.ranks()), queries));
+  UseDocuments(std::move(documents), tokens);
+  return absl::OkStatus();
+}
+
 absl::Status RingRunner::SetSpread(const ring::DocumentLayout& layout) {
   if (options_.pattern != patterns::Pattern::kDense || layout.is_apart()) {
     return absl::InvalidArgumentError(absl::StrFormat(
@@ -172,6 +188,7 @@ std::shared_ptr<const ring::TravellingRows> RingRunner::RowsOf(
   }
   // Without documents nobody said what the mask shows, which choosing tiles complains of.
   if (options_.mask != patterns::Mask::kCausal && host == nullptr) return nullptr;
+  if (host != nullptr && host->is_listed) return nullptr;
   const std::span<const int64_t> held =
       host == nullptr ? std::span<const int64_t>() : std::span(host->shard_tokens);
   if (!held.empty()) local_tokens = host->tokens / schedule.ranks;

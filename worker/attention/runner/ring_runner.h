@@ -45,6 +45,7 @@ class RingRunner {
   void SetDense(bool dense) { all_dense_ = dense; }
   absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts, int64_t padding = 0,
                             std::span<const int64_t> prefix_ends = {});
+  absl::Status SetVisible(std::span<const kernels::KeyIntervals> queries);
   // The documents of `layout` that are spread, which the next forwards attend to.
   absl::Status SetSpread(const ring::DocumentLayout& layout);
   void SetStep(uint64_t step);
