@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/grpcpp.h>
@@ -11,8 +12,10 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -24,13 +27,15 @@
 #include "base/back_off.h"
 #include "base/boot_clock.h"
 #include "base/clock.h"
+#include "base/file_lock.h"
 #include "base/files.h"
 #include "base/json.h"
+#include "base/metrics/certificate_metrics.h"
+#include "base/metrics/metrics.h"
 #include "base/net/address.h"
 #include "base/net/grpc_status.h"
 #include "base/net/tls.h"
 #include "base/process/config.h"
-#include "base/process/metrics.h"
 #include "base/process/signals.h"
 #include "base/process/time_limit.h"
 #include "base/protocol_version.h"
@@ -273,6 +278,41 @@ TEST(TlsTest, MistakesAreNamed) {
   EXPECT_THAT(complaint(certificates.Options("old")), HasSubstr("has expired"));
 }
 
+// Of a chain what ends first counts, of authorities what ends last: until then somebody gets in.
+TEST(CertificateMetricsTest, SaysHowLongTheFilesHold) {
+  const TestCertificates certificates;
+  ASSERT_TRUE(certificates.ok());
+  ASSERT_TRUE(certificates.Sign("ca", "short", {.days = 1}));
+  ASSERT_TRUE(certificates.Sign("ca", "long", {.days = 30}));
+  const auto both = [&](const char* name) {
+    std::ofstream(certificates.File(name))
+        << *ReadFile(certificates.File("long.crt")) << *ReadFile(certificates.File("short.crt"));
+    return certificates.File(name);
+  };
+  const auto days = [](const std::string& certificate, const std::string& authority) {
+    TlsOptions tls;
+    tls.cert_path = certificate;
+    tls.ca_path = authority;
+    std::map<std::string, double> left;  // by file
+    const auto families = CertificateMetrics(tls).Collect();
+    EXPECT_EQ(families.size(), 2u);
+    for (size_t i = 0; i < families[1].metric.size(); ++i) {
+      const double begins = families[0].metric[i].gauge.value;
+      EXPECT_NEAR(begins, absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()), 300);
+      left[families[1].metric[i].label[0].value] =
+          std::round((families[1].metric[i].gauge.value - begins) / 86400);
+    }
+    return left;
+  };
+  using Days = std::map<std::string, double>;
+  EXPECT_EQ(days("", ""), Days());
+  EXPECT_EQ(days(both("chain"), both("authorities")),
+            (Days{{"certificate", 1}, {"authority", 30}}));
+  EXPECT_EQ(days(certificates.File("long.crt"), "/dev/zero"), (Days{{"certificate", 30}}));
+  EXPECT_EQ(days(certificates.File("long.key"), certificates.File("short.crt")),
+            (Days{{"authority", 1}}));
+}
+
 TEST(TlsTest, ATokenNeedsTlsAndNoCertificate) {
   const TestCertificates certificates;
   ASSERT_TRUE(certificates.ok());
@@ -423,6 +463,23 @@ TEST(ReadRegularFileTest, AFileIsReadWholeHoweverLongItMayBe) {
   EXPECT_FALSE(ReadRegularFile(folder.File("file"), 99'999).ok());
   // The system gives it no size.
   EXPECT_THAT(*ReadRegularFile("/proc/self/status", 1 << 20), HasSubstr("VmPeak"));
+}
+
+TEST(TryLockFileTest, OneOpeningHasIt) {
+  const TempDir folder;
+  const std::string path = folder.File("lock");
+  const int first = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  const int second = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_GE(std::min(first, second), 0);
+  EXPECT_TRUE(*TryLockFile(first, path));
+  EXPECT_TRUE(*TryLockFile(first, path));
+  EXPECT_FALSE(*TryLockFile(second, path));
+  close(first);
+  EXPECT_TRUE(*TryLockFile(second, path));
+  close(second);
+  // What fails otherwise is no lock of somebody else.
+  EXPECT_THAT(TryLockFile(-1, path).status().message(),
+              HasSubstr(path + " cannot be locked (Bad file descriptor)"));
 }
 
 TEST(ParseJsonTest, WhatNestsDeeperThanAnybodyDoesIsNone) {

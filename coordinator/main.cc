@@ -21,11 +21,12 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/synchronization/mutex.h"
 #include "base/clock.h"
+#include "base/metrics/certificate_metrics.h"
+#include "base/metrics/metrics.h"
 #include "base/net/tls.h"
 #include "base/process/config.h"
 #include "base/process/limits.h"
 #include "base/process/logging.h"
-#include "base/process/metrics.h"
 #include "base/process/signals.h"
 #include "base/process/version.h"
 #include "base/standard_streams.h"
@@ -215,6 +216,8 @@ absl::Status Serve(const Flags& flags) {
   RETURN_IF_ERROR(MakeDataDir(flags.data_dir));
 
   Metrics metrics("coordinator");
+  const auto certificates = std::make_shared<CertificateMetrics>(flags.tls);
+  metrics.AddCollectable(certificates);
   api::CommitMetrics commits(&metrics.registry());
   const std::string database = DatabaseIn(flags.data_dir);
   Failure failure;

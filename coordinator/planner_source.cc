@@ -14,6 +14,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/checksum.h"
 #include "base/net/message_size.h"
 #include "base/process/task_threads.h"
 #include "base/status_macros.h"
@@ -87,6 +88,15 @@ bool MayChange(const v1::JobSpec& spec) {
   const v1::ParallelismSpec::Replan replan = spec.parallelism().replan();
   if (replan == v1::ParallelismSpec::ALWAYS) return true;
   return replan != v1::ParallelismSpec::NEVER && !HasFixedSums(spec);
+}
+
+// LearnedShapes.machines.
+uint64_t MachinesOf(const google::protobuf::RepeatedPtrField<v1::Placement>& placements) {
+  ChecksumStream nodes;
+  for (const v1::Placement& placement : placements) {
+    nodes.Update(placement.node().c_str(), placement.node().size() + 1);
+  }
+  return nodes.Digest();
 }
 
 // What a look for a better shape came to, on its way between threads.
@@ -220,7 +230,7 @@ class PlannerSource : public lifecycle::PlanSource {
     model::ModelConfig model;
     planner::CostModel costs;
     planner::ClusterShape cluster = {};
-    std::vector<std::string> nodes = {};  // of each placement
+    uint64_t machines = 0;  // MachinesOf its placements
     std::optional<planner::LivePlan> live = {};
     std::shared_ptr<Mailbox> mailbox = {};
     std::vector<v1::StepReport> recent = {};  // oldest first
@@ -241,14 +251,16 @@ class PlannerSource : public lifecycle::PlanSource {
                 spec.name(),
                 Running{.model = model, .costs = CostsOf(spec, model, cluster, nodes, *measured_)})
             .first->second;
-    std::vector<std::string> places;
-    for (const v1::Placement& placement : placements) places.push_back(placement.node());
+    const uint64_t machines = MachinesOf(placements);
+    v1::StepPlan with_learned = plan;
+    if (plan.learned().machines() != machines) with_learned.clear_learned();
+    with_learned.mutable_learned()->set_machines(machines);
     const std::optional<planner::LivePlan> earlier = std::move(running.live);
     running.spec = spec;
     running.cluster = cluster;
-    running.live.emplace(spec, plan, last, MayChange(spec));
-    if (earlier.has_value() && running.nodes == places) running.live->GoOnFrom(*earlier);
-    running.nodes = std::move(places);
+    running.live.emplace(spec, std::move(with_learned), last, MayChange(spec));
+    if (earlier.has_value() && running.machines == machines) running.live->GoOnFrom(*earlier);
+    running.machines = machines;
     running.mailbox = std::make_shared<Mailbox>();
     running.recent.clear();
   }
@@ -362,6 +374,7 @@ class PlannerSource : public lifecycle::PlanSource {
                           options_.seconds));
     }
     if (!plan.ok()) return plan.status();
+    if (kept.has_value() && kept->has_learned()) *plan->mutable_learned() = kept->learned();
     if (const size_t bytes = plan->ByteSizeLong(); bytes > kMaxPlanBytes) {
       return absl::ResourceExhaustedError(absl::StrFormat(
           "its plan has %d bytes, of which most say who trains which sequence; at most %d are "

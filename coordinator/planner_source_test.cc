@@ -258,8 +258,20 @@ TEST(PlannerSourceTest, WeightsFollowTheTilesThatLengthsVisited) {
   EXPECT_EQ(next->earlier_weights_size(), 1);
 
   const auto restarted = NewPlannerSource();
-  restarted->Restored(job, made->plan, request.nodes, reports);
-  EXPECT_TRUE(restarted->Observe(job, reports.back()).has_value());
+  v1::StepPlan newest = made->plan;
+  (*newest.mutable_learned()->mutable_misses())["striped"] = 1.5;
+  newest.mutable_learned()->set_machines(next->learned().machines());
+  restarted->Restored(job, newest, request.nodes, reports);
+  const auto after = restarted->Observe(job, reports.back());
+  ASSERT_TRUE(after.has_value());
+  EXPECT_EQ(after->learned().misses().at("striped"), 1.5);
+  v1::Job elsewhere = job;
+  elsewhere.mutable_attempts(0)->mutable_placements(0)->set_node("another");
+  restarted->Restored(elsewhere, newest, request.nodes, reports);
+  const auto anew = restarted->Observe(elsewhere, reports.back());
+  ASSERT_TRUE(anew.has_value());
+  EXPECT_TRUE(anew->learned().misses().empty()) << "of other machines";
+  EXPECT_NE(anew->learned().machines(), next->learned().machines());
 
   // Of steps long before those that ranks are training now, nothing follows.
   for (v1::StepReport& report : reports) {
@@ -289,6 +301,7 @@ TEST(PlannerSourceTest, AChangeThatWasMissedIsLeftOut) {
   before->set_stripe(first->plan.stripe());
   announced.set_layout(v1::ParallelismSpec::ZIGZAG);
   announced.set_stripe(0);
+  announced.mutable_learned()->set_link_halvings(3);
   request.kept = announced;
   EXPECT_EQ(Plan(*plans, request)->plan.layout(), v1::ParallelismSpec::ZIGZAG);
   request.kept_was_missed = true;
@@ -298,6 +311,7 @@ TEST(PlannerSourceTest, AChangeThatWasMissedIsLeftOut) {
   EXPECT_EQ(resumed.earlier_shapes_size(), 0);
   EXPECT_EQ(resumed.shape_from_step(), 0u);
   EXPECT_EQ(resumed.version(), 8u);
+  EXPECT_EQ(resumed.learned().link_halvings(), 3);
 }
 
 TEST(PlannerSourceTest, AJobWithoutAShapeHasItReadOnce) {

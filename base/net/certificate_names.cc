@@ -4,6 +4,7 @@
 #include <grpcpp/security/auth_context.h>
 #include <openssl/asn1.h>
 #include <openssl/bio.h>
+#include <openssl/err.h>
 #include <openssl/pem.h>
 #include <openssl/x509.h>
 #include <openssl/x509v3.h>
@@ -11,6 +12,7 @@
 #include <algorithm>
 #include <ctime>
 #include <memory>
+#include <optional>
 
 namespace ringleader {
 namespace {
@@ -25,19 +27,25 @@ std::vector<std::string> Properties(const grpc::AuthContext& context, const char
 
 using X509Ptr = std::unique_ptr<X509, decltype(&X509_free)>;
 
-// `unknown`: where there is no certificate that can be read.
-absl::Time ExpiryOf(const X509* certificate, absl::Time unknown) {
+std::optional<absl::Time> TimeOf(const ASN1_TIME* text) {
   std::tm time = {};
-  if (certificate == nullptr || ASN1_TIME_to_tm(X509_get0_notAfter(certificate), &time) != 1) {
-    return unknown;
-  }
+  if (ASN1_TIME_to_tm(text, &time) != 1) return std::nullopt;
   return absl::FromTM(time, absl::UTCTimeZone());
 }
 
-X509Ptr FromPem(const std::string& pem) {
-  const std::unique_ptr<BIO, decltype(&BIO_free)> text(
-      BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())), BIO_free);
-  return X509Ptr(PEM_read_bio_X509(text.get(), nullptr, nullptr, nullptr), X509_free);
+// `unknown`: where there is no certificate that can be read.
+absl::Time ExpiryOf(const X509* certificate, absl::Time unknown) {
+  if (certificate == nullptr) return unknown;
+  return TimeOf(X509_get0_notAfter(certificate)).value_or(unknown);
+}
+
+std::unique_ptr<BIO, decltype(&BIO_free)> Open(const std::string& pem) {
+  return {BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())), BIO_free};
+}
+
+// The next certificate of a PEM text; null: there is none.
+X509Ptr NextOf(BIO* text) {
+  return X509Ptr(PEM_read_bio_X509(text, nullptr, nullptr, nullptr), X509_free);
 }
 
 // Empty where it cannot be written as UTF-8.
@@ -80,8 +88,9 @@ CertificateNames NamesOf(const grpc::AuthContext& context) {
           .dns = Properties(context, GRPC_PEER_DNS_PROPERTY_NAME),
           .emails = Properties(context, GRPC_PEER_EMAIL_PROPERTY_NAME),
           .common_name = common.empty() ? "" : common.front(),
-          .expires = pem.empty() ? absl::InfiniteFuture()
-                                 : ExpiryOf(FromPem(pem.front()).get(), absl::InfiniteFuture())};
+          .expires = pem.empty()
+                         ? absl::InfiniteFuture()
+                         : ExpiryOf(NextOf(Open(pem.front()).get()).get(), absl::InfiniteFuture())};
 }
 
 CertificateNames NamesOfDer(const std::string& der) {
@@ -102,6 +111,19 @@ CertificateNames NamesOfDer(const std::string& der) {
     if (name->type == GEN_EMAIL) names.emails.push_back(Utf8(name->d.rfc822Name));
   }
   return names;
+}
+
+std::vector<Validity> ValiditiesOfPem(const std::string& pem) {
+  std::vector<Validity> validities;
+  const auto text = Open(pem);
+  while (const X509Ptr certificate = NextOf(text.get())) {
+    const auto not_before = TimeOf(X509_get0_notBefore(certificate.get()));
+    const auto not_after = TimeOf(X509_get0_notAfter(certificate.get()));
+    if (!not_before.has_value() || !not_after.has_value()) break;
+    validities.push_back({*not_before, *not_after});
+  }
+  ERR_clear_error();  // that there is no other
+  return validities;
 }
 
 }  // namespace ringleader

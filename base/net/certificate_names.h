@@ -36,4 +36,11 @@ CertificateNames NamesOf(const grpc::AuthContext& context);
 // The same of a certificate as DER, e.g. of a browser. Empty, and expired, where it is none.
 CertificateNames NamesOfDer(const std::string& der);
 
+// Between which times a certificate holds.
+struct Validity {
+  absl::Time not_before, not_after;
+};
+// Of the certificates of a PEM text, in their order, up to the first that cannot be read.
+std::vector<Validity> ValiditiesOfPem(const std::string& pem);
+
 }  // namespace ringleader

@@ -13,7 +13,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
-#include "base/process/metrics.h"
+#include "base/metrics/metrics.h"
 #include "base/status_macros.h"
 #include "coordinator/lifecycle/batch_queue.h"
 #include "coordinator/lifecycle/controller_core.h"

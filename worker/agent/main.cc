@@ -13,6 +13,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "base/metrics/certificate_metrics.h"
+#include "base/metrics/metrics.h"
 #include "base/net/address.h"
 #include "base/net/channel.h"
 #include "base/net/message_size.h"
@@ -20,7 +22,6 @@
 #include "base/process/config.h"
 #include "base/process/limits.h"
 #include "base/process/logging.h"
-#include "base/process/metrics.h"
 #include "base/process/signals.h"
 #include "base/process/version.h"
 #include "base/standard_streams.h"
@@ -161,6 +162,8 @@ absl::Status Serve(const Flags& flags) {
   const auto gpu_metrics = std::make_shared<GpuMetrics>(&gpu_monitor);
   Metrics metrics("worker");
   metrics.AddCollectable(gpu_metrics);
+  const auto certificates = std::make_shared<CertificateMetrics>(flags.tls);
+  metrics.AddCollectable(certificates);
   WorkerMetrics worker_metrics(metrics.registry());
   if (flags.metrics_listen != "off" && !flags.metrics_listen.empty()) {
     ASSIGN_OR_RETURN(const Address address, ParseAddress(flags.metrics_listen));

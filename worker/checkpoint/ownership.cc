@@ -1,7 +1,6 @@
 #include "worker/checkpoint/ownership.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -14,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "base/boot_clock.h"
+#include "base/file_lock.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status_macros.h"
@@ -51,8 +51,7 @@ absl::Status Replaced(const std::string& directory, const FolderOwner& owner,
       directory, recorded.job, recorded.token, owner.token, directory, kOwnerName));
 }
 
-// Runs `body` while this process has the folder's lock. The kernel takes the lock back when the
-// process ends; flock(2) is seen by all nodes of NFS, and of Lustre mounted with -o flock.
+// Runs `body` while this process has the folder's lock.
 absl::Status WithLock(const std::string& directory, absl::Duration patience,
                       absl::FunctionRef<absl::Status()> body) {
   const std::string path = absl::StrCat(directory, "/", kLockName);
@@ -60,13 +59,9 @@ absl::Status WithLock(const std::string& directory, absl::Duration patience,
   if (fd < 0) return absl::ErrnoToStatus(errno, absl::StrCat("open ", path));
   const absl::Cleanup close_it = [fd] { close(fd); };
   const absl::Time deadline = BootNow() + patience;
-  while (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK && errno != EINTR) {
-      return absl::FailedPreconditionError(absl::StrFormat(
-          "%s cannot be locked (%s); put checkpoint.directory on storage with file locks (NFS, or "
-          "Lustre mounted with -o flock)",
-          path, absl::ErrnoToStatus(errno, "flock").message()));
-    }
+  while (true) {
+    ASSIGN_OR_RETURN(const bool is_ours, TryLockFile(fd, path));
+    if (is_ours) break;
     if (BootNow() >= deadline) {
       return absl::UnavailableError(absl::StrFormat("%s: somebody has held this lock for %s", path,
                                                     absl::FormatDuration(patience)));

@@ -1,7 +1,6 @@
 #include "worker/data/pack_folder.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/checksum.h"
+#include "base/file_lock.h"
 #include "base/files.h"
 #include "base/status_macros.h"
 #include "worker/data/foreign_format.h"
@@ -225,13 +225,11 @@ class PackLock {
     const std::string path = (output / ".packing.lock").string();
     PackLock lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
     if (lock.fd_ < 0) return absl::ErrnoToStatus(errno, absl::StrCat("open ", path));
-    if (flock(lock.fd_, LOCK_EX | LOCK_NB) == 0) return lock;
-    if (errno == EWOULDBLOCK) {
-      return absl::UnavailableError(absl::StrFormat(
-          "%s: another `ringctl data pack` writes there; wait for its end, or name another folder",
-          output.string()));
-    }
-    return absl::ErrnoToStatus(errno, absl::StrCat("lock ", path));
+    ASSIGN_OR_RETURN(const bool is_ours, TryLockFile(lock.fd_, path));
+    if (is_ours) return lock;
+    return absl::UnavailableError(absl::StrFormat(
+        "%s: another `ringctl data pack` writes there; wait for its end, or name another folder",
+        output.string()));
   }
   PackLock(PackLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   PackLock& operator=(PackLock&&) = delete;

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/process/metrics.h"
+#include "base/metrics/metrics.h"
 #include "base/process/version.h"
 #include "base/testing/fake_clock.h"
 #include "base/testing/temp_dir.h"

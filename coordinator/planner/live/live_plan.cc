@@ -60,11 +60,20 @@ v1::StepPlan WithoutNewestChange(const v1::StepPlan& plan) {
 
 LivePlan::LivePlan(const v1::JobSpec& spec, v1::StepPlan plan, const v1::StepReport* last,
                    bool may_change)
-    : spec_(spec), may_change_(may_change), plan_(std::move(plan)) {
+    : spec_(spec), may_change_(may_change), plan_(std::move(plan)), learned_(plan_.learned()) {
   const bool is_dated =
       plan_.effective_step() > 1 &&
       plan_.effective_step() == std::max(plan_.weights_from_step(), plan_.shape_from_step());
   is_taken_ = last == nullptr || !is_dated || last->plan_version() >= plan_.version();
+  if (last == nullptr || !is_dated || plan_.shape_from_step() != plan_.effective_step()) return;
+  changing_ = {.step = plan_.effective_step(),
+               .has_new_ring = HasNewRing(WithoutNewestChange(plan_), plan_),
+               .seconds = {}};
+}
+
+void LivePlan::Relearn(const v1::StepReport& report) {
+  slow_.Observe(report);
+  LearnWhatAChangeCosts(report);
 }
 
 uint64_t LivePlan::StepsLeft(const v1::StepReport& report) const {
@@ -87,6 +96,7 @@ v1::StepPlan LivePlan::Next(const v1::StepReport& report) const {
   next.set_effective_step(report.step() + LeadSteps(report.step_seconds()));
   next.clear_reasons();
   next.clear_prediction();
+  *next.mutable_learned() = learned_;
   return next;
 }
 
@@ -130,8 +140,12 @@ void LivePlan::LearnWhatAChangeCosts(const v1::StepReport& report) {
     }
     // The shape before may have been slower or faster: the step after tells what one takes.
     if (changing_->seconds.has_value()) {
-      std::optional<double>& cost = changing_->has_new_ring ? ring_change_ : layout_change_;
-      cost = std::max(0.0, *changing_->seconds - seconds);
+      const double cost = std::max(0.0, *changing_->seconds - seconds);
+      if (changing_->has_new_ring) {
+        learned_.set_ring_change_seconds(cost);
+      } else {
+        learned_.set_layout_change_seconds(cost);
+      }
     }
     changing_.reset();
   }
@@ -140,8 +154,11 @@ void LivePlan::LearnWhatAChangeCosts(const v1::StepReport& report) {
 
 ChangeCosts LivePlan::change_costs() const {
   const bool cuda = spec_.resources().engine() == v1::ResourcesSpec::CUDA;
-  return {.layout = layout_change_.value_or(kUsualLayoutChange * mean_seconds_),
-          .ring = ring_change_.value_or(kUsualRingChange[cuda ? 1 : 0] + mean_seconds_)};
+  return {.layout = learned_.has_layout_change_seconds() ? learned_.layout_change_seconds()
+                                                         : kUsualLayoutChange * mean_seconds_,
+          .ring = learned_.has_ring_change_seconds()
+                      ? learned_.ring_change_seconds()
+                      : kUsualRingChange[cuda ? 1 : 0] + mean_seconds_};
 }
 
 bool LivePlan::WantsShape(const v1::StepReport& report) {
@@ -156,16 +173,13 @@ bool LivePlan::WantsShape(const v1::StepReport& report) {
 
 void LivePlan::TakeShape(uint64_t version, Reshaping found) {
   if (version != plan_.version()) return;
-  misses_[NameOf(plan_)] = found.miss;
-  link_halvings_ = found.link_halvings;
+  (*learned_.mutable_misses())[NameOf(plan_)] = found.miss;
+  learned_.set_link_halvings(found.link_halvings);
   better_ = std::move(found.better);
 }
 
 void LivePlan::GoOnFrom(const LivePlan& earlier) {
-  misses_ = earlier.misses_;
-  link_halvings_ = earlier.link_halvings_;
-  layout_change_ = earlier.layout_change_;
-  ring_change_ = earlier.ring_change_;
+  learned_ = earlier.learned_;
 }
 
 void LivePlan::ChangeSpeeds(const v1::StepReport& report, std::optional<v1::StepPlan>* next) const {
@@ -231,6 +245,7 @@ std::optional<v1::StepPlan> LivePlan::Observe(const v1::StepReport& report, absl
   if (next.has_value()) {
     next->set_effective_step(report.step() + LeadSteps(report.step_seconds()));
     next->set_weights_from_step(next->effective_step());
+    *next->mutable_learned() = learned_;
   }
   ChangeSpeeds(report, &next);
   ChangeShape(report, &next);

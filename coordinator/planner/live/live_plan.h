@@ -25,8 +25,9 @@ namespace ringleader::planner {
 // by a plan newer than any that is known here, are left alone.
 class LivePlan {
  public:
-  // `plan`: the newest. `last`: the newest report of an attempt that began under an earlier
-  // coordinator; null: the attempt begins. `may_change`: plans may change the order of sums.
+  // `plan`: the newest, with what was learned before it. `last`: the newest report of an attempt
+  // that began under an earlier coordinator; null: the attempt begins. `may_change`: plans may
+  // change the order of sums.
   LivePlan(const v1::JobSpec& spec, v1::StepPlan plan, const v1::StepReport* last, bool may_change);
 
   const v1::StepPlan& plan() const { return plan_; }
@@ -39,7 +40,7 @@ class LivePlan {
                                       const balance::LatencyTable& measured);
 
   // Takes in a report from which nothing is to follow: of before the coordinator was restarted.
-  void Relearn(const v1::StepReport& report) { slow_.Observe(report); }
+  void Relearn(const v1::StepReport& report);
 
   // Takes over what an earlier attempt on the same machines showed: what its shapes missed, of its
   // links, and what changes cost.
@@ -50,8 +51,10 @@ class LivePlan {
   // Whether a better shape is to be looked for now, with what the request wants to know of earlier
   // shapes. Asked at most once in some steps.
   bool WantsShape(const v1::StepReport& report);
-  const std::map<std::string, double>& misses() const { return misses_; }
-  int link_halvings() const { return link_halvings_; }
+  std::map<std::string, double> misses() const {
+    return {learned_.misses().begin(), learned_.misses().end()};
+  }
+  int link_halvings() const { return learned_.link_halvings(); }
   ChangeCosts change_costs() const;
   // Steps that a change would have before the job ends if it were announced now.
   uint64_t StepsLeft(const v1::StepReport& report) const;
@@ -79,10 +82,8 @@ class LivePlan {
   SlowRanks slow_;
   uint64_t looked_at_ = 0;  // the step of the last look for a better shape
   std::optional<v1::StepPlan> better_;
-  std::map<std::string, double> misses_;
-  int link_halvings_ = 0;
-  double mean_seconds_ = 0;                            // of a step
-  std::optional<double> layout_change_, ring_change_;  // seconds, measured
+  v1::LearnedShapes learned_;
+  double mean_seconds_ = 0;  // of a step
   struct Changing {
     uint64_t step = 0;  // the first of a shape that is announced
     bool has_new_ring = false;

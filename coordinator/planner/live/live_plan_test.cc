@@ -116,6 +116,52 @@ TEST_F(LivePlanTest, AnAttemptGoesOnFromWhatTheOneBeforeShowed) {
   EXPECT_EQ(next.link_halvings(), 5);
 }
 
+// What an attempt showed is in its newest plan, which the next coordinator has, and the cost of its
+// change in the reports since.
+TEST_F(LivePlanTest, ARestartedCoordinatorKnowsWhatWasLearned) {
+  plan_.mutable_learned()->set_machines(7);
+  LivePlan live(spec_, plan_, nullptr, true);
+  Train(&live, 100, 1);
+  Reshaping found = Better(v1::ParallelismSpec::ZIGZAG, plan_);
+  found.miss = 1.4;
+  found.link_halvings = 5;
+  live.TakeShape(1, std::move(found));
+  const auto next = Train(&live, 1, 1);
+  ASSERT_TRUE(next.has_value());
+  EXPECT_EQ(next->learned().machines(), 7u);
+
+  std::vector<v1::StepReport> reports;
+  for (uint64_t step = 103; step < next->effective_step() + 3; ++step) {
+    v1::StepReport& report = reports.emplace_back();
+    const bool is_changed = step >= next->effective_step();
+    report.set_step(step);
+    report.set_plan_version(is_changed ? 2 : 1);
+    report.set_step_seconds(step == next->effective_step() ? 0.9 : is_changed ? 0.6 : 1);
+    report.mutable_rank_paces()->Add(paces_.begin(), paces_.end());
+  }
+  LivePlan restarted(spec_, *next, &reports.back(), true);
+  EXPECT_DOUBLE_EQ(restarted.misses().at(NameOf(plan_)), 1.4);
+  EXPECT_EQ(restarted.link_halvings(), 5);
+  for (const v1::StepReport& report : reports) restarted.Relearn(report);
+  EXPECT_NEAR(restarted.change_costs().layout, 0.3, 1e-9);
+
+  // What it learns is in what it announces.
+  step_ = reports.back().step();
+  step_seconds_ = 0.6;
+  Train(&restarted, 99, 2);
+  restarted.TakeShape(2, Better(v1::ParallelismSpec::CONTIGUOUS, *next));
+  const auto third = Train(&restarted, 1, 2);
+  ASSERT_TRUE(third.has_value());
+  EXPECT_EQ(third->learned().misses_size(), 2);
+  EXPECT_NEAR(third->learned().layout_change_seconds(), 0.3, 1e-9);
+  EXPECT_FALSE(third->learned().has_ring_change_seconds());
+
+  // Reports that begin after the change say nothing of its first step.
+  LivePlan late(spec_, *next, &reports.back(), true);
+  late.Relearn(reports.back());
+  EXPECT_DOUBLE_EQ(late.change_costs().layout, 0.25 * 0.6);
+}
+
 // The step after the first of a shape tells what a step takes, not the one before.
 TEST_F(LivePlanTest, WhatAChangeCostsIsLearnedFromItsFirstStep) {
   LivePlan live(spec_, plan_, nullptr, true);

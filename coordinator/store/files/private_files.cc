@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <spdlog/spdlog.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,6 +12,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
+#include "base/file_lock.h"
+#include "base/status_macros.h"
 
 namespace ringleader::store {
 namespace {
@@ -83,7 +84,8 @@ absl::StatusOr<std::unique_ptr<FileLock>> FileLock::Take(const std::string& data
         database, path, std::strerror(errno)));
   }
   auto lock = std::unique_ptr<FileLock>(new FileLock(fd));
-  if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+  ASSIGN_OR_RETURN(const bool is_ours, TryLockFile(fd, path));
+  if (!is_ours) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "database %s: another coordinator uses it; stop that one or choose another --data-dir",
         database));

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <signal.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -19,6 +18,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "base/file_lock.h"
 #include "base/status_macros.h"
 
 namespace ringleader::agent {
@@ -82,7 +82,9 @@ pid_t Holder(int fd) {
 
 absl::Status Lock(int fd, const std::string& path, absl::Duration patience) {
   const absl::Time deadline = absl::Now() + patience;
-  while (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+  while (true) {
+    ASSIGN_OR_RETURN(const bool is_ours, TryLockFile(fd, path + "/lock"));
+    if (is_ours) break;
     if (const pid_t holder = Holder(fd); holder != 0) {
       return absl::FailedPreconditionError(absl::StrFormat(
           "--data-dir %s belongs to a running ringleader-worker (process %d): stop that one, or "

@@ -1,4 +1,4 @@
-#include "base/process/metrics.h"
+#include "base/metrics/metrics.h"
 
 #include <prometheus/collectable.h>
 #include <prometheus/exposer.h>
