@@ -73,17 +73,32 @@ uint64_t BytesOf(const attention::AttentionStats& stats) {
   return stats.ring_bytes.sent + stats.head_bytes;
 }
 
+// A rank's links, which take longer to make than most cells to measure.
+struct Links {
+  DeviceCommunicator& all;
+  std::unique_ptr<DeviceCommunicator> ring, heads;
+};
+
+Links Connect(const Scheme& scheme, DeviceCommunicator& all) {
+  auto ring = all.Split(scheme.RingOf(all.rank()));
+  Check(ring.status());
+  Links links{.all = all, .ring = *std::move(ring), .heads = nullptr};
+  if (scheme.head_ranks > 1) {
+    auto heads = all.Split(scheme.HeadsOf(all.rank()));
+    Check(heads.status());
+    links.heads = *std::move(heads);
+  }
+  return links;
+}
+
 // Throws c10::Error. `results`: null where nobody looks at them.
 void RunRank(const MaskedSequence& sequence, const Asked& asked, const Scheme& scheme,
-             const Problem* problem, int repetitions, DeviceCommunicator& all, RankRun* run,
+             const Problem* problem, int repetitions, const Links& links, RankRun* run,
              Results* results) {
   const c10::cuda::CUDAStreamGuard stream(c10::cuda::getStreamFromPool());
-  const auto ring = all.Split(scheme.RingOf(all.rank())),
-             heads = all.Split(scheme.HeadsOf(all.rank()));
-  Check(ring.status());
-  Check(heads.status());
-  const auto ranks = attention::CreateCudaRingAttention(
-      scheme.Options(asked, kGpuTile), ring->get(), scheme.head_ranks > 1 ? heads->get() : nullptr);
+  DeviceCommunicator& all = links.all;
+  const auto ranks = attention::CreateCudaRingAttention(scheme.Options(asked, kGpuTile),
+                                                        links.ring.get(), links.heads.get());
   Check(ranks.status());
   const torch::Tensor positions =
       torch::tensor(scheme.PositionsOf(all.rank(), sequence.tokens, kGpuTile), torch::kLong);
@@ -168,15 +183,15 @@ absl::Status GpuRingCells::Fill(MaskKind mask, const Scheme& scheme, int repetit
   const MaskedSequence sequence(cells->front().tokens, kSeed);
   std::vector<RankRun> few(scheme.ranks()), runs(scheme.ranks());
   Results results(checked.problem.tokens);
-  RunOnGpus(scheme.ranks(), gpus_, [&](DeviceCommunicator& all) {
-    RunRank(checked.problem, AskFor(checked.problem, mask), scheme, &checked.problem,
-            /*repetitions=*/1, all, &few[all.rank()], &results);
-  });
-  c10::cuda::CUDACachingAllocator::emptyCache();
   double held_mib = 0;
   RunOnGpus(scheme.ranks(), gpus_, [&](DeviceCommunicator& all) {
-    RunRank(sequence, AskFor(sequence, mask), scheme, nullptr, repetitions, all, &runs[all.rank()],
-            nullptr);
+    const Links links = Connect(scheme, all);
+    RunRank(checked.problem, AskFor(checked.problem, mask), scheme, &checked.problem,
+            /*repetitions=*/1, links, &few[all.rank()], &results);
+    if (all.rank() == 0) c10::cuda::CUDACachingAllocator::emptyCache();
+    Meet(all);
+    RunRank(sequence, AskFor(sequence, mask), scheme, nullptr, repetitions, links,
+            &runs[all.rank()], nullptr);
     if (all.rank() == 0) held_mib = HeldMib(gpus_);
   });
   ASSIGN_OR_RETURN(const auto rows,
