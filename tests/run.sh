@@ -5,6 +5,7 @@
 #   RINGLEADER_JOBS   parallel compilations and tests (default: the number of cores)
 set -euo pipefail
 cd "$(dirname "$0")/.."
+case ${1:-} in -h | --help) sed -n '2,5s/^# \{0,1\}//p' tests/run.sh; exit ;; esac
 
 build=${RINGLEADER_BUILD:-build}
 jobs=${RINGLEADER_JOBS:-$(nproc)}
