@@ -28,6 +28,11 @@ start collector "$otlp" "$root/tests/observability/otlp_collector.py" "$collecto
 otlp_collector=${pids[-1]}
 traces=(--trace-endpoint "http://127.0.0.1:$collector" --trace-step-seconds 1)
 
+# A coordinator whose certificate has a time to live.
+"$root/deploy/kubernetes/certificates.sh" "$run/tls" 2>"$run/logs/certificates.log" || fail "certificates.sh"
+start secured "$bin/ringleader-coordinator" --listen "127.0.0.1:$(free_port)" --data-dir "$run/secured" --tls-ca "$run/tls/ca.crt" \
+  --tls-cert "$run/tls/coordinator.crt" --tls-key "$run/tls/coordinator.key" --metrics-listen "127.0.0.1:$(free_port)"
+
 start_coordinator "${traces[@]}"
 coordinator=${pids[-1]}
 # Worker a's GPUs are those of the driver that the tests build.
@@ -52,7 +57,7 @@ cat >"$run/prometheus.yaml" <<END
 global: {scrape_interval: 1s, evaluation_interval: 1s}
 rule_files: ["$root/deploy/prometheus/rules.yaml"]
 scrape_configs:
-  - {job_name: ringleader-coordinator, static_configs: [{targets: ["$(metrics_address coordinator)"]}]}
+  - {job_name: ringleader-coordinator, static_configs: [{targets: ["$(metrics_address coordinator)", "$(metrics_address secured)"]}]}
   - {job_name: ringleader-worker, static_configs: [{targets: ["$(metrics_address worker-a)", "$(metrics_address worker-b)"]}]}
   - {job_name: dcgm-exporter, static_configs: [{targets: ["127.0.0.1:$dcgm_port"]}]}
 END
