@@ -47,7 +47,13 @@ void FindSeen(std::span<const kernels::KeyIntervals> queries, std::vector<Run>* 
   runs->clear();
   for (const kernels::KeyIntervals& row : queries) {
     for (const Run& seen : {Run{row.begin, row.end}, Run{row.second_begin, row.second_end}}) {
-      if (seen.count() > 0) runs->push_back(seen);
+      if (seen.count() == 0) continue;
+      // Most masks' rows go on where the one before is: a handful of runs is left to be sorted.
+      if (!runs->empty() && runs->back().begin <= seen.begin && seen.begin <= runs->back().end) {
+        runs->back().end = std::max(runs->back().end, seen.end);
+      } else {
+        runs->push_back(seen);
+      }
     }
   }
   std::ranges::sort(*runs, {}, &Run::begin);
