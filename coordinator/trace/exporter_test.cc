@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/net/tls.h"
+#include "base/testing/taken_port.h"
 #include "base/testing/test_certificates.h"
 #include "coordinator/trace/testing/collector.h"
 
@@ -207,30 +208,22 @@ TEST_F(ExporterTest, AnAnswerWithoutEndIsNone) {
 TEST_F(ExporterTest, APortThatSpeaksSomethingElseIsGivenUp) {
   for (const std::string& text :
        {std::string("HTTP/1.1 200 OK\r\n\r\nhello"), std::string(5000, '\0'), std::string()}) {
-    const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    sockaddr_in address = {};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof(address);
-    ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&address), size), 0);
-    ASSERT_EQ(listen(listener, 8), 0);
-    ASSERT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size), 0);
+    const TakenPort listener;
     std::vector<int> open;
     std::thread server([&] {
-      for (int peer; (peer = accept(listener, nullptr, nullptr)) >= 0; open.push_back(peer)) {
+      for (int peer; (peer = accept(listener.fd(), nullptr, nullptr)) >= 0; open.push_back(peer)) {
         (void)!send(peer, text.data(), text.size(), MSG_NOSIGNAL);
       }
     });
     const double before = registry_.Collect().empty() ? 0 : Dropped("unreachable");
     const auto exporter =
-        Export({.endpoint = absl::StrCat("http://127.0.0.1:", ntohs(address.sin_port))}, Short());
+        Export({.endpoint = absl::StrCat("http://127.0.0.1:", listener.port())}, Short());
     exporter->Add(Spans("a"));
     AwaitDropped("unreachable", before + 1);
     exporter->Stop();
-    shutdown(listener, SHUT_RDWR);
+    shutdown(listener.fd(), SHUT_RDWR);
     server.join();
     for (const int peer : open) close(peer);
-    close(listener);
   }
 }
 
