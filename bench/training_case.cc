@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "coordinator/planner/candidates.h"
 #include "coordinator/planner/planner.h"
 #include "jobspec/jobspec.h"
 #include "patterns/pattern.h"
@@ -138,7 +139,7 @@ absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const model::Mode
     plan.set_layout(v1::ParallelismSpec::DOCUMENTS);
     RETURN_IF_ERROR(SetWeights(spec, config, &plan));
   }
-  plan.set_stripe(128);
+  plan.set_stripe(planner::StripeOf(spec));
   v1::RingShape* shape = plan.mutable_ring();
   shape->set_kind(v1::ParallelismSpec::FLAT);
   const int ranks = run.gpus / run.heads;

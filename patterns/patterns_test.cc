@@ -255,17 +255,51 @@ TEST(IndexMemoryTest, CountsListsOfSparseLayersAndGatheredKeys) {
             256 * 128 * ((3 * 16 + 2 * 2) * 2 + 2 * 2 * (3 * 2 + 4 * 4)));
 }
 
-// A tile's queries together are taken to keep twice as many blocks as one of them.
+TEST(IndexMemoryTest, CountsTheRowsOfQueriesThatChoseForThemselves) {
+  AttentionOptions options{
+      .pattern = Pattern::kMoba, .block_size = 1024, .density = 0.05, .tile = 128, .stripe = 1024};
+  const IndexShape shape{.tokens = 262144,
+                         .ranks = 2,
+                         .heads = 16,
+                         .kv_heads = 2,
+                         .head_dim = 128,
+                         .element_bytes = 2};
+  const IndexMemory memory = IndexMemoryOf(options, shape, 36);
+  constexpr int64_t kBits = 16 * 256 * (131072 / 32) * 4, kChosen = 16 * 1024 * 8 * 4;
+  EXPECT_EQ(memory.kept, 36 * (kBits + kChosen));
+  // Of b + 1 blocks a query keeps a twentieth, its own counted. The second rank has every other
+  // block, the last one among them.
+  int64_t rows = 0;
+  for (int64_t block = 1; block < 256; block += 2) {
+    rows += 1024 * (std::max<int64_t>(1, (block + 1) / 20) - 1);
+  }
+  const int64_t capacity = (rows + 256 * 127) / 128 * 128 + 128;
+  // Four heads fit 4 GiB: of each row a query, an output's gradient and a gradient in fp32.
+  EXPECT_EQ(memory.working,
+            4 * capacity * 128 * 8 + kBits + kChosen + 2 * 16 * capacity / 128 * 8 * 4);
+  // Without gathering: none of it.
+  options.density = 0.5;
+  EXPECT_EQ(IndexMemoryOf(options, shape, 36).working, 0);
+  EXPECT_EQ(IndexMemoryOf(options, shape, 36).kept, memory.kept);
+  options.density = 0.05;
+  IndexShape on_cpu = shape;
+  on_cpu.element_bytes = 4;
+  EXPECT_EQ(IndexMemoryOf(options, on_cpu, 36).working, 0);
+}
+
+// Where GPUs visit tiles whole, a tile's queries together are taken to keep twice as many blocks as
+// one of them.
 TEST(SampleTest, MobaIsPredictedByWhatAQueryKeeps) {
   AttentionOptions options{
       .pattern = Pattern::kMoba, .block_size = 128, .topk_blocks = 5, .tile = 64};
-  const auto last_row = [&] {
-    const ring::HeadPattern head = SampleLayer(options, false, 1024, 1, {}, 1)[0];
-    return head.row_offsets[1024] - head.row_offsets[1023];
+  const auto last_row = [&](int64_t blocks) {
+    const ring::HeadPattern head = SampleLayer(options, false, blocks, 1, {}, 1)[0];
+    return head.row_offsets[blocks] - head.row_offsets[blocks - 1];
   };
-  EXPECT_EQ(last_row(), (2 * 4 + 1) * 2);
+  EXPECT_EQ(last_row(1024), (4 + 1) * 2);
+  EXPECT_EQ(last_row(32), (2 * 4 + 1) * 2);  // 4 of up to 15 others
   options.density = 0.05;
-  EXPECT_EQ(last_row(), (2 * 24 + 1) * 2);
+  EXPECT_EQ(last_row(1024), (24 + 1) * 2);
 }
 
 TEST(CheckTest, ADensityIsAShare) {

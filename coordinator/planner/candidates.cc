@@ -49,6 +49,23 @@ GroupShape RingGroupOf(const v1::JobSpec& spec, const ClusterShape& cluster) {
                  static_cast<int>(jobspec::HeadRanks(spec.parallelism())));
 }
 
+uint32_t StripeOf(const v1::JobSpec& spec) {
+  if (spec.parallelism().stripe() != 0) return spec.parallelism().stripe();
+  const v1::AttentionSpec& attention = spec.attention();
+  // Longer stripes spread the work less evenly. Queries that GPUs gather by blocks of keys
+  // (kernels/index/rows/query_rows.h) are gathered once where a block has one owner, and in each
+  // hop where it is dealt to all.
+  if (attention.pattern() == v1::AttentionSpec::MOBA &&
+      spec.resources().engine() == v1::ResourcesSpec::CUDA) {
+    const absl::StatusOr<ring::Division> blocks =
+        DivisionOf(spec, ParallelismSpec::STRIPED, attention.block_size());
+    if (blocks.ok() && jobspec::CheckSequencesDivide(spec, *blocks).ok()) {
+      return attention.block_size();
+    }
+  }
+  return attention.tile();
+}
+
 absl::StatusOr<std::vector<Candidate>> Candidates(const v1::JobSpec& spec, const GroupShape& group,
                                                   bool by_documents) {
   const ParallelismSpec& asked = spec.parallelism();
@@ -64,8 +81,7 @@ absl::StatusOr<std::vector<Candidate>> Candidates(const v1::JobSpec& spec, const
     return asked.layout() == layout || asked.layout() == ParallelismSpec::LAYOUT_UNSPECIFIED;
   };
   if (wanted(ParallelismSpec::STRIPED)) {
-    // Longer stripes spread the work less evenly and gain nothing: only where asked for.
-    layouts.emplace_back(ParallelismSpec::STRIPED, asked.stripe() != 0 ? asked.stripe() : tile);
+    layouts.emplace_back(ParallelismSpec::STRIPED, StripeOf(spec));
   }
   if (asked.layout() == ParallelismSpec::DOCUMENTS ||
       (by_documents && wanted(ParallelismSpec::DOCUMENTS) && jobspec::HeadRanks(asked) == 1 &&

@@ -271,6 +271,28 @@ TEST(MakePlanTest, EveryPatternIsPredicted) {
   }
 }
 
+// Queries that GPUs gather by blocks of keys: each block has one owner where the sequence divides.
+TEST(MakePlanTest, StripesOfMobaOnGpusAreItsBlocks) {
+  v1::JobSpec spec = LongJob(4, 131072);
+  spec.mutable_attention()->set_pattern(v1::AttentionSpec::MOBA);
+  spec.mutable_attention()->set_block_size(1024);
+  jobspec::ApplyDefaults(&spec);
+  ASSERT_EQ(spec.resources().engine(), v1::ResourcesSpec::CUDA);
+  const auto stripe = [&] {
+    const auto plan = Plan(spec, Gpus(1, 4));
+    return plan.ok() ? plan->stripe() : 0;
+  };
+  EXPECT_EQ(stripe(), 1024u);
+  spec.mutable_parallelism()->set_stripe(256);
+  EXPECT_EQ(stripe(), 256u) << "as the job file says";
+  spec.mutable_parallelism()->set_stripe(0);
+  spec.mutable_data()->set_sequence_length(131072 - 2048);  // no multiple of 4 times 1,024
+  EXPECT_EQ(stripe(), spec.attention().tile());
+  spec.mutable_data()->set_sequence_length(131072);
+  spec.mutable_resources()->set_engine(v1::ResourcesSpec::CPU);
+  EXPECT_EQ(stripe(), spec.attention().tile());
+}
+
 // What trainers deal samples by: longer ones take more, much longer ones more than in proportion,
 // and neither reports nor a machine's speed change who trains which.
 TEST(MakePlanTest, SamplesHaveWeights) {

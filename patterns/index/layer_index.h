@@ -11,6 +11,7 @@
 #include "ring/band_tiles.h"
 #include "ringleader/kernels/attention.h"
 #include "ringleader/kernels/block_choice.h"
+#include "ringleader/kernels/earlier_blocks.h"
 #include "ringleader/kernels/seen_keys.h"
 
 namespace ringleader::patterns {
@@ -41,6 +42,7 @@ struct LayerIndex {
   DeviceArray<uint32_t> chosen;  // [heads, query tiles, words]
   // [heads, blocks, QueryWords(n)]: kernels::QueryChoice's, where each query chose for itself.
   DeviceArray<uint32_t> queries_chosen;
+  kernels::EarlierBlocks earlier_blocks;  // what a head of queries_chosen holds
   int32_t block_size = 0;
   int32_t kept_blocks = 0;  // of a query tile, at most
 

@@ -3,6 +3,7 @@
 #include "base/status_macros.h"
 #include "kernels/fused/cuda_status.h"
 #include "kernels/index/gates/blocks.h"
+#include "kernels/index/rows/tile_ranges.cuh"
 #include "kernels/index/threshold.cuh"
 
 namespace ringleader::kernels::index {
@@ -31,39 +32,6 @@ __device__ __forceinline__ bool Fits(const TileListsArgs& args, int at) {
   return static_cast<uint32_t>(at) < static_cast<uint32_t>(args.capacity);
 }
 
-// How many of this rank's tokens lie before `position`.
-__device__ __forceinline__ uint32_t TokensBefore(const ShardLayout& layout, uint32_t position) {
-  if (layout.ranks == 1) return position;
-  const auto rank = static_cast<uint32_t>(layout.rank), ranks = static_cast<uint32_t>(layout.ranks);
-  const auto within = [position](uint32_t begin, uint32_t tokens) {
-    return position <= begin ? 0 : min(position - begin, tokens);
-  };
-  switch (layout.kind) {
-    case LayoutKind::kContiguous: {
-      const auto held = static_cast<uint32_t>(layout.local_tokens());
-      return within(rank * held, held);
-    }
-    case LayoutKind::kZigzag: {
-      const uint32_t chunk = static_cast<uint32_t>(layout.tokens) / (2 * ranks);
-      return within(rank * chunk, chunk) + within((2 * ranks - 1 - rank) * chunk, chunk);
-    }
-    case LayoutKind::kStriped: {
-      const auto stripe = static_cast<uint32_t>(layout.stripe);
-      const uint32_t round = position / (stripe * ranks);
-      return round * stripe + within((round * ranks + rank) * stripe, stripe);
-    }
-  }
-  return 0;
-}
-
-// How many of this rank's key tiles begin before `position`.
-__device__ __forceinline__ int TilesBefore(const TileListsArgs& args, int64_t position) {
-  const int64_t inside = max(int64_t{0}, min(position, args.key_layout.tokens));
-  const auto tile = static_cast<uint32_t>(args.tile);
-  return static_cast<int>(
-      (TokensBefore(args.key_layout, static_cast<uint32_t>(inside)) + tile - 1) / tile);
-}
-
 // Local key tiles [begin, end), where that is more than nothing.
 struct TileRange {
   int begin = 0, end = 0;
@@ -78,8 +46,9 @@ struct TileRange {
 // The key tiles that query tile `a` sees.
 __device__ __forceinline__ TileRange SeenBy(const TileListsArgs& args, int a) {
   const int64_t last = LastKeyOf(args.seen, args.query_layout, a, args.tile);
-  return {TilesBefore(args, args.seen.Begin(static_cast<int64_t>(a) * args.tile) - args.tile + 1),
-          TilesBefore(args, last + 1)};
+  return {TilesBefore(args.key_layout, args.tile,
+                      args.seen.Begin(static_cast<int64_t>(a) * args.tile) - args.tile + 1),
+          TilesBefore(args.key_layout, args.tile, last + 1)};
 }
 
 constexpr uint32_t kWarp = 0xffffffffu;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -37,31 +38,33 @@ const __nv_bfloat16* Bf16(const DeviceArray<std::byte>& array) {
   return reinterpret_cast<const __nv_bfloat16*>(array.data());
 }
 
-// The tiles of one hop and, of kCsr, the lists that they point into.
-struct HopTiles {
-  kernels::TileSelection tiles;
-  std::vector<Tensor> lists = {};
-};
+}  // namespace
 
-absl::StatusOr<HopTiles> TilesOf(const LayerIndex& index, int32_t heads, const ShardLayout& mine,
-                                 const ShardLayout& owner, const torch::TensorOptions& device) {
+absl::StatusOr<CudaCall::HopTiles> CudaCall::TilesOf(const Step& step) const {
+  const LayerIndex& index = step.index;
+  if (index.pattern != kernels::TilePattern::kCsr) return HopTiles{.tiles = index.Tiles()};
+  return ListTiles(step, index.chosen.data(), index.kept_blocks);
+}
+
+absl::StatusOr<CudaCall::HopTiles> CudaCall::ListTiles(const Step& step, const uint32_t* chosen,
+                                                       int64_t kept_blocks) const {
+  const LayerIndex& index = step.index;
+  const int32_t heads = shape().heads;
   HopTiles hop{.tiles = index.Tiles()};
-  if (index.pattern != kernels::TilePattern::kCsr) return hop;
-  const int64_t query_tiles = (mine.local_tokens() + index.tile - 1) / index.tile;
-  const int64_t key_tiles = (owner.local_tokens() + index.tile - 1) / index.tile;
+  const int64_t query_tiles = (step.mine.local_tokens() + index.tile - 1) / index.tile;
+  const int64_t key_tiles = (step.owner.local_tokens() + index.tile - 1) / index.tile;
   // No list can be longer.
   const int64_t capacity =
-      heads * query_tiles *
-      std::min(key_tiles, int64_t{index.kept_blocks} * (index.block_size / index.tile));
-  const auto ints = device.dtype(torch::kInt);
+      heads * query_tiles * std::min(key_tiles, kept_blocks * (index.block_size / index.tile));
+  const auto ints = tensors_.q.options().dtype(torch::kInt);
   const Tensor row_offsets = torch::empty({heads, query_tiles + 1}, ints),
                columns = torch::empty({capacity}, ints),
                column_offsets = torch::empty({heads, key_tiles + 1}, ints),
                rows = torch::empty({capacity}, ints);
   const kernels::index::TileListsArgs lists = {
-      .chosen = index.chosen.data(),
-      .query_layout = mine,
-      .key_layout = owner,
+      .chosen = chosen,
+      .query_layout = step.mine,
+      .key_layout = step.owner,
       .seen = index.seen(),
       .heads = heads,
       .tile = index.tile,
@@ -79,8 +82,6 @@ absl::StatusOr<HopTiles> TilesOf(const LayerIndex& index, int32_t heads, const S
   hop.lists = {row_offsets, columns, column_offsets, rows};
   return hop;
 }
-
-}  // namespace
 
 CallShape CudaCall::shape() const {
   return {.tokens = tensors_.q.size(0),
@@ -139,9 +140,14 @@ absl::StatusOr<kernels::KeyGroups> CudaCall::GroupsOf(const Step& step) {
 }
 
 absl::Status CudaCall::Attend(const Step& step) {
-  ASSIGN_OR_RETURN(HopTiles hop,
-                   TilesOf(step.index, shape().heads, step.mine, step.owner, tensors_.q.options()));
+  const std::optional<kernels::QueryRowsPlan> rows = RowsPlanOf(step.index);
+  if (rows.has_value()) return AttendChosen(step, *rows);
+  ASSIGN_OR_RETURN(HopTiles hop, TilesOf(step));
   ASSIGN_OR_RETURN(hop.tiles.groups, GroupsOf(step));
+  return AttendTiles(step, hop.tiles);
+}
+
+absl::Status CudaCall::AttendTiles(const Step& step, const kernels::TileSelection& tiles) {
   RETURN_IF_ERROR(CallWithWorkspace(
       kernels::AttentionForwardArgs<__nv_bfloat16>{.q = View(tensors_.q),
                                                    .k = KeysOf(step, 0),
@@ -150,10 +156,10 @@ absl::Status CudaCall::Attend(const Step& step) {
                                                    .lse = tensors_.lse.mutable_data_ptr<float>(),
                                                    .query_layout = step.mine,
                                                    .key_layout = step.owner,
-                                                   .tiles = hop.tiles,
+                                                   .tiles = tiles,
                                                    .scale = shape().scale()},
       tensors_.q, sm90::ForwardWorkspaceBytes, sm90::AttentionForward));
-  return CountTiles(step, hop.tiles);
+  return CountTiles(step, tiles);
 }
 
 absl::Status CudaCall::CountTiles(const Step& step, const kernels::TileSelection& tiles) {
@@ -242,9 +248,15 @@ absl::Status CudaCall::ColumnsBackward(const Step& own) {
 }
 
 absl::Status CudaCall::AttendBackward(const Step& step, void* slot) {
-  ASSIGN_OR_RETURN(HopTiles hop,
-                   TilesOf(step.index, shape().heads, step.mine, step.owner, dq_sums_.options()));
+  const std::optional<kernels::QueryRowsPlan> rows = RowsPlanOf(step.index);
+  if (rows.has_value()) return AttendChosenBackward(step, *rows, slot);
+  ASSIGN_OR_RETURN(HopTiles hop, TilesOf(step));
   ASSIGN_OR_RETURN(hop.tiles.groups, GroupsOf(step));
+  return AttendTilesBackward(step, hop.tiles, slot);
+}
+
+absl::Status CudaCall::AttendTilesBackward(const Step& step, const kernels::TileSelection& tiles,
+                                           void* slot) {
   return CallWithWorkspace(
       kernels::AttentionBackwardArgs<__nv_bfloat16>{
           .q = View(tensors_.q),
@@ -258,7 +270,7 @@ absl::Status CudaCall::AttendBackward(const Step& step, void* slot) {
           .dv = GradientsIn(slot, step.keys, 1),
           .query_layout = step.mine,
           .key_layout = step.owner,
-          .tiles = hop.tiles,
+          .tiles = tiles,
           .scale = shape().scale(),
           .deterministic = device_.options().deterministic},
       dq_sums_, sm90::BackwardWorkspaceBytes, sm90::AttentionBackward);

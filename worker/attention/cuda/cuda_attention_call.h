@@ -5,19 +5,21 @@
 #include <torch/types.h>
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "kernels/index/estimate.h"
 #include "kernels/index/select.h"
 #include "ringleader/kernels/block_choice.h"
+#include "ringleader/kernels/earlier_blocks.h"
 #include "worker/attention/cuda/cuda_device.h"
 #include "worker/attention/runner/attention_device.h"
 #include "worker/attention/runner/ring_attention.h"
 
 namespace ringleader::attention {
 
-// Takes tensors that are aligned to 16 bytes. Attention is in cuda_attention_call.cc, the index in
-// cuda_index.cc.
+// Takes tensors that are aligned to 16 bytes. Attention is in cuda_attention_call.cc and, to blocks
+// that queries chose each for itself, in cuda_chosen_queries.cc; the index in cuda_index.cc.
 class CudaCall : public AttentionCall {
  public:
   // `tensors` outlive it; it sets their results, bf16 but for lse.
@@ -76,6 +78,27 @@ class CudaCall : public AttentionCall {
   kernels::TokenMajor<float> GradientsIn(void* slot, int64_t keys, int part) const;
   // The groups that the step's keys have, from lists that the call makes once.
   absl::StatusOr<kernels::KeyGroups> GroupsOf(const Step& step);
+  // The tiles of a step and, of kCsr, the lists that they point into.
+  struct HopTiles {
+    kernels::TileSelection tiles;
+    std::vector<torch::Tensor> lists = {};
+  };
+  absl::StatusOr<HopTiles> TilesOf(const Step& step) const;
+  // Lists the tiles that `chosen` says, of whose blocks a tile of queries keeps `kept_blocks` at
+  // most.
+  absl::StatusOr<HopTiles> ListTiles(const Step& step, const uint32_t* chosen,
+                                     int64_t kept_blocks) const;
+  absl::Status AttendTiles(const Step& step, const kernels::TileSelection& tiles);
+  absl::Status AttendTilesBackward(const Step& step, const kernels::TileSelection& tiles,
+                                   void* slot);
+  // Queries that chose blocks each for itself (kernels/index/rows/query_rows.h): each query's own
+  // block by tiles, the others by rows that are gathered some heads at a time. Nothing where their
+  // tiles are visited whole.
+  std::optional<kernels::QueryRowsPlan> RowsPlanOf(const LayerIndex& index) const;
+  absl::StatusOr<HopTiles> OwnBlocksOf(const Step& step);
+  absl::Status AttendChosen(const Step& step, const kernels::QueryRowsPlan& plan);
+  absl::Status AttendChosenBackward(const Step& step, const kernels::QueryRowsPlan& plan,
+                                    void* slot);
   absl::Status CountTiles(const Step& step, const kernels::TileSelection& tiles);
   kernels::index::EstimateArgs EstimateArgsOf(const patterns::VerticalSlash& work) const;
 
@@ -89,6 +112,7 @@ class CudaCall : public AttentionCall {
   // The index's groups of keys, of all owners.
   torch::Tensor groups_, group_bounds_;
   kernels::GroupLists group_lists_;
+  torch::Tensor own_blocks_;  // a choice of each query's own block alone
   // Forward: [n, heads, d] fp32, read only where lse says it was written.
   torch::Tensor sums_;
   // Backward, fp32.

@@ -26,6 +26,7 @@ using testing::Gpus;
 using testing::kTolerance;
 using testing::MaskedAttention;
 using testing::Moba;
+using testing::MobaOfMost;
 using testing::RelativeError;
 using testing::Result;
 using testing::RunOnCpu;
@@ -73,7 +74,7 @@ TEST_F(CudaAttentionTest, DocumentsWithTilesOf128) {
 
 TEST_F(CudaAttentionTest, ChosenBlocksWithTilesOf128) {
   const Sequence sequence(2048, 4, 2, 128);
-  for (patterns::AttentionOptions options : {Moba(), XAttention(), AdaSpa()}) {
+  for (patterns::AttentionOptions options : {Moba(), MobaOfMost(), XAttention(), AdaSpa()}) {
     options.tile = 128;
     options.block_size = 256;
     for (const std::vector<int64_t>& documents : {std::vector<int64_t>{}, {0, 5, 1000, 1100}}) {

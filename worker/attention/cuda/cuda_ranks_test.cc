@@ -11,6 +11,7 @@
 #include "kernels/ops/token_view.h"
 #include "patterns/index/mask.h"
 #include "ringleader/kernels/block_mass.h"
+#include "ringleader/kernels/earlier_blocks.h"
 #include "worker/attention/testing/gpu_attention.h"
 #include "worker/attention/testing/gpu_rings.h"
 #include "worker/attention/testing/index_oracle.h"
@@ -27,6 +28,7 @@ using testing::kLayers;
 using testing::kTolerance;
 using testing::MaskedAttention;
 using testing::Moba;
+using testing::MobaOfMost;
 using testing::Result;
 using testing::RunOnCpu;
 using testing::RunOnGpu;
@@ -53,6 +55,31 @@ class CudaRanksTest : public CudaAttentionTest,
   static const Sequence& Small() {
     static const Sequence sequence(1024, 4, 2, 64);
     return sequence;
+  }
+
+  static bool GathersQueries(const patterns::AttentionOptions& options) {
+    if (options.pattern != patterns::Pattern::kMoba) return false;
+    return kernels::GathersQueries(
+        kernels::CountEarlierBlocks({.tokens = Small().q.size(0)}, options.tile, options.block_size,
+                                    options.topk_blocks, static_cast<float>(options.density)));
+  }
+  // Tiles of gathered rows hold the pairs that were chosen, and each rank's padding: less than a
+  // tile for each block and head. `index` is one rank's.
+  static void ExpectTilesOfRows(const Result& actual, const testing::HostIndex& index) {
+    const int64_t tokens = Small().q.size(0), blocks = tokens / index.block_size, heads = 4,
+                  span = index.block_size / index.tile, words = kernels::QueryWords(tokens);
+    int64_t rows = 0;
+    for (int64_t row = 0; row < heads * blocks; ++row) {
+      for (int64_t word = 0; word < words; ++word) {
+        if (word * 32 / index.block_size == row % blocks) continue;  // their own
+        rows += std::popcount(index.queries_chosen[row * words + word]);
+      }
+    }
+    const int64_t own = heads * blocks * span * (span + 1) / 2;
+    const int64_t ranks = std::ssize(actual.stats), padding = ranks * heads * blocks * span;
+    const auto tiles = static_cast<int64_t>(actual.TotalTiles());
+    EXPECT_GE(tiles, kLayers * (own + rows * span / index.tile));
+    EXPECT_LE(tiles, kLayers * (own + rows * span / index.tile + padding));
   }
 
   // The same result on this setting's ranks as on the CPU; `name` names the expectation.
@@ -112,7 +139,11 @@ class CudaRanksTest : public CudaAttentionTest,
       EXPECT_EQ(of_rank.column_counts, index.column_counts);
       EXPECT_EQ(of_rank.column_keys, index.column_keys);
     }
-    EXPECT_EQ(actual.TotalTiles(), expected.one.TotalTiles());
+    if (GathersQueries(options)) {
+      ExpectTilesOfRows(actual, index);
+    } else {
+      EXPECT_EQ(actual.TotalTiles(), expected.one.TotalTiles());
+    }
     const LayerStats& one = expected.one.stats[0].layers.at(0);
     for (const AttentionStats& of_rank : actual.stats) {
       EXPECT_NEAR(of_rank.layers.at(0).recall, one.recall, 1e-9);
@@ -146,6 +177,7 @@ TEST_P(CudaRanksTest, Moba) {
   ExpectSameAsOneRank(
       "moba of a share",
       {.pattern = patterns::Pattern::kMoba, .block_size = 64, .density = 0.3, .tile = 64});
+  ExpectSameAsOneRank("moba of most", MobaOfMost());
 }
 
 patterns::AttentionOptions KeyGroups() {
@@ -348,6 +380,7 @@ TEST_P(CudaRanksTest, MasksUnderChosenBlocks) {
 
 TEST_P(CudaRanksTest, DocumentsUnderChosenBlocks) {
   ExpectSameAsOneRank("moba documents", Moba(), kDocuments);
+  ExpectSameAsOneRank("moba of most documents", MobaOfMost(), kDocuments);
   ExpectSameAsOneRank("xattention documents", XAttention(), kDocuments);
   ExpectSameAsOneRank("key groups documents", KeyGroups(), kDocuments);
   ExpectSameAsOneRank("adaspa documents", AdaSpa(), kDocuments);

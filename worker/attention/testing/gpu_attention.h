@@ -25,8 +25,13 @@ inline patterns::AttentionOptions TopP() {
           .tile = 64};
 }
 
+// Queries keep few enough blocks to be gathered.
 inline patterns::AttentionOptions Moba() {
   return {.pattern = patterns::Pattern::kMoba, .block_size = 128, .topk_blocks = 2, .tile = 64};
+}
+// They keep most blocks, whose tiles are visited whole.
+inline patterns::AttentionOptions MobaOfMost() {
+  return {.pattern = patterns::Pattern::kMoba, .block_size = 128, .topk_blocks = 5, .tile = 64};
 }
 
 inline patterns::AttentionOptions XAttention() {

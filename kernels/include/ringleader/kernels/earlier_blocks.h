@@ -1,0 +1,75 @@
+// Whether GPUs gather queries that chose blocks each for itself, and how many rows that makes: what
+// the engine allocates and estimates of memory reckon with (kernels/index/rows/query_rows.h).
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+
+#include "ringleader/kernels/block_choice.h"
+#include "ringleader/kernels/shard_layout.h"
+
+namespace ringleader::kernels {
+
+// Pairs of a local query and a block before its own, of one head.
+struct EarlierBlocks {
+  int64_t chosen = 0;  // at most; 0 says that no bound is known
+  int64_t all = 0;
+};
+
+// Of queries that keep topk_blocks or, with a density, MostBlocks(density, those that they see),
+// their own counted (QueryGateStep without a move). Packed documents only make it fewer.
+inline EarlierBlocks CountEarlierBlocks(const ShardLayout& queries, int32_t tile,
+                                        int32_t block_size, int32_t topk_blocks, float density) {
+  EarlierBlocks count;
+  const int64_t n = queries.local_tokens();
+  for (int64_t first = 0; first < n; first += tile) {
+    const auto seen = static_cast<int32_t>(queries.Position(first) / block_size + 1);
+    const int32_t kept =
+        density > 0 ? std::max(1, MostBlocks(density, seen)) : std::min(topk_blocks, seen);
+    const int64_t rows = std::min<int64_t>(tile, n - first);
+    count.chosen += rows * (kept - 1);
+    count.all += rows * (seen - 1);
+  }
+  return count;
+}
+
+struct QueryRowsPlan {
+  int64_t capacity = 0;  // rows of a head, padding included: whole tiles
+  int32_t heads = 0;     // gathered at a time, of one KV head
+
+  // A row's query and, in backward, its output's gradient in bf16 and its own gradient in fp32; in
+  // forward its query and its output in fp32, which is less.
+  int64_t bytes(int32_t head_dim) const { return heads * capacity * head_dim * 8; }
+};
+
+// Rows that are gathered at a time, 4 GiB of 128 dimensions, unless one head has more; and the most
+// that one head may have.
+inline constexpr int64_t kQueryRowsAtOnce = int64_t{1} << 22;
+inline constexpr int64_t kMostQueryRows = int64_t{1} << 23;
+// Queries are gathered where they choose no more than this share of the blocks before their own:
+// above it, tiles that are visited whole compute little more, and gathering is no gain.
+inline constexpr double kMostGatheredShare = 0.4;
+
+inline bool GathersQueries(const EarlierBlocks& pairs) {
+  return pairs.chosen > 0 &&
+         static_cast<double>(pairs.chosen) <= kMostGatheredShare * static_cast<double>(pairs.all);
+}
+
+// Nothing where tiles are visited whole instead. Heads of one KV head are gathered together, unless
+// packed documents tell each head's rows another start.
+inline std::optional<QueryRowsPlan> PlanQueryRows(const EarlierBlocks& pairs, int64_t blocks,
+                                                  int32_t tile, int32_t heads, int32_t kv_heads,
+                                                  bool has_documents) {
+  if (!GathersQueries(pairs)) return std::nullopt;
+  QueryRowsPlan plan = {.capacity = (pairs.chosen + blocks * (tile - 1)) / tile * tile + tile,
+                        .heads = 1};
+  if (plan.capacity > kMostQueryRows) return std::nullopt;
+  const int32_t shared = heads / kv_heads;
+  for (int32_t count = 2; count <= shared && !has_documents; ++count) {
+    if (shared % count == 0 && count * plan.capacity <= kQueryRowsAtOnce) plan.heads = count;
+  }
+  return plan;
+}
+
+}  // namespace ringleader::kernels
