@@ -139,7 +139,9 @@ absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const model::Mode
     plan.set_layout(v1::ParallelismSpec::DOCUMENTS);
     RETURN_IF_ERROR(SetWeights(spec, config, &plan));
   }
-  plan.set_stripe(planner::StripeOf(spec));
+  v1::JobSpec job = spec;
+  jobspec::ApplyDefaults(&job);
+  plan.set_stripe(planner::StripeOf(job));
   v1::RingShape* shape = plan.mutable_ring();
   shape->set_kind(v1::ParallelismSpec::FLAT);
   const int ranks = run.gpus / run.heads;

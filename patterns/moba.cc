@@ -47,9 +47,9 @@ absl::Status CheckLength(const AttentionOptions& options, int64_t tokens) {
 }
 
 kernels::EarlierBlocks CountEarlierBlocks(const AttentionOptions& options,
-                                          const kernels::ShardLayout& queries) {
+                                          const kernels::ShardLayout& queries, bool is_moved) {
   return kernels::CountEarlierBlocks(queries, options.tile, options.block_size, options.topk_blocks,
-                                     KernelShare(options.density));
+                                     KernelShare(options.density), is_moved);
 }
 
 absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, IndexDevice& device,
@@ -69,9 +69,7 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
   return ChooseBlocks(
       options.balance, options.tile, /*tells_work_before=*/false, inputs, device, index,
       [&](const kernels::ChoiceMove& move) {
-        // How much a move lets queries keep is known on the device alone.
-        index.earlier_blocks =
-            move.factor != nullptr ? kernels::EarlierBlocks{} : CountEarlierBlocks(options, layout);
+        index.earlier_blocks = CountEarlierBlocks(options, layout, move.factor != nullptr);
         return device.Run(kernels::QueryGateStep{.key_sums = key_sums.data(),
                                                  .query_layout = layout,
                                                  .document_starts = index.document_starts(),
@@ -99,8 +97,9 @@ kernels::EarlierBlocks MostEarlierBlocks(const AttentionOptions& options, int64_
                                  .stripe = std::max(options.stripe, options.tile),
                                  .tokens = tokens};
   for (layout.rank = 0; layout.rank < ranks; ++layout.rank) {
-    const kernels::EarlierBlocks of_rank = CountEarlierBlocks(options, layout);
-    if (of_rank.chosen > most.chosen) most = of_rank;
+    const kernels::EarlierBlocks of_rank =
+        CountEarlierBlocks(options, layout, options.balance.is_on());
+    if (of_rank.most > most.most) most = of_rank;
   }
   return most;
 }
@@ -136,7 +135,8 @@ int64_t Kept(const AttentionOptions& options, int64_t own, bool gathers) {
 }
 
 bool Gathers(const AttentionOptions& options, int64_t blocks) {
-  return kernels::GathersQueries(CountEarlierBlocks(options, {.tokens = blocks * options.tile}));
+  return kernels::GathersQueries(
+      CountEarlierBlocks(options, {.tokens = blocks * options.tile}, false));
 }
 
 int64_t MostKept(const AttentionOptions& options, int64_t blocks) {
@@ -180,8 +180,7 @@ itself, and of the earlier ones, from the one on in which its document starts, t
 with its own, `attention.topk_blocks` or a share of them. Which those are is chosen per layer, head and step.
 
 On GPUs the queries of each block are gathered, so that what is computed, and reported as visited, is the share asked
-for and each query's own block, where queries choose no more than 40 % of the blocks before their own and `attention.balance`
-does not move their choice. In stripes, a block should have one owner: the planner's stripes are of `attention.block_size`
+for and each query's own block, where queries choose no more than 40 % of the blocks before their own. In stripes, a block should have one owner: the planner's stripes are of `attention.block_size`
 tokens where sequences divide into as many for each trainer. Elsewhere, and with the CPU engine, a tile is visited if one
 of its queries chose its block, and the others are masked in it: that can be several times as much where neighbours choose
 apart (41 % for 5 % of 256 blocks, with a new model).

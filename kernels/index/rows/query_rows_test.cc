@@ -329,37 +329,44 @@ TEST(QueryRowsArgumentsTest, ErrorsNameTheArgumentAndWhatIsAllowed) {
 TEST(QueryRowsPlanTest, CountsThePairsThatQueriesMayChoose) {
   const ShardLayout whole = {.tokens = 4096};
   // Sixteen blocks of 256: queries of block b keep min(3, b + 1).
-  const EarlierBlocks pairs = CountEarlierBlocks(whole, 64, 256, 3, 0.0f);
+  const EarlierBlocks pairs = CountEarlierBlocks(whole, 64, 256, 3, 0.0f, false);
   EXPECT_EQ(pairs.chosen, 256 * (0 + 1 + 14 * 2));
   EXPECT_EQ(pairs.all, 256 * 16 * 15 / 2);
   EarlierBlocks of_ranks;
   for (int32_t rank = 0; rank < 4; ++rank) {
     const EarlierBlocks one = CountEarlierBlocks(
         {.kind = LayoutKind::kStriped, .ranks = 4, .rank = rank, .stripe = 64, .tokens = 4096}, 64,
-        256, 3, 0.0f);
+        256, 3, 0.0f, false);
     of_ranks.chosen += one.chosen;
     of_ranks.all += one.all;
   }
   EXPECT_EQ(of_ranks.chosen, pairs.chosen);
   EXPECT_EQ(of_ranks.all, pairs.all);
   // A quarter of what each sees, its own counted and at least.
-  EXPECT_EQ(CountEarlierBlocks(whole, 64, 256, 1, 0.25f).chosen, 256 * (4 * 1 + 4 * 2 + 3));
+  EXPECT_EQ(CountEarlierBlocks(whole, 64, 256, 1, 0.25f, false).chosen, 256 * (4 * 1 + 4 * 2 + 3));
+  // Moved they keep up to 5 for 3, but no more than there are.
+  const EarlierBlocks moved = CountEarlierBlocks(whole, 64, 256, 3, 0.0f, true);
+  EXPECT_EQ(moved.chosen, pairs.chosen);
+  EXPECT_EQ(moved.most, 256 * (0 + 1 + 2 + 3 + 12 * 4));
+  EXPECT_EQ(pairs.most, pairs.chosen);
 }
 
 TEST(QueryRowsPlanTest, GathersWhatIsFewAndFits) {
-  const EarlierBlocks few = {.chosen = 1000, .all = 10000};
+  const EarlierBlocks few = {.chosen = 1000, .most = 1500, .all = 10000};
   const auto plan = PlanQueryRows(few, 16, 128, 16, 2, false);
   ASSERT_TRUE(plan.has_value());
   EXPECT_EQ(plan->heads, 8);
   EXPECT_EQ(plan->capacity % 128, 0);
-  EXPECT_GE(plan->capacity, few.chosen + 16 * 127);
+  EXPECT_GE(plan->capacity, few.most + 16 * 127);
   EXPECT_EQ(PlanQueryRows(few, 16, 128, 16, 2, true)->heads, 1) << "documents";
-  EXPECT_FALSE(PlanQueryRows({.chosen = 0, .all = 10000}, 16, 128, 16, 2, false).has_value());
-  EXPECT_FALSE(PlanQueryRows({.chosen = 4001, .all = 10000}, 16, 128, 16, 2, false).has_value());
-  EXPECT_TRUE(PlanQueryRows({.chosen = 4000, .all = 10000}, 16, 128, 16, 2, false).has_value());
-  const EarlierBlocks many = {.chosen = kMostQueryRows, .all = 100 * kMostQueryRows};
+  EXPECT_FALSE(PlanQueryRows({.all = 10000}, 16, 128, 16, 2, false).has_value());
+  EXPECT_FALSE(PlanQueryRows({.chosen = 4001, .most = 4001, .all = 10000}, 16, 128, 16, 2, false)
+                   .has_value());
+  EXPECT_TRUE(PlanQueryRows({.chosen = 4000, .most = 4000, .all = 10000}, 16, 128, 16, 2, false)
+                  .has_value());
+  const EarlierBlocks many = {.chosen = 1, .most = kMostQueryRows, .all = kMostQueryRows};
   EXPECT_FALSE(PlanQueryRows(many, 16, 128, 16, 2, false).has_value());
-  const EarlierBlocks some = {.chosen = kQueryRowsAtOnce / 3, .all = 100 * kMostQueryRows};
+  const EarlierBlocks some = {.chosen = 1, .most = kQueryRowsAtOnce / 3, .all = kMostQueryRows};
   EXPECT_EQ(PlanQueryRows(some, 16, 128, 16, 2, false)->heads, 2);
 }
 

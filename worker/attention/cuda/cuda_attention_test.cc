@@ -84,6 +84,27 @@ TEST_F(CudaAttentionTest, ChosenBlocksWithTilesOf128) {
   }
 }
 
+// Heads that share a KV head by three, by none and by four; ends within a tile and a block.
+TEST_F(CudaAttentionTest, GatheredQueriesOfAnyShape) {
+  for (const Sequence& sequence :
+       {Sequence(1000, 6, 2, 64), Sequence(1501, 2, 2, 128), Sequence(1100, 4, 1, 128)}) {
+    for (const std::vector<int64_t>& documents :
+         {std::vector<int64_t>{}, {0, 5, 130, 600, 601}, {0, 999}}) {
+      patterns::AttentionOptions options = Moba();
+      const Result result = RunOnGpu(sequence, options, Gpus::kShared, documents);
+      ExpectNear(result, MaskedAttention(sequence, result.index[0]));
+      options.deterministic = true;
+      const Result once = RunOnGpu(sequence, options, Gpus::kShared, documents),
+                   again = RunOnGpu(sequence, options, Gpus::kShared, documents);
+      EXPECT_TRUE(torch::equal(once.out, again.out));
+      EXPECT_TRUE(torch::equal(once.dq, again.dq));
+      EXPECT_TRUE(torch::equal(once.dk, again.dk));
+      EXPECT_TRUE(torch::equal(once.dv, again.dv));
+      ExpectNear(once, result);
+    }
+  }
+}
+
 TEST_F(CudaAttentionTest, DenseLayersStayDense) {
   patterns::AttentionOptions options = TopP();
   options.dense_layers = {1};

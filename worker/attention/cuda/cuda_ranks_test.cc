@@ -61,7 +61,8 @@ class CudaRanksTest : public CudaAttentionTest,
     if (options.pattern != patterns::Pattern::kMoba) return false;
     return kernels::GathersQueries(
         kernels::CountEarlierBlocks({.tokens = Small().q.size(0)}, options.tile, options.block_size,
-                                    options.topk_blocks, static_cast<float>(options.density)));
+                                    options.topk_blocks, static_cast<float>(options.density),
+                                    /*is_moved=*/false));
   }
   // Tiles of gathered rows hold the pairs that were chosen, and each rank's padding: less than a
   // tile for each block and head. `index` is one rank's.
@@ -312,19 +313,31 @@ TEST_P(CudaRanksTest, MovedChoices) {
   const Result moved = RunOnGpu(Small(), blocks, Gpus::kShared, {}, 0.6f);
   EXPECT_LT(tiles(moved), tiles(RunOnGpu(Small(), With(XAttention()))));
   for (const AttentionStats& stats : moved.stats) EXPECT_EQ(stats.layers.at(0).balanced, 1u);
-  for (patterns::AttentionOptions chosen : {Moba(), KeyGroups()}) {
-    SCOPED_TRACE(static_cast<int>(chosen.pattern));
+  for (patterns::AttentionOptions chosen : {Moba(), MobaOfMost(), KeyGroups()}) {
+    SCOPED_TRACE(::testing::Message()
+                 << static_cast<int>(chosen.pattern) << " of " << chosen.topk_blocks);
     const double unmoved = tiles(RunOnGpu(Small(), chosen));
     chosen.balance = {.anchor = kernels::Anchor::kMean, .tolerance = 0.5f};
     for (const float move : {0.6f, 1.4f}) {
-      // Which are chosen may differ within rounding, how many by what a row then loses.
       const double alone = tiles(RunOnGpu(Small(), chosen, Gpus::kShared, {}, move));
-      EXPECT_NEAR(alone / kLayers, tiles(RunOnCpu(Small(), chosen, {}, move)),
-                  0.02 * unmoved / kLayers);
-      EXPECT_EQ(alone < unmoved, move < 1);
+      if (!GathersQueries(chosen)) {
+        // Which are chosen may differ within rounding, how many by what a row then loses.
+        EXPECT_NEAR(alone / kLayers, tiles(RunOnCpu(Small(), chosen, {}, move)),
+                    0.02 * unmoved / kLayers);
+      }
+      // Tiles of many queries that keep most blocks are all visited, whatever each keeps.
+      if (chosen.topk_blocks == MobaOfMost().topk_blocks) {
+        EXPECT_TRUE(move < 1 ? alone <= unmoved : alone >= unmoved);
+      } else {
+        EXPECT_EQ(alone < unmoved, move < 1);
+      }
     }
-    const Result ranks = RunOnGpu(Small(), With(chosen), Gpus::kShared, {}, 0.6f);
-    for (const AttentionStats& stats : ranks.stats) EXPECT_EQ(stats.layers.at(0).balanced, 1u);
+    for (const float move : {0.6f, 1.4f}) {
+      const Result ranks = RunOnGpu(Small(), With(chosen), Gpus::kShared, {}, move);
+      for (const AttentionStats& stats : ranks.stats) EXPECT_EQ(stats.layers.at(0).balanced, 1u);
+      if (ranks.stats.size() > 1) continue;  // of several each has moved by itself
+      ExpectNear(ranks, MaskedAttention(Small(), ranks.index[0]));
+    }
   }
 }
 

@@ -41,7 +41,7 @@ kernels::ShardLayout StepLoop::LayoutOf(uint64_t tokens) const {
   return {.kind = shape_.layout,
           .ranks = job_.ring_ranks(),
           .rank = job_.ring_rank(),
-          .stripe = shape_.stripe,
+          .stripe = stripe(),
           .tokens = static_cast<int64_t>(tokens)};
 }
 
@@ -75,11 +75,10 @@ absl::StatusOr<ring::DocumentLayout> StepLoop::Lay(const data::Loader& loader,
   for (size_t i = 0; i < firsts.size(); ++i) {
     lengths.push_back((i + 1 < firsts.size() ? firsts[i + 1] : tokens) - firsts[i]);
   }
-  const int stripe = shape_.stripe != 0 ? shape_.stripe : job_.attention.tile;
   const auto deal = is_apart ? balance::DealDocumentsApart : balance::DealDocuments;
   const auto create = is_apart ? ring::DocumentLayout::CreateApart : ring::DocumentLayout::Create;
-  return create(tokens, firsts, deal(lengths, job_.context, stripe, weights).holders, job_.context,
-                stripe);
+  return create(tokens, firsts, deal(lengths, job_.context, stripe(), weights).holders,
+                job_.context, stripe());
 }
 
 absl::StatusOr<uint64_t> StepLoop::CountPadding(const balance::Dealing& dealing,

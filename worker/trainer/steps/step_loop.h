@@ -74,6 +74,7 @@ class StepLoop {
                                         const balance::SampleWeights& weights) const;
   // Returns the layout of this rank's part of a sequence of `tokens` tokens.
   kernels::ShardLayout LayoutOf(uint64_t tokens) const;
+  int stripe() const { return shape_.stripe != 0 ? shape_.stripe : job_.attention.tile; }
   // Whether sequences can lie and travel so.
   absl::Status CheckShape(const PlanShape& shape) const;
   // Has the engine compute step `step` in its shape.

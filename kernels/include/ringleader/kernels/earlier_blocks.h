@@ -3,9 +3,11 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <optional>
 
+#include "ringleader/kernels/balance_steps.h"
 #include "ringleader/kernels/block_choice.h"
 #include "ringleader/kernels/shard_layout.h"
 
@@ -13,22 +15,27 @@ namespace ringleader::kernels {
 
 // Pairs of a local query and a block before its own, of one head.
 struct EarlierBlocks {
-  int64_t chosen = 0;  // at most; 0 says that no bound is known
+  int64_t chosen = 0;  // where no move changes the choice, at most
+  int64_t most = 0;    // at most
   int64_t all = 0;
 };
 
 // Of queries that keep topk_blocks or, with a density, MostBlocks(density, those that they see),
-// their own counted (QueryGateStep without a move). Packed documents only make it fewer.
+// their own counted (QueryGateStep), by a move up to kMostMove times as many. Packed documents only
+// make it fewer.
 inline EarlierBlocks CountEarlierBlocks(const ShardLayout& queries, int32_t tile,
-                                        int32_t block_size, int32_t topk_blocks, float density) {
+                                        int32_t block_size, int32_t topk_blocks, float density,
+                                        bool is_moved) {
   EarlierBlocks count;
   const int64_t n = queries.local_tokens();
   for (int64_t first = 0; first < n; first += tile) {
     const auto seen = static_cast<int32_t>(queries.Position(first) / block_size + 1);
     const int32_t kept =
         density > 0 ? std::max(1, MostBlocks(density, seen)) : std::min(topk_blocks, seen);
+    const auto moved = static_cast<int32_t>(std::ceil(kMostMove * static_cast<float>(kept)));
     const int64_t rows = std::min<int64_t>(tile, n - first);
     count.chosen += rows * (kept - 1);
+    count.most += rows * ((is_moved ? std::min(moved, seen) : kept) - 1);
     count.all += rows * (seen - 1);
   }
   return count;
@@ -62,7 +69,7 @@ inline std::optional<QueryRowsPlan> PlanQueryRows(const EarlierBlocks& pairs, in
                                                   int32_t tile, int32_t heads, int32_t kv_heads,
                                                   bool has_documents) {
   if (!GathersQueries(pairs)) return std::nullopt;
-  QueryRowsPlan plan = {.capacity = (pairs.chosen + blocks * (tile - 1)) / tile * tile + tile,
+  QueryRowsPlan plan = {.capacity = (pairs.most + blocks * (tile - 1)) / tile * tile + tile,
                         .heads = 1};
   if (plan.capacity > kMostQueryRows) return std::nullopt;
   const int32_t shared = heads / kv_heads;
