@@ -88,22 +88,6 @@ int64_t Span(const AttentionOptions& options) {
   return std::max(1, options.block_size / options.tile);
 }
 
-// Of the rank with the most pairs, as GPUs gather them.
-kernels::EarlierBlocks MostEarlierBlocks(const AttentionOptions& options, int64_t tokens,
-                                         int ranks) {
-  kernels::EarlierBlocks most;
-  kernels::ShardLayout layout = {.kind = options.layout,
-                                 .ranks = ranks,
-                                 .stripe = std::max(options.stripe, options.tile),
-                                 .tokens = tokens};
-  for (layout.rank = 0; layout.rank < ranks; ++layout.rank) {
-    const kernels::EarlierBlocks of_rank =
-        CountEarlierBlocks(options, layout, options.balance.is_on());
-    if (of_rank.most > most.most) most = of_rank;
-  }
-  return most;
-}
-
 IndexMemory MemoryOf(const AttentionOptions& options, const IndexShape& shape) {
   const int64_t local = shape.tokens / shape.ranks, tiles = BlocksOf(local, options.tile),
                 blocks = BlocksOf(shape.tokens, options.block_size);
@@ -113,15 +97,24 @@ IndexMemory MemoryOf(const AttentionOptions& options, const IndexShape& shape) {
                          of_word;
   IndexMemory memory = {.kept = bits + chosen};
   if (shape.element_bytes != sizeof(uint16_t)) return memory;  // CPUs visit tiles whole
-  const auto rows = kernels::PlanQueryRows(MostEarlierBlocks(options, shape.tokens, shape.ranks),
-                                           blocks, options.tile, static_cast<int32_t>(shape.heads),
-                                           static_cast<int32_t>(shape.kv_heads),
-                                           /*has_documents=*/false);
-  if (!rows.has_value()) return memory;
+  kernels::ShardLayout layout = {.kind = options.layout,
+                                 .ranks = shape.ranks,
+                                 .stripe = std::max(options.stripe, options.tile),
+                                 .tokens = shape.tokens};
+  int64_t capacity = 0;  // of the rank that has the most
+  for (layout.rank = 0; layout.rank < shape.ranks; ++layout.rank) {
+    const kernels::EarlierBlocks pairs =
+        CountEarlierBlocks(options, layout, options.balance.is_on());
+    if (!kernels::GathersQueries(pairs)) continue;
+    capacity = std::max(capacity, kernels::RowCapacity(pairs, blocks, options.tile));
+  }
+  if (capacity == 0) return memory;
   // Lists in both directions, and how many rows come before those of each word.
-  const int64_t entries = rows->capacity / options.tile * Span(options);
-  memory.working = rows->bytes(static_cast<int32_t>(shape.head_dim)) + bits + chosen +
-                   2 * shape.heads * entries * of_word;
+  const int64_t entries =
+      std::min(capacity, kernels::kMostQueryRows) / options.tile * Span(options);
+  memory.working = kernels::MostRowsAtOnce(capacity, shape.heads / shape.kv_heads) *
+                       shape.head_dim * kernels::kQueryRowBytes +
+                   bits + chosen + 2 * shape.heads * entries * of_word;
   return memory;
 }
 
@@ -145,6 +138,16 @@ int64_t MostKept(const AttentionOptions& options, int64_t blocks) {
 
 int64_t ListedTiles(const AttentionOptions& options, int64_t blocks) {
   return ListedTilesOf(blocks, Span(options), MostKept(options, blocks));
+}
+
+// Where a block has one owner, its queries are gathered once, and else in each hop that brings a
+// part of it. Stripes that each rank has few of spread the work unevenly.
+int64_t StripeOnGpus(const AttentionOptions& options, int64_t tokens, int ranks) {
+  constexpr int64_t kLeastRounds = 8;
+  const int64_t round = int64_t{options.block_size} * ranks;
+  const bool is_dealt = tokens % round == 0 && tokens / round >= kLeastRounds;
+  return is_dealt && Gathers(options, BlocksOf(tokens, options.tile)) ? options.block_size
+                                                                      : options.tile;
 }
 
 ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const PatternHints&,
@@ -173,6 +176,7 @@ extern constinit const PatternDefinition kMobaDefinition = {
     .sample = Sample,
     .listed_tiles = ListedTiles,
     .index_memory = MemoryOf,
+    .stripe_on_gpus = StripeOnGpus,
     .page =
         R"(Mixture of Block Attention as published (MoBA, arXiv 2502.13189): the gate is each query's own, where `block_topk` has
 one for a tile of queries. Keys are cut into blocks of `attention.block_size` tokens. A query sees its own block up to
@@ -180,16 +184,17 @@ itself, and of the earlier ones, from the one on in which its document starts, t
 with its own, `attention.topk_blocks` or a share of them. Which those are is chosen per layer, head and step.
 
 On GPUs the queries of each block are gathered, so that what is computed, and reported as visited, is the share asked
-for and each query's own block, where queries choose no more than 40 % of the blocks before their own. In stripes, a block should have one owner: the planner's stripes are of `attention.block_size`
-tokens where sequences divide into as many for each trainer. Elsewhere, and with the CPU engine, a tile is visited if one
-of its queries chose its block, and the others are masked in it: that can be several times as much where neighbours choose
-apart (41 % for 5 % of 256 blocks, with a new model).
+for and each query's own block, where queries choose no more than 40 % of the blocks before their own (and one head's rows
+are no more than 8,388,608). In stripes, a block should have one owner: the planner's stripes are of `attention.block_size`
+tokens where sequences divide into eight and more for each trainer, and of a tile with `data.batching: samples`, which would be
+filled up to them. Elsewhere, and with the CPU engine, a tile is visited if one of its queries chose its block, and the others
+are masked in it: that can be several times as much where neighbours choose apart (41 % for 5 % of 256 blocks, with a new model).
 
 The choice takes a bit for each query, block and head (16 MiB a layer for 16 heads, 65,536 local tokens and 128
-blocks), kept for backward; gathered rows take up to 4 GiB, or as much as one head needs, during a layer, and else the lists
-of a hop's tiles up to 8 bytes for each pair of local tiles and head. Recall is not estimated (-1). The planner
-reckons with what a query keeps, half of it blocks that the whole head favours, and where tiles are visited whole with twice
-as much, until a job's reports say how many tiles are visited.
+blocks), kept for backward; gathered rows take up to 4 GiB, or as much as one head needs, during a layer, with lists of all heads,
+and else the lists of a hop's tiles up to 8 bytes for each pair of local tiles and head. Recall is not estimated (-1). The planner
+reckons with what a query keeps, half of it blocks that the whole head favours, and above 40 % with twice
+as much, until a job's reports say how many tiles are visited (with the CPU engine these are more).
 )",
 };
 

@@ -121,6 +121,9 @@ struct PatternDefinition {
   int64_t (*listed_tiles)(const AttentionOptions& options, int64_t blocks) = nullptr;
   // Returns what an index takes. Null: little enough to leave out of estimates.
   IndexMemory (*index_memory)(const AttentionOptions& options, const IndexShape& shape) = nullptr;
+  // Returns the stripe that suits GPUs where each of `ranks` has parts of a sequence of `tokens`
+  // tokens: whole tiles. Null: one tile, which spreads the work most evenly.
+  int64_t (*stripe_on_gpus)(const AttentionOptions& options, int64_t tokens, int ranks) = nullptr;
   // Brings options to a share of the causal pairs, or tiles, of a sequence, so that its time can be
   // measured. Null: it is measured as a job has it.
   void (*set_density)(AttentionOptions* options, int64_t tokens, double density) = nullptr;

@@ -274,9 +274,15 @@ TEST(IndexMemoryTest, CountsTheRowsOfQueriesThatChoseForThemselves) {
     rows += 1024 * (std::max<int64_t>(1, (block + 1) / 20) - 1);
   }
   const int64_t capacity = (rows + 256 * 127) / 128 * 128 + 128;
-  // Four heads fit 4 GiB: of each row a query, an output's gradient and a gradient in fp32.
+  // Of a KV head's eight as many as fit 4 GiB: of each row and dimension a query, an output's
+  // gradient and a gradient in fp32.
+  EXPECT_GT(8 * capacity, int64_t{1} << 22);
   EXPECT_EQ(memory.working,
-            4 * capacity * 128 * 8 + kBits + kChosen + 2 * 16 * capacity / 128 * 8 * 4);
+            (int64_t{1} << 22) * 128 * 8 + kBits + kChosen + 2 * 16 * capacity / 128 * 8 * 4);
+  IndexShape apart = shape;
+  apart.kv_heads = 16;  // no heads to gather together
+  EXPECT_EQ(IndexMemoryOf(options, apart, 36).working,
+            capacity * 128 * 8 + kBits + kChosen + 2 * 16 * capacity / 128 * 8 * 4);
   // Without gathering: none of it.
   options.density = 0.5;
   EXPECT_EQ(IndexMemoryOf(options, shape, 36).working, 0);
@@ -285,6 +291,17 @@ TEST(IndexMemoryTest, CountsTheRowsOfQueriesThatChoseForThemselves) {
   IndexShape on_cpu = shape;
   on_cpu.element_bytes = 4;
   EXPECT_EQ(IndexMemoryOf(options, on_cpu, 36).working, 0);
+}
+
+TEST(StripeTest, BlocksOfMobaHaveOneOwnerWhereEachRankHasSeveral) {
+  const auto stripe = DefinitionOf(Pattern::kMoba).stripe_on_gpus;
+  AttentionOptions options{.pattern = Pattern::kMoba, .block_size = 1024, .topk_blocks = 8};
+  EXPECT_EQ(stripe(options, 131072, 4), 1024);
+  EXPECT_EQ(stripe(options, 131072, 16), 1024);
+  EXPECT_EQ(stripe(options, 131072, 32), 128) << "four stripes a rank";
+  EXPECT_EQ(stripe(options, 131072 - 2048, 4), 128) << "does not divide";
+  options.topk_blocks = 100;  // tiles are visited whole
+  EXPECT_EQ(stripe(options, 131072, 4), 128);
 }
 
 // Where GPUs visit tiles whole, a tile's queries together are taken to keep twice as many blocks as

@@ -7,6 +7,7 @@
 #include "base/status_macros.h"
 #include "jobspec/jobspec.h"
 #include "jobspec/values/attention_spec.h"
+#include "patterns/pattern.h"
 
 namespace ringleader::planner {
 namespace {
@@ -51,19 +52,21 @@ GroupShape RingGroupOf(const v1::JobSpec& spec, const ClusterShape& cluster) {
 
 uint32_t StripeOf(const v1::JobSpec& spec) {
   if (spec.parallelism().stripe() != 0) return spec.parallelism().stripe();
-  const v1::AttentionSpec& attention = spec.attention();
-  // Longer stripes spread the work less evenly. Queries that GPUs gather by blocks of keys
-  // (kernels/index/rows/query_rows.h) are gathered once where a block has one owner, and in each
-  // hop where it is dealt to all.
-  if (attention.pattern() == v1::AttentionSpec::MOBA &&
-      spec.resources().engine() == v1::ResourcesSpec::CUDA) {
-    const absl::StatusOr<ring::Division> blocks =
-        DivisionOf(spec, ParallelismSpec::STRIPED, attention.block_size());
-    if (blocks.ok() && jobspec::CheckSequencesDivide(spec, *blocks).ok()) {
-      return attention.block_size();
-    }
+  const uint32_t tile = spec.attention().tile();
+  // Samples are filled up to whole stripes.
+  if (spec.resources().engine() != v1::ResourcesSpec::CUDA ||
+      spec.data().batching() == v1::DataSpec::SAMPLES) {
+    return tile;
   }
-  return attention.tile();
+  const auto options = jobspec::AttentionOptionsOf(spec.attention());
+  if (!options.ok()) return tile;  // MakePlan() refuses them
+  const patterns::PatternDefinition* const pattern = patterns::FindDefinition(options->pattern);
+  if (pattern == nullptr || pattern->stripe_on_gpus == nullptr) return tile;
+  const auto stripe = static_cast<uint32_t>(
+      pattern->stripe_on_gpus(*options, static_cast<int64_t>(spec.data().sequence_length()),
+                              static_cast<int>(jobspec::RingRanks(spec.parallelism()))));
+  const auto division = DivisionOf(spec, ParallelismSpec::STRIPED, stripe);
+  return division.ok() && jobspec::CheckSequencesDivide(spec, *division).ok() ? stripe : tile;
 }
 
 absl::StatusOr<std::vector<Candidate>> Candidates(const v1::JobSpec& spec, const GroupShape& group,

@@ -22,11 +22,11 @@ struct Candidate {
 // The ranks of a job's rings on its nodes.
 GroupShape RingGroupOf(const v1::JobSpec& spec, const ClusterShape& cluster);
 
-// Tokens of a stripe: what the job file says, or else a tile; under `moba` on GPUs a block of keys,
-// where the sequences divide into as many.
+// Tokens of a stripe: what the job file says; else, on GPUs and where all sequences are of one
+// length, what suits the pattern (PatternDefinition::stripe_on_gpus); else a tile.
 uint32_t StripeOf(const v1::JobSpec& spec);
 
-// In order of preference: stripes of one tile balance any set of diagonals. `by_documents`: the
+// In order of preference: stripes (StripeOf) balance any set of diagonals. `by_documents`: the
 // lengths of documents are known, so that they may be laid out by themselves though the job file
 // does not ask for it. INVALID_ARGUMENT if the sequences divide in no layout that the job allows.
 absl::StatusOr<std::vector<Candidate>> Candidates(const v1::JobSpec& spec, const GroupShape& group,

@@ -289,6 +289,14 @@ TEST(MakePlanTest, StripesOfMobaOnGpusAreItsBlocks) {
   spec.mutable_data()->set_sequence_length(131072 - 2048);  // no multiple of 4 times 1,024
   EXPECT_EQ(stripe(), spec.attention().tile());
   spec.mutable_data()->set_sequence_length(131072);
+  EXPECT_EQ(stripe(), 1024u);
+  v1::JobSpec samples = spec;
+  samples.mutable_data()->set_batching(v1::DataSpec::SAMPLES);
+  samples.mutable_data()->clear_document_mask();
+  jobspec::ApplyDefaults(&samples);
+  const auto plan = Plan(samples, Gpus(1, 4));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->stripe(), spec.attention().tile()) << "samples are filled up to whole stripes";
   spec.mutable_resources()->set_engine(v1::ResourcesSpec::CPU);
   EXPECT_EQ(stripe(), spec.attention().tile());
 }

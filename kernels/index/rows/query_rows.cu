@@ -75,6 +75,15 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   __syncthreads();
+  if (first_tiles[blocks] > row_tiles) {
+    // Queries that are no numbers may have chosen more than they should; no rows, then.
+    __syncthreads();
+    for (int block = threadIdx.x; block <= blocks; block += kThreads) {
+      first_tiles[block] = 0;
+      first_entries[block] = static_cast<int>(head * entries);
+    }
+    __syncthreads();
+  }
   int32_t* const row_offsets = args.row_offsets + int64_t{head} * (row_tiles + 1);
   int32_t* const column_offsets = args.column_offsets + int64_t{head} * (key_tiles + 1);
   for (int block = threadIdx.x; block <= blocks; block += kThreads) {
@@ -378,6 +387,16 @@ absl::Status GatherQueries(const QueryRowsArgs& lists, const HeadRange& heads,
   RETURN_IF_ERROR(Check(lists, heads, args.q.head_dim));
   RETURN_IF_ERROR(CheckPointer(args.rows_q, "GatherQueries: rows_q"));
   RETURN_IF_ERROR(CheckPointer(args.rows_lse, "GatherQueries: rows_lse"));
+  if (args.rows_d_out != nullptr) {
+    RETURN_IF_ERROR(CheckPointer(args.d_out.data, "GatherQueries: d_out"));
+    RETURN_IF_ERROR(CheckPointer(args.lse, "GatherQueries: lse"));
+    RETURN_IF_ERROR(CheckPointer(args.delta, "GatherQueries: delta"));
+    RETURN_IF_ERROR(CheckPointer(args.rows_delta, "GatherQueries: rows_delta"));
+  }
+  if (args.document_starts != nullptr) {
+    RETURN_IF_ERROR(CheckPointer(args.rows_starts, "GatherQueries: rows_starts"));
+    RETURN_IF_ERROR(CheckSize(heads.count, "GatherQueries: heads beside document_starts", 1, 1));
+  }
   const auto [blocks, words] = SizesOf(lists);
   const dim3 by_word(words, heads.count), by_block(blocks, heads.count);
   if (args.q.head_dim == 128) {

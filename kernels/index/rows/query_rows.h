@@ -6,8 +6,9 @@
 //
 // A head's rows are the pairs of a query and a block before its own that it chose and of which the
 // owner has keys: by block and, of one block, by query. The rows of a block begin at a multiple of
-// `tile`; what is left of its last tile is padding, of zeros whose log-sum-exp is -infinity, which
-// attends to nothing. All launchers enqueue on `stream`; bits do not depend on threads.
+// `tile`; what is left of its last tile is padding, of zeros whose log-sum-exp is -infinity, whose
+// output nobody reads and which has no gradients. All launchers enqueue on `stream`; bits do not
+// depend on threads.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -30,7 +31,8 @@ struct QueryRowsArgs {
   int32_t heads = 0;
   int32_t tile = 128;
   int32_t block_size = 1024;  // tokens, a multiple of tile
-  // Rows that a head has room for, a multiple of tile; no head may have more (PlanQueryRows).
+  // Rows that a head has room for, a multiple of tile (PlanQueryRows). A head with more gets none:
+  // so may one whose queries or keys are not numbers, of which its own blocks tell.
   int64_t capacity = 0;
 
   int64_t tiles() const { return capacity / tile; }
@@ -70,14 +72,14 @@ struct GatherQueriesArgs {
   TokenMajor<const __nv_bfloat16> d_out = {};  // [n, heads, d]
   const float* lse = nullptr;                  // [heads, n]
   const float* delta = nullptr;                // [heads, n]
-  const int32_t* document_starts = nullptr;    // [n]; null: one document
+  const int32_t* document_starts = nullptr;    // [n], with one head; null: one document
 
   __nv_bfloat16* rows_q = nullptr;      // [count, capacity, d]
   __nv_bfloat16* rows_d_out = nullptr;  // [count, capacity, d]
-  // [count, capacity]. Without `lse`, as forward wants it, all rows get -infinity.
+  // [count, capacity]. Without rows_d_out, as forward wants it, all rows get -infinity.
   float* rows_lse = nullptr;
   float* rows_delta = nullptr;     // [count, capacity]
-  int32_t* rows_starts = nullptr;  // [capacity], of one head; padding sees nothing
+  int32_t* rows_starts = nullptr;  // [capacity]; padding sees nothing
 };
 absl::Status GatherQueries(const QueryRowsArgs& lists, const HeadRange& heads,
                            const GatherQueriesArgs& args, cudaStream_t stream);

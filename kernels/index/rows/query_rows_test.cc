@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -298,6 +299,29 @@ TEST_F(QueryRowsTest, OfEveryOwnerInEveryLayout) {
   }
 }
 
+// As of queries that are no numbers.
+TEST_F(QueryRowsTest, AHeadWithMoreThanItsRoomHasNone) {
+  const Case c = {.queries = {.tokens = kTokens}, .keys = {.tokens = kTokens}};
+  std::vector<uint32_t> host = Choose(c);
+  const int64_t words = std::ssize(host) / kHeads;
+  std::fill(host.begin() + words, host.begin() + 2 * words, ~0u);  // all of head 1
+  const DeviceBuffer<uint32_t> chosen(host);
+  const Lists lists(c, kHeads, chosen, /*capacity=*/c.tile * 256);
+  ASSERT_EQ(ListQueryRows(lists.args, nullptr), absl::OkStatus());
+  const auto offsets = lists.Read(Lists::kRowOffsets), first_rows = lists.Read(Lists::kFirstRows),
+             column_offsets = lists.Read(Lists::kColumnOffsets);
+  for (int head = 0; head < kHeads; ++head) {
+    const auto length = [&](const std::vector<int32_t>& of_heads, int64_t lines) {
+      return of_heads[(head + 1) * (lines + 1) - 1] - of_heads[head * (lines + 1)];
+    };
+    const int64_t rows = std::ssize(RowsOf(c, host, head).queries);
+    EXPECT_EQ(rows > lists.args.capacity, head == 1);
+    EXPECT_EQ(length(first_rows, lists.args.blocks()), head == 1 ? 0 : rows);
+    EXPECT_EQ(length(offsets, lists.args.tiles()), head == 1 ? 0 : rows / c.tile * 2);
+    EXPECT_EQ(length(column_offsets, lists.args.key_tiles()), head == 1 ? 0 : rows / c.tile * 2);
+  }
+}
+
 TEST_F(QueryRowsTest, OwnBlocksAreEachTilesAlone) {
   const ShardLayout layout = {.kind = LayoutKind::kZigzag, .ranks = 2, .rank = 1, .tokens = 8192};
   const DeviceBuffer<uint32_t> device(2 * 64 * 2);
@@ -353,21 +377,31 @@ TEST(QueryRowsPlanTest, CountsThePairsThatQueriesMayChoose) {
 
 TEST(QueryRowsPlanTest, GathersWhatIsFewAndFits) {
   const EarlierBlocks few = {.chosen = 1000, .most = 1500, .all = 10000};
-  const auto plan = PlanQueryRows(few, 16, 128, 16, 2, false);
+  const auto plan = PlanQueryRows(few, 16, 128, 1024, 16, 2, false);
   ASSERT_TRUE(plan.has_value());
   EXPECT_EQ(plan->heads, 8);
   EXPECT_EQ(plan->capacity % 128, 0);
   EXPECT_GE(plan->capacity, few.most + 16 * 127);
-  EXPECT_EQ(PlanQueryRows(few, 16, 128, 16, 2, true)->heads, 1) << "documents";
-  EXPECT_FALSE(PlanQueryRows({.all = 10000}, 16, 128, 16, 2, false).has_value());
-  EXPECT_FALSE(PlanQueryRows({.chosen = 4001, .most = 4001, .all = 10000}, 16, 128, 16, 2, false)
-                   .has_value());
-  EXPECT_TRUE(PlanQueryRows({.chosen = 4000, .most = 4000, .all = 10000}, 16, 128, 16, 2, false)
-                  .has_value());
+  EXPECT_EQ(PlanQueryRows(few, 16, 128, 1024, 16, 2, true)->heads, 1) << "documents";
+  EXPECT_FALSE(PlanQueryRows({.all = 10000}, 16, 128, 1024, 16, 2, false).has_value());
+  EXPECT_FALSE(
+      PlanQueryRows({.chosen = 4001, .most = 4001, .all = 10000}, 16, 128, 1024, 16, 2, false)
+          .has_value());
+  EXPECT_TRUE(
+      PlanQueryRows({.chosen = 4000, .most = 4000, .all = 10000}, 16, 128, 1024, 16, 2, false)
+          .has_value());
   const EarlierBlocks many = {.chosen = 1, .most = kMostQueryRows, .all = kMostQueryRows};
-  EXPECT_FALSE(PlanQueryRows(many, 16, 128, 16, 2, false).has_value());
+  EXPECT_FALSE(PlanQueryRows(many, 16, 128, 1024, 16, 2, false).has_value());
+  // Lists of 64 heads would be longer than an offset can say.
+  const EarlierBlocks long_lists = {.chosen = 1, .most = 1 << 22, .all = 1 << 30};
+  EXPECT_TRUE(PlanQueryRows(long_lists, 16, 64, 16384, 16, 16, false).has_value());
+  EXPECT_FALSE(PlanQueryRows(long_lists, 16, 64, 65536, 64, 64, false).has_value());
+  EXPECT_EQ(MostRowsAtOnce(1000, 8), 8000);
+  EXPECT_EQ(MostRowsAtOnce(kQueryRowsAtOnce / 3, 8), kQueryRowsAtOnce);
+  EXPECT_EQ(MostRowsAtOnce(kQueryRowsAtOnce + 64, 8), kQueryRowsAtOnce + 64);
+  EXPECT_EQ(MostRowsAtOnce(2 * kMostQueryRows, 8), kMostQueryRows);
   const EarlierBlocks some = {.chosen = 1, .most = kQueryRowsAtOnce / 3, .all = kMostQueryRows};
-  EXPECT_EQ(PlanQueryRows(some, 16, 128, 16, 2, false)->heads, 2);
+  EXPECT_EQ(PlanQueryRows(some, 16, 128, 1024, 16, 2, false)->heads, 2);
 }
 
 }  // namespace

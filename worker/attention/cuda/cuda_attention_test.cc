@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "ringleader/kernels/earlier_blocks.h"
 #include "worker/attention/cuda/cuda_ring_attention.h"
 #include "worker/attention/testing/changing_budgets.h"
 #include "worker/attention/testing/differentiable_attention.h"
@@ -91,6 +92,9 @@ TEST_F(CudaAttentionTest, GatheredQueriesOfAnyShape) {
     for (const std::vector<int64_t>& documents :
          {std::vector<int64_t>{}, {0, 5, 130, 600, 601}, {0, 999}}) {
       patterns::AttentionOptions options = Moba();
+      ASSERT_TRUE(kernels::GathersQueries(kernels::CountEarlierBlocks(
+          {.tokens = sequence.q.size(0)}, options.tile, options.block_size, options.topk_blocks,
+          0.0f, /*is_moved=*/false)));
       const Result result = RunOnGpu(sequence, options, Gpus::kShared, documents);
       ExpectNear(result, MaskedAttention(sequence, result.index[0]));
       options.deterministic = true;

@@ -102,8 +102,9 @@ std::optional<kernels::QueryRowsPlan> CudaCall::RowsPlanOf(const LayerIndex& ind
   if (index.queries_chosen.size == 0) return std::nullopt;
   const int64_t blocks =
       index.queries_chosen.size / (shape().heads * kernels::QueryWords(shape().tokens));
-  return kernels::PlanQueryRows(index.earlier_blocks, blocks, index.tile, shape().heads,
-                                shape().kv_heads, index.document_starts() != nullptr);
+  return kernels::PlanQueryRows(index.earlier_blocks, blocks, index.tile, index.block_size,
+                                shape().heads, shape().kv_heads,
+                                index.document_starts() != nullptr);
 }
 
 absl::StatusOr<CudaCall::HopTiles> CudaCall::OwnBlocksOf(const Step& step) {

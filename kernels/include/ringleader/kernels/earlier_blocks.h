@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <optional>
 
 #include "ringleader/kernels/balance_steps.h"
@@ -44,12 +45,11 @@ inline EarlierBlocks CountEarlierBlocks(const ShardLayout& queries, int32_t tile
 struct QueryRowsPlan {
   int64_t capacity = 0;  // rows of a head, padding included: whole tiles
   int32_t heads = 0;     // gathered at a time, of one KV head
-
-  // A row's query and, in backward, its output's gradient in bf16 and its own gradient in fp32; in
-  // forward its query and its output in fp32, which is less.
-  int64_t bytes(int32_t head_dim) const { return heads * capacity * head_dim * 8; }
 };
 
+// Of a row and dimension: its query and, in backward, its output's gradient in bf16 and its own
+// gradient in fp32. In forward its query and its output in fp32, which is less.
+inline constexpr int64_t kQueryRowBytes = 8;
 // Rows that are gathered at a time, 4 GiB of 128 dimensions, unless one head has more; and the most
 // that one head may have.
 inline constexpr int64_t kQueryRowsAtOnce = int64_t{1} << 22;
@@ -63,15 +63,29 @@ inline bool GathersQueries(const EarlierBlocks& pairs) {
          static_cast<double>(pairs.chosen) <= kMostGatheredShare * static_cast<double>(pairs.all);
 }
 
+// Rows that a head may have, with each block's padding.
+inline int64_t RowCapacity(const EarlierBlocks& pairs, int64_t blocks, int32_t tile) {
+  return (pairs.most + blocks * (tile - 1)) / tile * tile + tile;
+}
+
+// The most rows that are gathered at a time, however many of `capacity` a step's queries choose:
+// what memory estimates reckon with. `shared`: heads of a KV head.
+inline int64_t MostRowsAtOnce(int64_t capacity, int64_t shared) {
+  return std::min(kMostQueryRows,
+                  std::max(capacity, std::min(shared * capacity, kQueryRowsAtOnce)));
+}
+
 // Nothing where tiles are visited whole instead. Heads of one KV head are gathered together, unless
 // packed documents tell each head's rows another start.
 inline std::optional<QueryRowsPlan> PlanQueryRows(const EarlierBlocks& pairs, int64_t blocks,
-                                                  int32_t tile, int32_t heads, int32_t kv_heads,
-                                                  bool has_documents) {
+                                                  int32_t tile, int32_t block_size, int32_t heads,
+                                                  int32_t kv_heads, bool has_documents) {
   if (!GathersQueries(pairs)) return std::nullopt;
-  QueryRowsPlan plan = {.capacity = (pairs.most + blocks * (tile - 1)) / tile * tile + tile,
-                        .heads = 1};
-  if (plan.capacity > kMostQueryRows) return std::nullopt;
+  QueryRowsPlan plan = {.capacity = RowCapacity(pairs, blocks, tile), .heads = 1};
+  const int64_t listed = heads * (plan.capacity / tile) * (block_size / tile);
+  if (plan.capacity > kMostQueryRows || listed > std::numeric_limits<int32_t>::max()) {
+    return std::nullopt;
+  }
   const int32_t shared = heads / kv_heads;
   for (int32_t count = 2; count <= shared && !has_documents; ++count) {
     if (shared % count == 0 && count * plan.capacity <= kQueryRowsAtOnce) plan.heads = count;
