@@ -258,45 +258,31 @@ TEST(IndexMemoryTest, CountsListsOfSparseLayersAndGatheredKeys) {
 TEST(IndexMemoryTest, CountsTheRowsOfQueriesThatChoseForThemselves) {
   AttentionOptions options{
       .pattern = Pattern::kMoba, .block_size = 1024, .density = 0.05, .tile = 128, .stripe = 1024};
-  const IndexShape shape{.tokens = 262144,
-                         .ranks = 2,
-                         .heads = 16,
-                         .kv_heads = 2,
-                         .head_dim = 128,
-                         .element_bytes = 2};
-  const IndexMemory memory = IndexMemoryOf(options, shape, 36);
+  IndexShape shape{262144, /*ranks=*/2, /*heads=*/16, /*kv_heads=*/2, 128, /*element_bytes=*/2};
   constexpr int64_t kBits = 16 * 256 * (131072 / 32) * 4, kChosen = 16 * 1024 * 8 * 4;
-  EXPECT_EQ(memory.kept, 36 * (kBits + kChosen));
+  EXPECT_EQ(IndexMemoryOf(options, shape, 36).kept, 36 * (kBits + kChosen));
   // Of b + 1 blocks a query keeps a twentieth, its own counted. The second rank has every other
   // block, the last one among them.
   int64_t rows = 0;
-  for (int64_t block = 1; block < 256; block += 2) {
-    rows += 1024 * (std::max<int64_t>(1, (block + 1) / 20) - 1);
-  }
-  const int64_t capacity = (rows + 256 * 127) / 128 * 128 + 128;
+  for (int64_t b = 1; b < 256; b += 2) rows += 1024 * (std::max<int64_t>(1, (b + 1) / 20) - 1);
+  const int64_t capacity = (rows + 256 * 127) / 128 * 128 + 128,
+                lists = kBits + kChosen + 2 * 16 * capacity / 128 * 8 * 4;
   // Of a KV head's eight as many as fit 4 GiB: of each row and dimension a query, an output's
   // gradient and a gradient in fp32.
   EXPECT_GT(8 * capacity, int64_t{1} << 22);
-  EXPECT_EQ(memory.working,
-            (int64_t{1} << 22) * 128 * 8 + kBits + kChosen + 2 * 16 * capacity / 128 * 8 * 4);
-  IndexShape apart = shape;
-  apart.kv_heads = 16;  // no heads to gather together
-  EXPECT_EQ(IndexMemoryOf(options, apart, 36).working,
-            capacity * 128 * 8 + kBits + kChosen + 2 * 16 * capacity / 128 * 8 * 4);
-  // Without gathering: none of it.
-  options.density = 0.5;
+  EXPECT_EQ(IndexMemoryOf(options, shape, 36).working, (int64_t{1} << 22) * 128 * 8 + lists);
+  shape.kv_heads = 16;  // no heads to gather together
+  EXPECT_EQ(IndexMemoryOf(options, shape, 36).working, capacity * 128 * 8 + lists);
+  shape.element_bytes = 4;  // a CPU's
   EXPECT_EQ(IndexMemoryOf(options, shape, 36).working, 0);
-  EXPECT_EQ(IndexMemoryOf(options, shape, 36).kept, memory.kept);
-  options.density = 0.05;
-  IndexShape on_cpu = shape;
-  on_cpu.element_bytes = 4;
-  EXPECT_EQ(IndexMemoryOf(options, on_cpu, 36).working, 0);
+  options.density = 0.5;  // tiles are visited whole
+  shape.element_bytes = 2;
+  EXPECT_EQ(IndexMemoryOf(options, shape, 36).working, 0);
 }
 
 TEST(StripeTest, BlocksOfMobaHaveOneOwnerWhereEachRankHasSeveral) {
   const auto stripe = DefinitionOf(Pattern::kMoba).stripe_on_gpus;
   AttentionOptions options{.pattern = Pattern::kMoba, .block_size = 1024, .topk_blocks = 8};
-  EXPECT_EQ(stripe(options, 131072, 4), 1024);
   EXPECT_EQ(stripe(options, 131072, 16), 1024);
   EXPECT_EQ(stripe(options, 131072, 32), 128) << "four stripes a rank";
   EXPECT_EQ(stripe(options, 131072 - 2048, 4), 128) << "does not divide";
