@@ -224,6 +224,22 @@ int64_t KeptBytesPerToken(const ModelConfig& config, int64_t element_bytes, Reco
 
 namespace {
 
+int64_t CastBytes(const ParameterLayout& layout, const ModelConfig& config,
+                  const TrainingShape& shape, ParameterSharding sharding) {
+  const Widths w(config);
+  const int64_t weights = w.hidden * (w.packed() + w.attended) + config.mlp_weights();
+  const int64_t held = HeldCasts(config, shape, sharding);
+  // Each weight twice: as it is, and turned.
+  if (sharding == ParameterSharding::kWhole || held == 0) return 2 * weights * held;
+  // Turned alone, as the codes of the layer in work lie where its parameters would. Besides, the
+  // rank's own codes, and of all layers the rows' scales, norms and biases.
+  const int64_t cast = CastLayersOf(config.layers, shape.precision).count();
+  const int64_t layer = layout.blocks[1].elements;
+  const int64_t rows = w.packed() + 2 * w.hidden + 2 * w.inner;
+  return weights * held + std::min(cast * layer, layout.ShardElements(shape.ranks)) +
+         cast * (rows * kFloat + (layer - weights) * shape.element_bytes);
+}
+
 TrainingMemory EstimateWith(const ParameterLayout& layout, const ModelConfig& config,
                             const TrainingShape& shape, const RecomputePlan& plan,
                             ParameterSharding sharding) {
@@ -234,10 +250,7 @@ TrainingMemory EstimateWith(const ParameterLayout& layout, const ModelConfig& co
   memory.parameters = shape.element_bytes * (sharding == ParameterSharding::kWhole
                                                  ? layout.PaddedElements(shape.ranks)
                                                  : layout.ShardElements(shape.ranks) + in_use);
-  // Each weight twice: as it is, and transposed.
-  const Widths w(config);
-  const int64_t weights = w.hidden * (w.packed() + w.attended) + config.mlp_weights();
-  memory.casts = 2 * weights * HeldCasts(config, shape, sharding);
+  memory.casts = CastBytes(layout, config, shape, sharding);
   memory.optimizer = 4 * layout.ShardElements(shape.ranks) * kFloat;
   if (shape.ranks > 1) {
     memory.buckets = kFloat * in_use;

@@ -73,7 +73,17 @@ TEST(TrainingMemoryTest, CountsCastsOfWeightsAndRows) {
   EXPECT_EQ(one.total(), without.total() + one.casts + one.working - without.working);
   shape.micro_batches = 2;
   EXPECT_EQ(EstimateMemory(Config(), shape, {}, kWhole).casts, 34 * 2 * weights);
-  EXPECT_EQ(EstimateMemory(Config(), shape, {}, ParameterSharding::kShard).casts, 2 * weights);
+  // Of shards one turned, this rank's codes (the embedding's rank has less than a shard of layers),
+  // and the scales of 34 layers' rows, and their norms and biases.
+  const ParameterLayout layout = MakeParameterLayout(Config());
+  const int64_t layer = layout.blocks[1].elements, rows = 20 * 128 + 2048 + 2 * 11008 + 2048;
+  const int64_t shared = 34 * (4 * rows + 2 * (layer - weights));
+  EXPECT_EQ(EstimateMemory(Config(), shape, {}, ParameterSharding::kShard).casts,
+            weights + layout.ShardElements(shape.ranks) + shared);
+  TrainingShape two = shape;
+  two.ranks = 1;
+  EXPECT_EQ(EstimateMemory(Config(), two, {}, ParameterSharding::kShard).casts,
+            weights + 34 * layer + shared);
   shape.precision = Precision::kFp8AllLayers;
   const TrainingMemory all = EstimateMemory(Config(), shape, {}, kWhole);
   EXPECT_EQ(all.casts, 36 * 2 * weights);

@@ -96,6 +96,46 @@ TokenMajor<float> SumView(const Tensor& rows) {
   return RowsView(rows.mutable_data_ptr<float>(), rows);
 }
 
+// The gathered rows of plan.heads heads, in memory that all heads use in turn.
+class GatheredRows {
+ public:
+  // from: of all heads' queries, for backward with d_out; `like`: a tensor of their type.
+  GatheredRows(const kernels::QueryRowsPlan& plan, const index::GatherQueriesArgs& from,
+               const Tensor& like, int32_t head_dim)
+      : args_(from),
+        q_(torch::empty({plan.heads, plan.capacity, head_dim}, like.options())),
+        lse_(torch::empty({plan.heads, plan.capacity}, like.options().dtype(torch::kFloat))) {
+    args_.rows_q = MutableBf16(q_);
+    args_.rows_lse = lse_.mutable_data_ptr<float>();
+    if (from.d_out.data != nullptr) {
+      d_out_ = torch::empty_like(q_);
+      delta_ = torch::empty_like(lse_);
+      args_.rows_d_out = MutableBf16(d_out_);
+      args_.rows_delta = delta_.mutable_data_ptr<float>();
+    }
+    if (from.document_starts != nullptr) {
+      starts_ = torch::empty({plan.capacity}, like.options().dtype(torch::kInt));
+      args_.rows_starts = starts_.mutable_data_ptr<int32_t>();
+    }
+  }
+
+  absl::Status Gather(const index::QueryRowsArgs& lists, index::HeadRange heads) const {
+    return index::GatherQueries(lists, heads, args_, Stream());
+  }
+
+  TokenMajor<const __nv_bfloat16> q() const { return QueryView(q_); }          // [rows, heads, d]
+  TokenMajor<const __nv_bfloat16> d_out() const { return QueryView(d_out_); }  // [rows, heads, d]
+  float* lse() const { return args_.rows_lse; }                                // [heads, rows]
+  const float* delta() const { return args_.rows_delta; }                      // [heads, rows]
+  const int32_t* starts() const { return args_.rows_starts; }                  // [rows], or null
+  // For sums over the rows: [heads, rows, d] fp32.
+  Tensor NewSums() const { return torch::empty(q_.sizes(), lse_.options()); }
+
+ private:
+  index::GatherQueriesArgs args_;
+  Tensor q_, lse_, d_out_, delta_, starts_;
+};
+
 }  // namespace
 
 std::optional<kernels::QueryRowsPlan> CudaCall::RowsPlanOf(const LayerIndex& index) const {
@@ -127,37 +167,28 @@ absl::Status CudaCall::AttendChosen(const Step& step, const kernels::QueryRowsPl
   RETURN_IF_ERROR(AttendTiles(step, own.tiles));
   const CallShape of = shape();
   ASSIGN_OR_RETURN(const StepRows rows, RowsOf(step, plan, of.heads, tensors_.q.options()));
-  const auto floats = tensors_.q.options().dtype(torch::kFloat);
-  const int32_t* const documents = step.index.document_starts();
-  const Tensor q = torch::empty({plan.heads, plan.capacity, of.head_dim}, tensors_.q.options()),
-               out = torch::empty(q.sizes(), floats),
-               lse = torch::empty({plan.heads, plan.capacity}, floats);
-  Tensor starts;
-  if (documents != nullptr) starts = torch::empty({plan.capacity}, floats.dtype(torch::kInt));
+  const GatheredRows gathered(
+      plan, {.q = View(tensors_.q), .document_starts = step.index.document_starts()}, tensors_.q,
+      of.head_dim);
+  const Tensor out = gathered.NewSums();
   for (int32_t head = 0; head < of.heads; head += plan.heads) {
     const index::HeadRange range = {.first = head, .count = plan.heads};
-    const index::GatherQueriesArgs gather = {
-        .q = View(tensors_.q),
-        .document_starts = documents,
-        .rows_q = MutableBf16(q),
-        .rows_lse = lse.mutable_data_ptr<float>(),
-        .rows_starts = starts.defined() ? starts.mutable_data_ptr<int32_t>() : nullptr};
-    RETURN_IF_ERROR(index::GatherQueries(rows.lists, range, gather, Stream()));
+    RETURN_IF_ERROR(gathered.Gather(rows.lists, range));
     const int32_t kv_head = head / (of.heads / of.kv_heads);
     RETURN_IF_ERROR(CallWithWorkspace(
         kernels::AttentionForwardArgs<__nv_bfloat16>{
-            .q = QueryView(q),
+            .q = gathered.q(),
             .k = HeadOf(KeysOf(step, 0), kv_head),
             .v = HeadOf(KeysOf(step, 1), kv_head),
             .out = SumView(out),
-            .lse = gather.rows_lse,
+            .lse = gathered.lse(),
             .query_layout = BehindAllKeys(plan.capacity, step.owner.tokens),
             .key_layout = step.owner,
-            .tiles = TilesOfRows(rows.lists, head, gather.rows_starts),
+            .tiles = TilesOfRows(rows.lists, head, gathered.starts()),
             .scale = of.scale()},
         tensors_.q, sm90::ForwardWorkspaceBytes, sm90::AttentionForward));
     RETURN_IF_ERROR(index::MergeQueryRows(rows.lists, range, out.const_data_ptr<float>(),
-                                          lse.const_data_ptr<float>(), FloatView(sums_),
+                                          gathered.lse(), FloatView(sums_),
                                           tensors_.lse.mutable_data_ptr<float>(), Stream()));
   }
   return index::CountQueryRowTiles(
@@ -170,44 +201,33 @@ absl::Status CudaCall::AttendChosenBackward(const Step& step, const kernels::Que
   RETURN_IF_ERROR(AttendTilesBackward(step, own.tiles, slot));
   const CallShape of = shape();
   ASSIGN_OR_RETURN(const StepRows rows, RowsOf(step, plan, of.heads, tensors_.q.options()));
-  const auto floats = tensors_.q.options().dtype(torch::kFloat);
-  const int32_t* const documents = step.index.document_starts();
-  const Tensor q = torch::empty({plan.heads, plan.capacity, of.head_dim}, tensors_.q.options()),
-               d_out = torch::empty_like(q), dq = torch::empty(q.sizes(), floats),
-               lse = torch::empty({plan.heads, plan.capacity}, floats),
-               delta = torch::empty_like(lse);
-  Tensor starts;
-  if (documents != nullptr) starts = torch::empty({plan.capacity}, floats.dtype(torch::kInt));
+  const GatheredRows gathered(plan,
+                              {.q = View(tensors_.q),
+                               .d_out = View(tensors_.d_out),
+                               .lse = tensors_.lse.const_data_ptr<float>(),
+                               .delta = delta_.const_data_ptr<float>(),
+                               .document_starts = step.index.document_starts()},
+                              tensors_.q, of.head_dim);
+  const Tensor dq = gathered.NewSums();
   for (int32_t head = 0; head < of.heads; head += plan.heads) {
     const index::HeadRange range = {.first = head, .count = plan.heads};
-    const index::GatherQueriesArgs gather = {
-        .q = View(tensors_.q),
-        .d_out = View(tensors_.d_out),
-        .lse = tensors_.lse.const_data_ptr<float>(),
-        .delta = delta_.const_data_ptr<float>(),
-        .document_starts = documents,
-        .rows_q = MutableBf16(q),
-        .rows_d_out = MutableBf16(d_out),
-        .rows_lse = lse.mutable_data_ptr<float>(),
-        .rows_delta = delta.mutable_data_ptr<float>(),
-        .rows_starts = starts.defined() ? starts.mutable_data_ptr<int32_t>() : nullptr};
-    RETURN_IF_ERROR(index::GatherQueries(rows.lists, range, gather, Stream()));
+    RETURN_IF_ERROR(gathered.Gather(rows.lists, range));
     dq.zero_();
     const int32_t kv_head = head / (of.heads / of.kv_heads);
     RETURN_IF_ERROR(CallWithWorkspace(
         kernels::AttentionBackwardArgs<__nv_bfloat16>{
-            .q = QueryView(q),
+            .q = gathered.q(),
             .k = HeadOf(KeysOf(step, 0), kv_head),
             .v = HeadOf(KeysOf(step, 1), kv_head),
-            .d_out = QueryView(d_out),
-            .lse = gather.rows_lse,
-            .delta = gather.rows_delta,
+            .d_out = gathered.d_out(),
+            .lse = gathered.lse(),
+            .delta = gathered.delta(),
             .dq = SumView(dq),
             .dk = HeadOf(GradientsIn(slot, step.keys, 0), kv_head),
             .dv = HeadOf(GradientsIn(slot, step.keys, 1), kv_head),
             .query_layout = BehindAllKeys(plan.capacity, step.owner.tokens),
             .key_layout = step.owner,
-            .tiles = TilesOfRows(rows.lists, head, gather.rows_starts),
+            .tiles = TilesOfRows(rows.lists, head, gathered.starts()),
             .scale = of.scale(),
             .deterministic = device_.options().deterministic},
         dq_sums_, sm90::BackwardWorkspaceBytes, sm90::AttentionBackward));

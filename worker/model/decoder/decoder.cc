@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "model_shape/rope_frequencies.h"
+#include "worker/model/decoder/cast_block.h"
 #include "worker/model/decoder/layer_passes.h"
 
 namespace ringleader::model {
@@ -37,8 +38,8 @@ class Decoder::Pass {
     for (int layer = 0; layer < Layers(); ++layer) {
       SavedLayer saved;
       if (keep) saved_.MakeRoom(layer);
-      const LayerParameters parameters = Layer(store_.Parameters(layer + 1, layer + 2));
-      ForwardLayer(Context(layer, parameters), layer, parameters, attention_, stream,
+      const Weights weights = Read(layer, layer + 2);
+      ForwardLayer(Context(layer, weights), layer, weights.parameters, attention_, stream,
                    keep ? &saved : nullptr);
       if (keep) saved_.Keep(layer, std::move(saved));
     }
@@ -65,10 +66,9 @@ class Decoder::Pass {
     store_.CloseGradient(Final());
     for (int layer = Layers() - 1; layer >= 0; --layer) {
       const int block = layer + 1;
-      const LayerParameters parameters =
-          Layer(store_.Parameters(block, layer > 0 ? block - 1 : -1));
+      const Weights weights = Read(layer, layer > 0 ? block - 1 : -1);
       const LayerParameters gradients = Layer(store_.OpenGradient(block));
-      dx = BackwardLayer(Context(layer, parameters), parameters, gradients, saved_.Take(layer),
+      dx = BackwardLayer(Context(layer, weights), weights.parameters, gradients, saved_.Take(layer),
                          std::move(dx), GradientForm(layer - 1));
       saved_.Return(layer);
       store_.CloseGradient(block);
@@ -89,19 +89,39 @@ class Decoder::Pass {
   }
   // In which a layer, or the embedding below them all, takes the gradient of what it puts out.
   Form GradientForm(int layer) const { return ReadsCasts(layer) ? Form::kBoth : Form::kValues; }
-  LayerContext Context(int layer, const LayerParameters& parameters) {
+  // What a layer's products read. Casts are those of the layer in work where not all are held.
+  struct Weights {
+    LayerParameters parameters;
+    const LayerCasts* casts = nullptr;  // null: products read the parameters
+  };
+  Weights Read(int layer, int next_block) {
+    WeightCasts& casts = decoder_.weight_casts_;
+    const int block = layer + 1;
+    if (!ReadsCasts(layer)) {
+      const DecoderOptions& options = decoder_.options_;
+      if (options.held_casts < CastLayersOf(config_.layers, options.precision).count()) {
+        casts.Clear();
+      }
+      return {.parameters = Layer(store_.Parameters(block, next_block))};
+    }
+    if (const auto gathered = store_.CastParameters(block, next_block)) {
+      GatheredLayer views = ViewCastBlock(decoder_.layout_, *gathered);
+      return {.parameters = std::move(views.parameters),
+              .casts = &casts.OfGathered(layer, store_.version(), views.casts)};
+    }
+    Weights weights{.parameters = Layer(store_.Parameters(block, next_block))};
+    weights.casts = &casts.Of(layer, store_.version(), weights.parameters);
+    return weights;
+  }
+  LayerContext Context(int layer, const Weights& weights) {
     const RecomputePlan& plan = decoder_.options_.recompute;
-    const bool reads_casts = ReadsCasts(layer);
-    const int64_t cast_layers = CastLayersOf(config_.layers, decoder_.options_.precision).count();
-    if (!reads_casts && decoder_.options_.held_casts < cast_layers) decoder_.weight_casts_.Clear();
     return {
         .config = config_,
         .ops = ops_,
         .recompute = layer >= config_.layers - plan.kept_layers ? Recompute::kNone : plan.recompute,
         .mlp_chunk_tokens = decoder_.options_.mlp_chunk_tokens,
         .rotary = rotary_,
-        .casts = reads_casts ? &decoder_.weight_casts_.Of(layer, store_.version(), parameters)
-                             : nullptr};
+        .casts = weights.casts};
   }
   int Final() const { return Layers() + 1; }
   int HeadBlock() const { return config_.tied_embeddings ? 0 : Final(); }
@@ -144,6 +164,8 @@ Decoder::Decoder(ModelConfig config, const TokenOps& ops, ParameterStore& store,
               "layers that keep more than others cannot wait in the host's slots");
   TORCH_CHECK(plan.host_layers >= 0 && plan.host_layers < config_.layers,
               "the last layer's activations stay on the device");
+  const CastLayers cast = CastLayersOf(config_.layers, options_.precision);
+  if (cast.count() > 0) store_.GatherCasts(ops_, cast);
 }
 
 Tensor Decoder::ForwardBackward(const TokenBatch& batch, attention::ContextAttention& attention) {

@@ -53,7 +53,10 @@ class Decoder {
 
   // Whether the next passes' products read casts, where options.precision has any; they do unless
   // told otherwise. A forward and its backward are one pass.
-  void SetReadsCasts(bool reads_casts) { reads_casts_ = reads_casts; }
+  void SetReadsCasts(bool reads_casts) {
+    reads_casts_ = reads_casts;
+    store_.SetReadsCasts(reads_casts);
+  }
 
   // The summed cross entropy of the labelled tokens, an fp64 scalar on the device. Adds its
   // gradient to the store's buffers, so micro-batches add up. On the CPU, tokens and labels outside

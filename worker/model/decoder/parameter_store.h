@@ -5,8 +5,22 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <optional>
+
+#include "model_shape/precision.h"
+#include "worker/model/token_ops/token_ops.h"
 
 namespace ringleader::model {
+
+// A layer's block as its owners cast it, at half of a parameter's bytes and less (cast_block.h has
+// the places of its slots).
+struct CastBlock {
+  // [elements] Float8_e4m3fn: a weight's, as TokenOps::CastRows gives them, at its offset in the
+  // block.
+  torch::Tensor codes;
+  torch::Tensor scales;   // [rows] fp32, of the weights' rows, in the order of slots
+  torch::Tensor vectors;  // [elements], norms and biases in the model's type, in the order of slots
+};
 
 // Blocks are those of ParameterLayout::blocks: the embedding, each layer, the final norm with the
 // head. On a GPU calls are enqueued on LibTorch's current stream and wait for nothing on the
@@ -20,6 +34,14 @@ class ParameterStore {
   // Readable until the next call but one for a layer; embedding and final block until the step
   // ends.
   virtual torch::Tensor Parameters(int block, int next) = 0;
+
+  // Products read casts of these layers' weights, as `ops` makes them, which outlives this. Called
+  // once, before blocks are asked for; a store that has to fetch blocks may fetch casts instead.
+  virtual void GatherCasts(const TokenOps& /*ops*/, CastLayers /*layers*/) {}
+  // As Parameters, of a layer that is fetched as casts; nothing of others, which Parameters gives.
+  virtual std::optional<CastBlock> CastParameters(int /*block*/, int /*next*/) { return {}; }
+  // Whether products read casts from here on; they do unless this is told otherwise.
+  virtual void SetReadsCasts(bool /*reads_casts*/) {}
 
   // Another number whenever parameters may have changed: what was derived from them under the same
   // number is still true.

@@ -30,6 +30,10 @@ class WeightCasts {
   // another layer takes their place.
   const LayerCasts& Of(int layer, int64_t version, const LayerParameters& parameters);
 
+  // The same where `layer` comes from its owners as casts for outputs, `gathered`, which stay good
+  // for as long as the store has them.
+  const LayerCasts& OfGathered(int layer, int64_t version, const LayerCasts& gathered);
+
   // Frees what is held: a layer comes that has none, and takes the room.
   void Clear() { places_.assign(places_.size(), {}); }
 
@@ -38,7 +42,15 @@ class WeightCasts {
     int layer = -1;
     int64_t version = 0;
     LayerCasts casts;
+    bool Has(int of_layer, int64_t of_version) const {
+      return layer == of_layer && version == of_version;
+    }
   };
+
+  Place& PlaceOf(int layer) { return places_[static_cast<size_t>(layer) % places_.size()]; }
+  // Takes the casts for outputs from forward(weight), a member of LayerCasts, and turns them.
+  template <typename Forward>
+  const LayerCasts& Fill(Place& place, int layer, int64_t version, Forward forward);
 
   const TokenOps& ops_;
   std::vector<Place> places_;

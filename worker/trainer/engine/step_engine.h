@@ -24,7 +24,7 @@
 #include "worker/data/loader.h"
 #include "worker/model/decoder/decoder.h"
 #include "worker/model/files/huggingface.h"
-#include "worker/optim/sharded_adamw.h"
+#include "worker/optim/sharded/sharded_adamw.h"
 #include "worker/trainer/engine/engine_device.h"
 #include "worker/trainer/host.h"
 #include "worker/trainer/training_job.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/status_macros.h"
-#include "worker/optim/sharded_adamw.h"
+#include "worker/optim/sharded/sharded_adamw.h"
 
 namespace ringleader::optim {
 

@@ -1,7 +1,8 @@
-#include "worker/optim/sharded_adamw.h"
+#include "worker/optim/sharded/sharded_adamw.h"
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "worker/optim/decay_ranges.h"
+#include "worker/optim/sharded/sharded_casts.h"
 
 namespace ringleader::optim {
 namespace {
@@ -27,10 +29,11 @@ struct Bucket {
   std::vector<ShardTransferPtr> reductions;
 };
 
-// A block's parameters, gathered from their owners.
+// A block's parameters, or their casts, gathered from their owners.
 struct GatheredBlock {
-  Tensor buffer;  // the model's type
+  Tensor buffer;  // bytes, of the larger of the two that has been here
   int block = -1;
+  bool is_cast = false;
   std::vector<ShardTransferPtr> broadcasts;
 };
 
@@ -60,6 +63,8 @@ struct ShardedAdamW::State {
   bool whole = true;          // every rank holds all parameters
   Tensor parameters;          // [ranks * elements], or this rank's [elements]; the model's type
   GatheredBlock gathered[4];  // not whole: even layers, odd layers, embedding, final block
+  std::optional<ShardedCasts> casts;           // GatherCasts
+  bool reads_casts = true;                     // of the layers that have some
   Tensor master, first_moment, second_moment;  // [elements] fp32
   Tensor gradient;                             // [elements] fp32, reduced
   Bucket buckets[4];                           // even layers, odd layers, embedding, final
@@ -81,6 +86,11 @@ struct ShardedAdamW::State {
     return whole ? parameters.narrow(0, begin, elements) : parameters;
   }
 
+  bool IsCast(int block) const {
+    return casts.has_value() && reads_casts && is_layer(block) &&
+           casts->layers().contains(block - 1);
+  }
+
   // body(rank, begin, end) for the owners of [begin, end).
   template <typename Body>
   absl::Status ForOwners(const model::ParameterBlock& block, Body body) const {
@@ -98,6 +108,7 @@ struct ShardedAdamW::State {
   absl::Status Update(double learning_rate, const Tensor& scale);
   absl::Status GatherParameters();
   absl::Status Fetch(int block);
+  Tensor Gathered(int block, int next);
   absl::Status CopyFromMaster();
 };
 
@@ -179,17 +190,43 @@ absl::Status ShardedAdamW::State::GatherParameters() {
 // included.
 absl::Status ShardedAdamW::State::Fetch(int block) {
   const model::ParameterBlock& range = layout.blocks[block];
+  const bool is_cast = IsCast(block);
+  if (is_cast) RETURN_IF_ERROR(casts->Update(version));
+  const Tensor own = is_cast ? casts->codes() : parameters.view(torch::kByte);
+  const int64_t own_begin = is_cast ? casts->begin() : begin;
+  const int64_t element_bytes = is_cast ? 1 : parameters.element_size();
   GatheredBlock& place = gathered[PlaceOf(block)];
-  if (!place.buffer.defined()) place.buffer = torch::empty({range.elements}, parameters.options());
   RETURN_IF_ERROR(Await(place.broadcasts));
+  if (!place.buffer.defined() || place.buffer.numel() < range.elements * element_bytes) {
+    place.buffer = torch::empty({range.elements * element_bytes}, own.options());
+  }
   place.block = block;
+  place.is_cast = is_cast;
   return ForOwners(range, [&](int owner, int64_t from, int64_t to) -> absl::Status {
-    const Tensor part = place.buffer.narrow(0, from - range.begin, to - from);
-    if (owner == rank) part.copy_(parameters.narrow(0, from - begin, to - from));
-    ASSIGN_OR_RETURN(ShardTransferPtr broadcast, device->Broadcast(part, owner));
+    const auto part = [&](const Tensor& bytes, int64_t first) {
+      return bytes.narrow(0, (from - first) * element_bytes, (to - from) * element_bytes);
+    };
+    const Tensor gathered_part = part(place.buffer, range.begin);
+    if (owner == rank) gathered_part.copy_(part(own, own_begin));
+    ASSIGN_OR_RETURN(ShardTransferPtr broadcast, device->Broadcast(gathered_part, owner));
     place.broadcasts.push_back(std::move(broadcast));
     return absl::OkStatus();
   });
+}
+
+// The block's bytes, while `next` is on its way.
+Tensor ShardedAdamW::State::Gathered(int block, int next) {
+  const auto is_there = [&](int wanted) {
+    const GatheredBlock& place = gathered[PlaceOf(wanted)];
+    return place.block == wanted && place.is_cast == IsCast(wanted);
+  };
+  if (!is_there(block)) Check(Fetch(block));
+  GatheredBlock& place = gathered[PlaceOf(block)];
+  Check(Await(place.broadcasts));
+  // The other place's layer has been used: its reader is enqueued.
+  if (is_layer(next) && !is_there(next)) Check(Fetch(next));
+  const int64_t element_bytes = place.is_cast ? 1 : parameters.element_size();
+  return place.buffer.narrow(0, 0, layout.blocks[block].elements * element_bytes);
 }
 
 absl::Status ShardedAdamW::State::CopyFromMaster() {
@@ -264,14 +301,24 @@ Tensor ShardedAdamW::Parameters(int block, int next) {
     const model::ParameterBlock& range = state.layout.blocks[block];
     return state.parameters.narrow(0, range.begin, range.elements);
   }
-  GatheredBlock& place = state.gathered[state.PlaceOf(block)];
-  if (place.block != block) Check(state.Fetch(block));
-  Check(Await(place.broadcasts));
-  // The other place's layer has been used: its reader is enqueued.
-  if (state.is_layer(next) && state.gathered[state.PlaceOf(next)].block != next) {
-    Check(state.Fetch(next));
-  }
-  return place.buffer;
+  TORCH_CHECK(!state.IsCast(block), "layer ", block - 1, " is gathered as casts");
+  return state.Gathered(block, next).view(state.parameters.scalar_type());
+}
+
+void ShardedAdamW::GatherCasts(const model::TokenOps& ops, model::CastLayers layers) {
+  State& state = *state_;
+  if (state.whole) return;
+  state.casts.emplace(state.layout, layers, ops, *state.device, state.parameters);
+}
+
+std::optional<model::CastBlock> ShardedAdamW::CastParameters(int block, int next) {
+  State& state = *state_;
+  if (!state.IsCast(block)) return std::nullopt;
+  return state.casts->Block(block - 1, state.Gathered(block, next));
+}
+
+void ShardedAdamW::SetReadsCasts(bool reads_casts) {
+  state_->reads_casts = reads_casts;
 }
 
 int64_t ShardedAdamW::version() const {
@@ -292,14 +339,18 @@ void ShardedAdamW::CloseGradient(int block) {
 }
 
 void ShardedAdamW::PassForward() {
-  for (int block = 0; block < state_->last_block(); ++block) Parameters(block, block + 1);
+  for (int block = 0; block < state_->last_block(); ++block) PassBlock(block, block + 1);
+}
+
+void ShardedAdamW::PassBlock(int block, int next) {
+  if (!CastParameters(block, next).has_value()) Parameters(block, next);
 }
 
 void ShardedAdamW::PassMicroBatch() {
   PassForward();
   LastMicroBatch();
   for (int block = state_->last_block(); block >= 0; --block) {
-    if (state_->is_layer(block)) Parameters(block, block - 1);
+    if (state_->is_layer(block)) PassBlock(block, block - 1);
     OpenGradient(block);
     CloseGradient(block);
   }

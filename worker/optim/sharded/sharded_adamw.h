@@ -1,8 +1,8 @@
 // AdamW with state sharded over all ranks (ZeRO, Rajbhandari et al. 2020), on CPUs and GPUs: a
 // ShardDevice is what they differ in. Every rank holds master weights, moments and the reduced
 // gradient of its range of the flat buffer only, and the model in its working type whole (stage 2)
-// or as a shard too (stage 3). Then a layer's parameters are broadcast by their owners into one of
-// two buffers while the layer before is computed.
+// or as a shard too (stage 3). Then a layer's parameters, or their casts in e4m3, are broadcast by
+// their owners into one of two buffers while the layer before is computed.
 //
 // Gradients arrive block by block in fp32 while backward runs: as ranges are contiguous, a block
 // belongs to one or two ranks, and one reduction to each owner adds it up where it is needed,
@@ -13,13 +13,16 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "model_shape/memory_estimate.h"
 #include "model_shape/parameter_layout.h"
+#include "model_shape/precision.h"
 #include "worker/model/decoder/parameter_store.h"
+#include "worker/model/token_ops/token_ops.h"
 #include "worker/optim/adamw.h"
 #include "worker/optim/shard_device.h"
 
@@ -58,8 +61,12 @@ class ShardedAdamW : public model::ParameterStore {
   // Called between steps: the gradient starts at 0.
   void ZeroGradients();
 
-  // ParameterStore.
+  // ParameterStore. Where parameters are sharded, layers are gathered as casts that their owners
+  // make, once for each version of the parameters (sharded_casts.h).
+  void GatherCasts(const model::TokenOps& ops, model::CastLayers layers) override;
   torch::Tensor Parameters(int block, int next) override;
+  std::optional<model::CastBlock> CastParameters(int block, int next) override;
+  void SetReadsCasts(bool reads_casts) override;
   int64_t version() const override;
   torch::Tensor OpenGradient(int block) override;
   void CloseGradient(int block) override;
@@ -98,6 +105,7 @@ class ShardedAdamW : public model::ParameterStore {
 
  private:
   struct State;
+  void PassBlock(int block, int next);
   explicit ShardedAdamW(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
 };

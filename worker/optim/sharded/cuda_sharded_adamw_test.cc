@@ -1,6 +1,4 @@
 // AdamW on a GPU against the CPU's, over one rank and several.
-#include "worker/optim/sharded_adamw.h"
-
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -15,10 +13,13 @@
 #include "worker/model/testing/dense_context_attention.h"
 #include "worker/model/testing/need_gpu.h"
 #include "worker/model/testing/plain_token_ops.h"
+#include "worker/model/token_ops/cuda_token_ops.h"
 #include "worker/optim/cpu_shard_device.h"
 #include "worker/optim/cuda_shard_device.h"
 #include "worker/optim/shard_copier.h"
-#include "worker/optim/testing/small_model.h"
+#include "worker/optim/sharded/sharded_adamw.h"
+#include "worker/optim/sharded/testing/gathered_casts.h"
+#include "worker/optim/sharded/testing/small_model.h"
 
 namespace ringleader::optim {
 namespace {
@@ -262,6 +263,36 @@ TEST_F(ShardedAdamWTest, RanksTrainTheModelThatOneRankTrains) {
     const Tensor a = torch::tensor(actual), e = torch::tensor(expected);
     EXPECT_LE((a - e).abs().max().item<double>(), 2e-4) << ranks << " ranks";
     EXPECT_GT(e.abs().max().item<double>(), 0.0);
+  }
+}
+
+// Three ranks, whose borders cut rows, cast their parts to the same bits as one its whole weights.
+TEST_F(ShardedAdamWTest, GathersTheCastsOfWholeWeights) {
+  model::ModelConfig config = SmallModel();
+  config.intermediate_size = 48;  // tensor cores take multiples of 16
+  config.attention_output_bias = config.mlp_bias = true;
+  const model::ParameterLayout layout = model::MakeParameterLayout(config);
+  for (const int ranks : {2, 3, 5}) {
+    const std::vector<float> start = RandomShards(layout, ranks, 1);
+    comm::testing::RunDeviceRanks(ranks, [&](comm::DeviceCommunicator& comm) {
+      OnGpu adamw({}, layout, &comm, torch::kBFloat16, ShardOf(layout, ranks, comm.rank(), start),
+                  model::ParameterSharding::kShard);
+      const auto ops = model::NewCudaTokenOps();
+      adamw->GatherCasts(*ops, {.begin = 0, .end = config.layers});
+      for (int step = 0; step < 2; ++step) {
+        std::vector<float> master(layout.elements);
+        ASSERT_TRUE(adamw->GatherMaster(master.data()).ok());
+        const Tensor flat = torch::tensor(master).to(torch::kCUDA, torch::kBFloat16);
+        for (int layer = 0; layer < config.layers; ++layer) {
+          const auto block = adamw->CastParameters(layer + 1, layer + 2);
+          ASSERT_TRUE(block.has_value());
+          ExpectCastsOf(layout, layer, *block, flat, *ops);
+        }
+        adamw->ZeroGradients();
+        AddGradients(*adamw, layout, RandomShards(layout, ranks, 100 + step));
+        ASSERT_TRUE(adamw->Step(0.01, Loss(1.0), 1).ok());
+      }
+    });
   }
 }
 

@@ -1,5 +1,7 @@
 // The sharded optimizer on CPU ranks: against the paper's algorithm, with parameters whole and
 // sharded, on any number of ranks.
+#include "worker/optim/sharded/sharded_adamw.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,8 +16,7 @@
 #include "worker/model/testing/dense_context_attention.h"
 #include "worker/model/token_ops/cpu_token_ops.h"
 #include "worker/optim/cpu_shard_device.h"
-#include "worker/optim/sharded_adamw.h"
-#include "worker/optim/testing/small_model.h"
+#include "worker/optim/sharded/testing/small_model.h"
 
 namespace ringleader::optim {
 namespace {
@@ -278,7 +279,7 @@ TEST(CpuAdamWTest, RanksMayAddUpDifferentNumbersOfMicroBatches) {
 // The small model's parameters after a few steps on ranks that see sequences of their own, as many
 // each or not, and sum gradients once a step or not.
 Tensor TrainModel(int ranks, ParameterSharding sharding, bool is_even, bool once,
-                  const model::DecoderOptions& options = {}) {
+                  const model::DecoderOptions& options = {}, int step_without_casts = -1) {
   const model::ParameterLayout layout = model::MakeParameterLayout(SmallModel());
   constexpr int kSequences = 12, kSteps = 3, kOfFirst = 7;
   // The last of three uneven ranks has none.
@@ -297,6 +298,7 @@ Tensor TrainModel(int ranks, ParameterSharding sharding, bool is_even, bool once
     int all = 0;
     for (int s = 0; s < kSequences; ++s) all += owner(s) == comm.rank();
     for (int step = 0; step < kSteps; ++step) {
+      decoder.SetReadsCasts(step != step_without_casts);
       rank->ZeroGradients();
       Tensor loss = torch::zeros({}, torch::kDouble);
       int64_t count = 0;
@@ -329,6 +331,7 @@ Tensor TrainModel(int ranks, ParameterSharding sharding, bool is_even, bool once
     } else {
       rank->PassForward();
     }
+    rank->SetReadsCasts(false);
     const std::vector<float> parameters = rank.Parameters();
     if (comm.rank() == 0) result = parameters;
   });
@@ -354,25 +357,29 @@ TEST(CpuAdamWTest, RanksTrainTheModelThatOneRankTrains) {
   }
 }
 
-// Casts are made of what was gathered, layer after layer, or once a step of what is whole: the
-// same.
+// Casts are made of what is whole, layer after layer or once a step, or by the owners of what is
+// gathered: the same, also where a step reads none.
 TEST(CpuAdamWTest, Fp8ReadsTheSameWeightsWherePartsOfThemAreGathered) {
-  const auto fp8 = [](int64_t held) {
+  const auto train = [](int ranks, ParameterSharding sharding, model::Precision precision,
+                        int64_t held, int step_without_casts = -1) {
     model::DecoderOptions options;
-    options.precision = model::Precision::kFp8;
+    options.precision = precision;
     options.held_casts = held;
-    return options;
+    const bool is_even = step_without_casts < 0;
+    return TrainModel(ranks, sharding, is_even, false, options, step_without_casts);
   };
-  const Tensor without = TrainModel(2, ParameterSharding::kWhole, true, false);
+  using enum ParameterSharding;
+  using enum model::Precision;
+  const Tensor without = train(2, kWhole, kModelType, 1);
   for (const int ranks : {1, 2, 3}) {
-    const Tensor whole =
-        TrainModel(ranks, ParameterSharding::kWhole, true, false, fp8(SmallModel().layers));
-    EXPECT_TRUE(
-        torch::equal(TrainModel(ranks, ParameterSharding::kWhole, true, false, fp8(1)), whole));
-    EXPECT_TRUE(
-        torch::equal(TrainModel(ranks, ParameterSharding::kShard, true, false, fp8(1)), whole));
+    const Tensor whole = train(ranks, kWhole, kFp8, SmallModel().layers);
+    EXPECT_TRUE(torch::equal(train(ranks, kWhole, kFp8, 1), whole));
+    EXPECT_TRUE(torch::equal(train(ranks, kShard, kFp8, 1), whole));
     EXPECT_FALSE(torch::equal(whole, without)) << "nothing was cast";
   }
+  const Tensor partly = train(3, kWhole, kFp8AllLayers, 1, /*step_without_casts=*/1);
+  EXPECT_TRUE(torch::equal(train(3, kShard, kFp8AllLayers, 1, 1), partly));
+  EXPECT_FALSE(torch::equal(train(3, kShard, kFp8AllLayers, 1), partly));
 }
 
 // What is derived from parameters goes by their version.

@@ -1,0 +1,172 @@
+// Casts by the owners of shards, against casts of whole weights.
+#include "worker/optim/sharded/sharded_casts.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <barrier>
+#include <limits>
+#include <memory>
+#include <mutex>
+
+#include "worker/comm/testing/local_communicator.h"
+#include "worker/model/token_ops/cpu_token_ops.h"
+#include "worker/optim/cpu_shard_device.h"
+#include "worker/optim/sharded/sharded_adamw.h"
+#include "worker/optim/sharded/testing/gathered_casts.h"
+#include "worker/optim/sharded/testing/small_model.h"
+
+namespace ringleader::optim {
+namespace {
+
+using comm::Communicator;
+using comm::testing::RunRanks;
+using model::CastLayers;
+using torch::Tensor;
+
+model::ModelConfig WithAllBiases() {
+  model::ModelConfig config = SmallModel();
+  config.attention_output_bias = config.mlp_bias = true;
+  return config;
+}
+
+// One layer whose down projection has rows of 512.
+model::ModelConfig WithLongRows() {
+  model::ModelConfig config = SmallModel();
+  config.vocab_size = 16;
+  config.hidden_size = 16;
+  config.heads = 2;
+  config.kv_heads = 1;
+  config.intermediate_size = 512;
+  config.layers = 1;
+  return config;
+}
+
+// What `ranks` ranks come to have of the casts of `values`, the flat buffer, is what one that holds
+// them whole makes of them.
+void ExpectCastsOfTheWhole(const model::ModelConfig& config, CastLayers layers, int ranks,
+                           std::vector<float> values) {
+  const model::ParameterLayout layout = model::MakeParameterLayout(config);
+  const int64_t elements = layout.ShardElements(ranks);
+  values.resize(layout.PaddedElements(ranks));
+  const Tensor flat = torch::tensor(values);
+  const Tensor codes = torch::zeros({flat.numel()}, torch::kByte);
+  std::mutex mutex;
+  std::vector<std::vector<model::CastBlock>> blocks;  // of each rank, without codes
+  RunRanks(ranks, [&](Communicator& comm) {
+    CpuShardDevice device(comm, /*threads=*/1);
+    const auto ops = model::NewCpuTokenOps(/*threads=*/1);
+    ShardedCasts casts(layout, layers, *ops, device,
+                       flat.narrow(0, comm.rank() * elements, elements));
+    const absl::Status status = casts.Update(/*version=*/1);
+    ASSERT_TRUE(status.ok()) << status;
+    codes.narrow(0, casts.begin(), casts.codes().numel()).copy_(casts.codes());
+    std::vector<model::CastBlock> of_rank;
+    for (int64_t layer = layers.begin; layer < layers.end; ++layer) {
+      of_rank.push_back(casts.Block(layer, torch::zeros({1}, torch::kByte)));
+    }
+    const std::lock_guard lock(mutex);
+    blocks.push_back(std::move(of_rank));
+  });
+  const auto ops = model::NewCpuTokenOps(/*threads=*/1);
+  for (std::vector<model::CastBlock>& of_rank : blocks) {
+    for (int64_t layer = layers.begin; layer < layers.end; ++layer) {
+      SCOPED_TRACE(::testing::Message() << ranks << " ranks, layer " << layer);
+      const model::ParameterBlock& range = layout.blocks[layer + 1];
+      model::CastBlock& block = of_rank[layer - layers.begin];
+      block.codes = codes.narrow(0, range.begin, range.elements).view(torch::kFloat8_e4m3fn);
+      ExpectCastsOf(layout, layer, block, flat, *ops);
+    }
+  }
+}
+
+TEST(ShardedCastsTest, AreThoseOfTheWholeWeightsWhereverShardsCutRows) {
+  for (const model::ModelConfig& config : {SmallModel(), WithAllBiases()}) {
+    const model::ParameterLayout layout = model::MakeParameterLayout(config);
+    const std::vector<float> values = Random(layout, layout.elements, 5);
+    for (const int ranks : {2, 3, 5, 7, 24}) {
+      ExpectCastsOfTheWhole(config, {.begin = 0, .end = 3}, ranks, values);
+      ExpectCastsOfTheWhole(config, {.begin = 1, .end = 2}, ranks, values);
+    }
+  }
+}
+
+TEST(ShardedCastsTest, RowsMayReachOverSeveralShards) {
+  const model::ParameterLayout layout = model::MakeParameterLayout(WithLongRows());
+  std::vector<float> values = Random(layout, layout.elements, 6);
+  // The largest of a row at its beginning, in its middle, at its end.
+  const model::ParameterSlot& down = *layout.Find("model.layers.0.mlp.down_proj.weight");
+  for (const int at : {0, 512 + 250, 2 * 512 + 511}) values[down.offset + at] = -1000.0f;
+  constexpr int kRanks = 120;
+  ASSERT_LT(layout.ShardElements(kRanks), 256) << "a shard lies within a row";
+  ExpectCastsOfTheWhole(WithLongRows(), {.begin = 0, .end = 1}, kRanks, values);
+}
+
+// Rows that are not numbers are none as a whole, whichever rank has the value that is none.
+TEST(ShardedCastsTest, RowsThatAreNoNumbersAreNoneOnAllRanks) {
+  const model::ParameterLayout layout = model::MakeParameterLayout(SmallModel());
+  for (const int ranks : {2, 5}) {
+    std::vector<float> values = Random(layout, layout.elements, 7);
+    const int64_t border = layout.ShardElements(ranks);
+    const float bad[] = {std::numeric_limits<float>::quiet_NaN(),
+                         std::numeric_limits<float>::infinity()};
+    for (int rank = 1; rank < ranks; ++rank) {
+      values[rank * border - rank % 2] = bad[rank % 2];  // before the border or behind it
+    }
+    const model::ParameterSlot& query = *layout.Find("model.layers.1.self_attn.q_proj.weight");
+    std::fill_n(values.begin() + query.offset, 32, 0.0f);
+    ExpectCastsOfTheWhole(SmallModel(), {.begin = 0, .end = 3}, ranks, values);
+  }
+}
+
+// A layer on its way takes a byte an element, and nothing is gathered twice.
+TEST(ShardedCastsTest, AQuarterOfTheBytesOfFloatsIsGathered) {
+  const model::ParameterLayout layout = model::MakeParameterLayout(SmallModel());
+  constexpr int kRanks = 3;
+  const std::vector<float> values = Random(layout, layout.PaddedElements(kRanks), 8);
+  std::atomic<uint64_t> sent = 0;
+  std::barrier together(kRanks);
+  RunRanks(comm::testing::CountedCommunicators(kRanks, &sent), [&](Communicator& comm) {
+    CpuShardDevice device(comm, /*threads=*/1);
+    const auto ops = model::NewCpuTokenOps(/*threads=*/1);
+    const int64_t elements = layout.ShardElements(kRanks);
+    const auto adamw =
+        ShardedAdamW::Create({}, layout, device, torch::kFloat,
+                             std::span(values).subspan(comm.rank() * elements, elements),
+                             model::ParameterSharding::kShard);
+    ASSERT_TRUE(adamw.ok()) << adamw.status();
+    (*adamw)->GatherCasts(*ops, {.begin = 0, .end = 3});
+    // What all ranks send in body().
+    const auto sent_in = [&](auto body) {
+      together.arrive_and_wait();
+      const uint64_t before = sent;
+      together.arrive_and_wait();
+      body();
+      together.arrive_and_wait();
+      return sent - before;
+    };
+    // Of layers forward twice, where the last of the same kind are there from the time before.
+    const auto sent_in_passes = [&] {
+      const auto pass = [&] {
+        for (int round = 0; round < 2; ++round) (*adamw)->PassForward();
+      };
+      pass();
+      return sent_in(pass);
+    };
+    const uint64_t casts = sent_in_passes();
+    (*adamw)->SetReadsCasts(false);
+    EXPECT_FALSE((*adamw)->CastParameters(1, 2).has_value());
+    const uint64_t parameters = sent_in_passes();
+    (*adamw)->SetReadsCasts(true);
+    EXPECT_THROW((*adamw)->Parameters(1, 2), c10::Error);
+    const uint64_t again = sent_in_passes();
+    if (comm.rank() > 0) return;
+    EXPECT_GT(casts, 0u);
+    EXPECT_EQ(parameters, 4 * casts);
+    EXPECT_EQ(again, casts) << "the version is the same, and so are its casts";
+  });
+}
+
+}  // namespace
+}  // namespace ringleader::optim
