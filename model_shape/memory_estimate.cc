@@ -42,7 +42,8 @@ struct Widths {
 };
 
 // The most that is alive besides what is kept, following layer_passes.cc.
-int64_t WorkingBytes(const ModelConfig& config, const TrainingShape& shape) {
+int64_t WorkingBytes(const ModelConfig& config, const TrainingShape& shape,
+                     ParameterSharding sharding) {
   const Widths w(config, shape.head_ranks);
   const int64_t n = shape.tokens, element = shape.element_bytes;
   const int64_t chunk = std::min(shape.mlp_chunk_tokens, n);
@@ -75,8 +76,15 @@ int64_t WorkingBytes(const ModelConfig& config, const TrainingShape& shape) {
     const bool values_stay = config.mlp_bias || shape.device_is_host;
     const int64_t of_chunk =
         codes + (values_stay ? chunk_values + turned : std::max(chunk_values, turned));
+    // The MLP's weights, turned and, unless they were gathered so, as they are; where all layers'
+    // are held they are counted with those. Attention's go before it works.
+    const int64_t copies = HeldCasts(config, shape, sharding) > 1  ? 0
+                           : sharding == ParameterSharding::kWhole ? 2
+                                                                   : 1;
+    const int64_t weights = copies * config.mlp_weights();
     // The norm's rows, in the MLP with the upstream gradient.
-    layer = std::max({layer, mlp + 2 * n * w.hidden + of_chunk, attention + n * w.hidden});
+    layer =
+        std::max({layer, mlp + 2 * n * w.hidden + of_chunk + weights, attention + n * w.hidden});
   }
   const int64_t loss = 2 * n * w.hidden * element +
                        std::min(shape.loss_chunk_tokens, n) * config.vocab_size * element;
@@ -228,15 +236,17 @@ int64_t CastBytes(const ParameterLayout& layout, const ModelConfig& config,
                   const TrainingShape& shape, ParameterSharding sharding) {
   const Widths w(config);
   const int64_t weights = w.hidden * (w.packed() + w.attended) + config.mlp_weights();
-  const int64_t held = HeldCasts(config, shape, sharding);
-  // Each weight twice: as it is, and turned.
-  if (sharding == ParameterSharding::kWhole || held == 0) return 2 * weights * held;
-  // Turned alone, as the codes of the layer in work lie where its parameters would. Besides, the
-  // rank's own codes, and of all layers the rows' scales, norms and biases.
   const int64_t cast = CastLayersOf(config.layers, shape.precision).count();
+  if (cast == 0) return 0;
+  if (sharding == ParameterSharding::kWhole) {
+    // Each weight twice: as it is, and turned. Those of a layer in work are counted with it.
+    const int64_t held = HeldCasts(config, shape, sharding);
+    return held > 1 ? 2 * weights * held : 0;
+  }
+  // The rank's own codes, and of all layers the rows' scales, norms and biases.
   const int64_t layer = layout.blocks[1].elements;
   const int64_t rows = w.packed() + 2 * w.hidden + 2 * w.inner;
-  return weights * held + std::min(cast * layer, layout.ShardElements(shape.ranks)) +
+  return std::min(cast * layer, layout.ShardElements(shape.ranks)) +
          cast * (rows * kFloat + (layer - weights) * shape.element_bytes);
 }
 
@@ -271,7 +281,7 @@ TrainingMemory EstimateWith(const ParameterLayout& layout, const ModelConfig& co
                          layout.elements * kFloat / shape.ranks_per_node;
   if (shape.device_is_host) memory.copies = copies;
   if (away > 0) memory.host_copies = copies;
-  memory.working = WorkingBytes(config, shape) + shape.choice_working_bytes;
+  memory.working = WorkingBytes(config, shape, sharding) + shape.choice_working_bytes;
   return memory;
 }
 

@@ -56,7 +56,7 @@ TEST(TrainingMemoryTest, CountsWhatARankHolds) {
 }
 
 // FP8 takes two bytes a weight, for all layers that it casts where micro-batches share casts, else
-// for one at a time. A layer at work takes no less than one that is not cast, as all are in steps
+// for the MLP in work. A layer at work takes no less than one that is not cast, as all are in steps
 // that read no casts; where the MLP takes most, a chunk's casts are added, and for the gradient of
 // its largest weight what both operands take, turned, and their sum, where these are more than the
 // values that they were cast from, or these stay.
@@ -67,28 +67,28 @@ TEST(TrainingMemoryTest, CountsCastsOfWeightsAndRows) {
   EXPECT_EQ(without.casts, 0);
   shape.precision = Precision::kFp8;
   const TrainingMemory one = EstimateMemory(Config(), shape, {}, kWhole);
-  const int64_t weights = 2048 * (16 + 2 * 2) * 128 + 2048 * 2048 + 3 * 2048 * 11008;
-  EXPECT_EQ(one.casts, 2 * weights);
-  EXPECT_EQ(one.working, without.working) << "attention's of the first layer and the last";
-  EXPECT_EQ(one.total(), without.total() + one.casts + one.working - without.working);
+  const int64_t mlp = 3 * 2048 * 11008, weights = 2048 * (16 + 2 * 2) * 128 + 2048 * 2048 + mlp;
+  EXPECT_EQ(one.casts, 0);
+  EXPECT_EQ(one.working, without.working) << "attention's";
+  EXPECT_EQ(one.total(), without.total());
   shape.micro_batches = 2;
   EXPECT_EQ(EstimateMemory(Config(), shape, {}, kWhole).casts, 34 * 2 * weights);
-  // Of shards one turned, this rank's codes (the embedding's rank has less than a shard of layers),
-  // and the scales of 34 layers' rows, and their norms and biases.
+  // Of shards this rank's codes (no rank has a shard of layers alone), and the scales of 34 layers'
+  // rows, and their norms and biases.
   const ParameterLayout layout = MakeParameterLayout(Config());
   const int64_t layer = layout.blocks[1].elements, rows = 20 * 128 + 2048 + 2 * 11008 + 2048;
   const int64_t shared = 34 * (4 * rows + 2 * (layer - weights));
   EXPECT_EQ(EstimateMemory(Config(), shape, {}, ParameterSharding::kShard).casts,
-            weights + layout.ShardElements(shape.ranks) + shared);
-  TrainingShape two = shape;
-  two.ranks = 1;
-  EXPECT_EQ(EstimateMemory(Config(), two, {}, ParameterSharding::kShard).casts,
-            weights + 34 * layer + shared);
+            layout.ShardElements(shape.ranks) + shared);
+  TrainingShape alone = shape;
+  alone.ranks = 1;
+  EXPECT_EQ(EstimateMemory(Config(), alone, {}, ParameterSharding::kShard).casts,
+            34 * layer + shared);
   shape.precision = Precision::kFp8AllLayers;
   const TrainingMemory all = EstimateMemory(Config(), shape, {}, kWhole);
   EXPECT_EQ(all.casts, 36 * 2 * weights);
   EXPECT_EQ(all.working, without.working);
-  EXPECT_THAT(DescribeMemory(one), HasSubstr("weights in e4m3 0.1,"));
+  EXPECT_THAT(DescribeMemory(all), HasSubstr("weights in e4m3 5.2,"));
 
   const int64_t fewer = 65536, chunk = 32768;
   TrainingShape few = Shape(fewer);
@@ -96,7 +96,11 @@ TEST(TrainingMemoryTest, CountsCastsOfWeightsAndRows) {
   EXPECT_EQ(values, fewer * 2 * 4 * 2048 + chunk * 2 * 3 * 11008) << "the MLP's";
   few.precision = Precision::kFp8AllLayers;
   const int64_t codes = EstimateMemory(Config(), few, {}, kWhole).working;
-  EXPECT_EQ(codes, values + chunk * (3 * 11008));
+  EXPECT_EQ(codes, values + chunk * (3 * 11008) + 2 * mlp);
+  EXPECT_EQ(EstimateMemory(Config(), few, {}, ParameterSharding::kShard).working, codes - mlp);
+  few.micro_batches = 2;
+  EXPECT_EQ(EstimateMemory(Config(), few, {}, kWhole).working, codes - 2 * mlp) << "held";
+  few.micro_batches = 1;
   const int64_t turned = chunk * (2048 + 2 * 11008) + 4 * 2048 * 2 * 11008;
   ModelConfig biased = Config();
   biased.mlp_bias = true;
@@ -108,7 +112,7 @@ TEST(TrainingMemoryTest, CountsCastsOfWeightsAndRows) {
   few.loss_chunk_tokens = 16;
   EXPECT_EQ(EstimateMemory(Config(), few, {}, kWhole).working,
             2048 * ((3 * 2 + 2) * 2048 + 3 * 11008) + 2048 * (2048 + 2 * 11008) +
-                int64_t{4} * 2048 * 2 * 11008)
+                int64_t{4} * 2048 * 2 * 11008 + 2 * mlp)
       << "what is turned is more than the values of few tokens";
 }
 

@@ -37,21 +37,21 @@ GatheredLayer ViewCastBlock(const ParameterLayout& layout, const CastBlock& bloc
   const CastBlockPlaces places = PlacesOfLayer(layout);
   const Tensor unread =
       torch::full({1}, std::numeric_limits<float>::quiet_NaN(), block.vectors.options());
-  std::vector<WeightCast> weights;  // in the order of LayerParameters
+  const auto rows_of = [&](const SlotGroup& group) -> ScaledRows {
+    return {.codes = ViewGroup(group, block.codes, begin),
+            .scales = block.scales.narrow(0, places.At(group.offset - begin).first, group.shape[0])
+                          .unsqueeze(1)};
+  };
   GatheredLayer layer;
+  int weights = 0;
   layer.parameters = MakeLayerParameters(layout, 0, [&](const SlotGroup& group) -> Tensor {
     if (group.shape.empty()) return {};
-    const int64_t first = places.At(group.offset - begin).first;
-    if (group.shape.size() == 1) return block.vectors.narrow(0, first, group.elements);
-    weights.push_back(
-        {.forward = {.codes = ViewGroup(group, block.codes, begin),
-                     .scales = block.scales.narrow(0, first, group.shape[0]).unsqueeze(1)},
-         .backward = {}});
+    if (group.shape.size() == 1) {
+      return block.vectors.narrow(0, places.At(group.offset - begin).first, group.elements);
+    }
+    layer.weights.at(weights++) = rows_of(group);  // in the order of LayerParameters
     return unread.expand(group.shape);
   });
-  TORCH_CHECK(weights.size() == 4, "a layer has four weights, not ", weights.size());
-  layer.casts = {
-      .qkv = weights[0], .output = weights[1], .gate_up = weights[2], .down = weights[3]};
   return layer;
 }
 

@@ -1,6 +1,7 @@
 // Where the parts of a layer lie in a CastBlock, for those who gather it and those who read it.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -32,7 +33,7 @@ struct GatheredLayer {
   // Norms and biases; weights have their shapes and types, but only NaN in them: no step reads
   // them.
   LayerParameters parameters;
-  LayerCasts casts;  // forward alone
+  std::array<ScaledRows, kWeights> weights;  // for outputs, in the order of Weight
 };
 GatheredLayer ViewCastBlock(const ParameterLayout& layout, const CastBlock& block);
 

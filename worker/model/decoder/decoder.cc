@@ -89,25 +89,19 @@ class Decoder::Pass {
   }
   // In which a layer, or the embedding below them all, takes the gradient of what it puts out.
   Form GradientForm(int layer) const { return ReadsCasts(layer) ? Form::kBoth : Form::kValues; }
-  // What a layer's products read. Casts are those of the layer in work where not all are held.
+  // What a layer's products read.
   struct Weights {
     LayerParameters parameters;
-    const LayerCasts* casts = nullptr;  // null: products read the parameters
+    LayerCasts* casts = nullptr;  // null: products read the parameters
   };
   Weights Read(int layer, int next_block) {
-    WeightCasts& casts = decoder_.weight_casts_;
     const int block = layer + 1;
-    if (!ReadsCasts(layer)) {
-      const DecoderOptions& options = decoder_.options_;
-      if (options.held_casts < CastLayersOf(config_.layers, options.precision).count()) {
-        casts.Clear();
-      }
-      return {.parameters = Layer(store_.Parameters(block, next_block))};
-    }
+    WeightCasts& casts = decoder_.weight_casts_;
+    if (!ReadsCasts(layer)) return {.parameters = Layer(store_.Parameters(block, next_block))};
     if (const auto gathered = store_.CastParameters(block, next_block)) {
       GatheredLayer views = ViewCastBlock(decoder_.layout_, *gathered);
       return {.parameters = std::move(views.parameters),
-              .casts = &casts.OfGathered(layer, store_.version(), views.casts)};
+              .casts = &casts.Of(layer, LayerCasts(ops_, std::move(views.weights)))};
     }
     Weights weights{.parameters = Layer(store_.Parameters(block, next_block))};
     weights.casts = &casts.Of(layer, store_.version(), weights.parameters);

@@ -24,16 +24,11 @@ struct PackedHeads {
 // A layer's products.
 struct LayerProducts {
   LayerProducts(const LayerContext& context, const LayerParameters& p)
-      : qkv(context.ops, p.qkv_weight, p.qkv_bias, Cast(context, &LayerCasts::qkv)),
-        output(context.ops, p.output_weight, p.output_bias, Cast(context, &LayerCasts::output)),
-        gate_up(context.ops, p.gate_up_weight, p.gate_up_bias, Cast(context, &LayerCasts::gate_up)),
-        down(context.ops, p.down_weight, p.down_bias, Cast(context, &LayerCasts::down)) {}
+      : qkv(context.ops, p.qkv_weight, p.qkv_bias, context.casts, Weight::kQkv),
+        output(context.ops, p.output_weight, p.output_bias, context.casts, Weight::kOutput),
+        gate_up(context.ops, p.gate_up_weight, p.gate_up_bias, context.casts, Weight::kGateUp),
+        down(context.ops, p.down_weight, p.down_bias, context.casts, Weight::kDown) {}
   Linear qkv, output, gate_up, down;
-
- private:
-  static const WeightCast* Cast(const LayerContext& context, WeightCast LayerCasts::*member) {
-    return context.casts != nullptr ? &(context.casts->*member) : nullptr;
-  }
 };
 
 void AddBiasGradient(const Tensor& dy, const Tensor& d_bias) {
@@ -45,6 +40,7 @@ Tensor Project(const LayerContext& context, const Linear& qkv, const Operand& no
   const ModelConfig& config = context.config;
   Tensor packed =
       qkv.Forward(normed).view({-1, config.heads + 2 * config.kv_heads, config.head_dim});
+  qkv.Done();
   const PackedHeads heads(packed, config);
   context.ops.Rotate(heads.q, heads.k, context.rotary, /*inverse=*/false, heads.q, heads.k);
   return packed;
@@ -96,6 +92,7 @@ void ForwardLayer(const LayerContext& context, int layer, const LayerParameters&
   TokenOps::Norm norm = ops.NormForward(
       kept.input, products.output.Forward(products.output.Read(kept.attended.reshape({n, -1}))),
       parameters.post_norm, config.rms_norm_epsilon, products.gate_up.read());
+  products.output.Done();
   if (saved == nullptr) kept = {};
   // Down's rows take the place of the norm's, where there are some, which their chunk has read.
   Tensor pending = norm.y.values.defined() ? norm.y.values : torch::empty_like(norm.sum);
@@ -114,6 +111,8 @@ void ForwardLayer(const LayerContext& context, int layer, const LayerParameters&
     }
     products.down.Forward(ops.SwiGlu(gate_up, products.down.read()), pending.slice(0, begin, end));
   });
+  products.gate_up.Done();
+  products.down.Done();
   if (keep_products) kept.middle = norm.sum;
   stream = {.base = std::move(norm.sum), .pending = std::move(pending)};
   if (saved != nullptr) *saved = std::move(kept);
@@ -160,6 +159,8 @@ Operand BackwardLayer(const LayerContext& context, const LayerParameters& parame
       products.gate_up.InputGradient(swiglu.d_gate_up, d_normed.slice(0, begin, end));
     });
     AddBiasGradient(dy.values, gradients.down_bias);
+    products.gate_up.Done();
+    products.down.Done();
     saved.gate_up.reset();
     saved.middle.reset();
     // Both branches of the residual.
@@ -172,6 +173,7 @@ Operand BackwardLayer(const LayerContext& context, const LayerParameters& parame
                                     gradients.output_weight);
   AddBiasGradient(d_middle.values, gradients.output_bias);
   const Tensor d_attended = products.output.InputGradient(d_middle).view(saved.attended.sizes());
+  products.output.Done();
   d_middle.rows = {};
 
   TokenOps::Norm norm =
@@ -195,6 +197,7 @@ Operand BackwardLayer(const LayerContext& context, const LayerParameters& parame
   // Where there are values, they have served.
   const Tensor d_normed = norm.y.values.defined() ? norm.y.values : torch::empty_like(norm.sum);
   products.qkv.InputGradient(rows, d_normed);
+  products.qkv.Done();
   return ops.NormBackward(d_normed, norm.sum, norm.rstd, parameters.input_norm, d_middle.values,
                           gradients.input_norm, form_below);
 }

@@ -38,7 +38,7 @@ struct LayerContext {
   int64_t mlp_chunk_tokens;
   Rotary rotary;
   // The casts of the layer's weights; null where products read the model's type.
-  const LayerCasts* casts;
+  LayerCasts* casts;
 };
 
 // Runs a layer and advances `stream`. `saved` may be null: nothing is kept.

@@ -28,7 +28,7 @@ Tensor Linear::Forward(const Operand& x) const {
 
 void Linear::Forward(const Operand& x, Tensor y) const {
   if (casts_ != nullptr) {
-    ops_.ScaledProduct(x.rows, casts_->forward, bias_, y);
+    ops_.ScaledProduct(x.rows, casts_->ForOutputs(which_), bias_, y);
   } else if (bias_.defined()) {
     at::addmm_out(y, bias_, x.values, weight_.t());
   } else {
@@ -44,7 +44,7 @@ Tensor Linear::InputGradient(const Operand& dy) const {
 
 void Linear::InputGradient(const Operand& dy, Tensor dx) const {
   if (casts_ != nullptr) {
-    ops_.ScaledProduct(dy.rows, casts_->backward, {}, dx);
+    ops_.ScaledProduct(dy.rows, casts_->ForInputGradients(which_), {}, dx);
   } else {
     at::mm_out(dx, dy.values, weight_);
   }

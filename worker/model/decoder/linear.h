@@ -9,10 +9,10 @@ namespace ringleader::model {
 
 class Linear {
  public:
-  // bias may be undefined; casts may be null. All outlive this.
+  // bias may be undefined; casts may be null, or has those of `which`. All outlive this.
   Linear(const TokenOps& ops, const torch::Tensor& weight, const torch::Tensor& bias,
-         const WeightCast* casts)
-      : ops_(ops), weight_(weight), bias_(bias), casts_(casts) {}
+         LayerCasts* casts, Weight which)
+      : ops_(ops), weight_(weight), bias_(bias), casts_(casts), which_(which) {}
 
   // The form in which products read their operand, and that with the values beside it, for what
   // else reads them.
@@ -31,11 +31,17 @@ class Linear {
   // dW: [out, in] fp32 += dy^T x; with casts kWeightGradientTokens at a time.
   void AddWeightGradient(const Operand& dy, const Operand& x, const torch::Tensor& d_weight) const;
 
+  // No product follows for a while: what the casts of the weight take is free for others.
+  void Done() const {
+    if (casts_ != nullptr) casts_->Done(which_);
+  }
+
  private:
   const TokenOps& ops_;
   const torch::Tensor& weight_;  // [out, in]
   const torch::Tensor& bias_;    // [out]
-  const WeightCast* casts_;
+  LayerCasts* const casts_;
+  const Weight which_;
 };
 
 // Rows [begin, end) of either form.

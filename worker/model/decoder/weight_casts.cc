@@ -1,48 +1,70 @@
 #include "worker/model/decoder/weight_casts.h"
 
+#include <utility>
+
 namespace ringleader::model {
-namespace {
 
 using torch::Tensor;
 
-struct Weight {
-  WeightCast LayerCasts::*cast;
-  Tensor LayerParameters::*values;
-};
-constexpr Weight kWeights[] = {{&LayerCasts::qkv, &LayerParameters::qkv_weight},
-                               {&LayerCasts::output, &LayerParameters::output_weight},
-                               {&LayerCasts::gate_up, &LayerParameters::gate_up_weight},
-                               {&LayerCasts::down, &LayerParameters::down_weight}};
-
-}  // namespace
-
-template <typename Forward>
-const LayerCasts& WeightCasts::Fill(Place& place, int layer, int64_t version, Forward forward) {
-  place.layer = -1;  // an error leaves nothing that could be taken for a cast
-  for (const Weight& weight : kWeights) {
-    WeightCast& result = place.casts.*weight.cast;
-    result = {};  // frees the one before, which the next takes the place of
-    result.forward = forward(weight);
-    result.backward = ops_.TurnRows(result.forward);
+const Tensor& ValuesOf(const LayerParameters& parameters, Weight weight) {
+  switch (weight) {
+    case Weight::kQkv:
+      return parameters.qkv_weight;
+    case Weight::kOutput:
+      return parameters.output_weight;
+    case Weight::kGateUp:
+      return parameters.gate_up_weight;
+    case Weight::kDown:
+      break;
   }
-  place.layer = layer;
-  place.version = version;
+  return parameters.down_weight;
+}
+
+LayerCasts::LayerCasts(const TokenOps& ops, const LayerParameters& parameters, bool holds)
+    : ops_(&ops), holds_(holds) {
+  for (int i = 0; i < kWeights; ++i) {
+    casts_[i].values = ValuesOf(parameters, static_cast<Weight>(i));
+  }
+}
+
+LayerCasts::LayerCasts(const TokenOps& ops, std::array<ScaledRows, kWeights> gathered)
+    : ops_(&ops) {
+  for (int i = 0; i < kWeights; ++i) casts_[i].rows = std::move(gathered[i]);
+}
+
+const ScaledRows& LayerCasts::ForOutputs(Weight weight) {
+  Casts& casts = Of(weight);
+  if (!casts.rows.defined()) casts.rows = ops_->CastRows(casts.values);
+  return casts.rows;
+}
+
+const ScaledRows& LayerCasts::ForInputGradients(Weight weight) {
+  Casts& casts = Of(weight);
+  if (!casts.turned.defined()) {
+    casts.turned = ops_->TurnRows(casts.rows.defined() ? casts.rows : ops_->CastRows(casts.values));
+  }
+  return casts.turned;
+}
+
+void LayerCasts::Done(Weight weight) {
+  if (holds_) return;
+  Casts& casts = Of(weight);
+  casts.turned = {};
+  if (casts.values.defined()) casts.rows = {};
+}
+
+LayerCasts& WeightCasts::Of(int layer, int64_t version, const LayerParameters& parameters) {
+  Place& place = PlaceOf(layer);
+  const bool holds = places_.size() > 1;
+  if (!holds || place.layer != layer || place.version != version) {
+    place = {.layer = layer, .version = version, .casts = LayerCasts(ops_, parameters, holds)};
+  }
   return place.casts;
 }
 
-const LayerCasts& WeightCasts::Of(int layer, int64_t version, const LayerParameters& parameters) {
+LayerCasts& WeightCasts::Of(int layer, LayerCasts gathered) {
   Place& place = PlaceOf(layer);
-  if (place.Has(layer, version)) return place.casts;
-  return Fill(place, layer, version,
-              [&](const Weight& weight) { return ops_.CastRows(parameters.*weight.values); });
-}
-
-const LayerCasts& WeightCasts::OfGathered(int layer, int64_t version, const LayerCasts& gathered) {
-  Place& place = PlaceOf(layer);
-  const auto forward = [&](const Weight& weight) { return (gathered.*weight.cast).forward; };
-  if (!place.Has(layer, version)) return Fill(place, layer, version, forward);
-  // What was turned is still true; the codes that it was turned from may have gone from the store.
-  for (const Weight& weight : kWeights) (place.casts.*weight.cast).forward = forward(weight);
+  place = {.casts = std::move(gathered)};
   return place.casts;
 }
 

@@ -2,6 +2,7 @@
 // turned, for its inputs' gradients.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -10,47 +11,57 @@
 
 namespace ringleader::model {
 
-struct WeightCast {
-  ScaledRows forward;   // [out, in]
-  ScaledRows backward;  // [in, out]
+// The weights of a layer that are cast.
+enum class Weight { kQkv, kOutput, kGateUp, kDown };
+inline constexpr int kWeights = 4;
+const torch::Tensor& ValuesOf(const LayerParameters& parameters, Weight weight);
+
+// Casts of one layer, each made when a product first asks for it. Not thread-safe.
+class LayerCasts {
+ public:
+  LayerCasts() = default;
+  // Of `parameters`; Done frees nothing where `holds`. ops outlives this.
+  LayerCasts(const TokenOps& ops, const LayerParameters& parameters, bool holds);
+  // Of a layer that comes from its owners as casts for outputs, in the order of Weight.
+  LayerCasts(const TokenOps& ops, std::array<ScaledRows, kWeights> gathered);
+
+  const ScaledRows& ForOutputs(Weight weight);         // [out, in]
+  const ScaledRows& ForInputGradients(Weight weight);  // [in, out]
+  // What a pass wanted of the weight it has had. Should more be asked for, it is cast again.
+  void Done(Weight weight);
+
+ private:
+  struct Casts {
+    torch::Tensor values;  // undefined where rows were gathered
+    ScaledRows rows, turned;
+  };
+  Casts& Of(Weight weight) { return casts_[static_cast<size_t>(weight)]; }
+
+  const TokenOps* ops_ = nullptr;
+  bool holds_ = false;
+  std::array<Casts, kWeights> casts_;
 };
 
-struct LayerCasts {
-  WeightCast qkv, output, gate_up, down;
-};
-
-// Casts of one layer, or of all, each made when it is first asked for and kept with the version of
-// the parameters that it was made from, so that no cast outlives its weights. Not thread-safe.
+// Casts of the layer in work, or of all, which are kept with the version of the parameters that
+// they were made from, so that no cast outlives its weights. Not thread-safe.
 class WeightCasts {
  public:
   // `held`: of how many layers at a time; 1, or the model's.
   WeightCasts(const TokenOps& ops, int64_t held) : ops_(ops), places_(held) {}
 
-  // Returns the casts of `layer`, whose `parameters` are those of `version`. They are good until
-  // another layer takes their place.
-  const LayerCasts& Of(int layer, int64_t version, const LayerParameters& parameters);
-
-  // The same where `layer` comes from its owners as casts for outputs, `gathered`, which stay good
-  // for as long as the store has them.
-  const LayerCasts& OfGathered(int layer, int64_t version, const LayerCasts& gathered);
-
-  // Frees what is held: a layer comes that has none, and takes the room.
-  void Clear() { places_.assign(places_.size(), {}); }
+  // The casts of `layer`, whose `parameters` are those of `version`. They are good until another
+  // layer takes their place.
+  LayerCasts& Of(int layer, int64_t version, const LayerParameters& parameters);
+  // The same of a layer that was gathered as casts.
+  LayerCasts& Of(int layer, LayerCasts gathered);
 
  private:
   struct Place {
     int layer = -1;
     int64_t version = 0;
     LayerCasts casts;
-    bool Has(int of_layer, int64_t of_version) const {
-      return layer == of_layer && version == of_version;
-    }
   };
-
   Place& PlaceOf(int layer) { return places_[static_cast<size_t>(layer) % places_.size()]; }
-  // Takes the casts for outputs from forward(weight), a member of LayerCasts, and turns them.
-  template <typename Forward>
-  const LayerCasts& Fill(Place& place, int layer, int64_t version, Forward forward);
 
   const TokenOps& ops_;
   std::vector<Place> places_;

@@ -27,11 +27,13 @@ inline void ExpectCastsOf(const model::ParameterLayout& layout, int64_t layer,
   const LayerParameters whole = model::MakeLayerParameters(
       layout, layer,
       [&](const model::SlotGroup& group) { return model::ViewGroup(group, flat, 0); });
-  const auto expect_cast = [&](const model::WeightCast& cast, const torch::Tensor& weight,
-                               const torch::Tensor& in_place) {
-    const model::ScaledRows expected = ops.CastRows(weight);
-    EXPECT_TRUE(SameBits(cast.forward.codes, expected.codes));
-    EXPECT_TRUE(SameBits(cast.forward.scales, expected.scales));
+  for (int i = 0; i < model::kWeights; ++i) {
+    const auto which = static_cast<model::Weight>(i);
+    const torch::Tensor &weight = ValuesOf(whole, which),
+                        in_place = ValuesOf(gathered.parameters, which);
+    const model::ScaledRows &cast = gathered.weights[i], expected = ops.CastRows(weight);
+    EXPECT_TRUE(SameBits(cast.codes, expected.codes));
+    EXPECT_TRUE(SameBits(cast.scales, expected.scales));
     EXPECT_EQ(in_place.sizes(), weight.sizes());
     EXPECT_EQ(in_place.scalar_type(), weight.scalar_type());
     EXPECT_TRUE(in_place.isnan().all().item<bool>()) << "who reads it is to notice";
@@ -42,12 +44,8 @@ inline void ExpectCastsOf(const model::ParameterLayout& layout, int64_t layer,
       ops.ScaledProduct(ops.CastRows(x), b, {}, y);
       return y;
     };
-    EXPECT_TRUE(SameBits(product(cast.forward), product(expected)));
-  };
-  expect_cast(gathered.casts.qkv, whole.qkv_weight, gathered.parameters.qkv_weight);
-  expect_cast(gathered.casts.output, whole.output_weight, gathered.parameters.output_weight);
-  expect_cast(gathered.casts.gate_up, whole.gate_up_weight, gathered.parameters.gate_up_weight);
-  expect_cast(gathered.casts.down, whole.down_weight, gathered.parameters.down_weight);
+    EXPECT_TRUE(SameBits(product(cast), product(expected)));
+  }
   for (const auto vector : {&LayerParameters::input_norm, &LayerParameters::post_norm,
                             &LayerParameters::qkv_bias, &LayerParameters::output_bias,
                             &LayerParameters::gate_up_bias, &LayerParameters::down_bias}) {
