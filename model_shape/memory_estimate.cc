@@ -243,11 +243,10 @@ int64_t CastBytes(const ParameterLayout& layout, const ModelConfig& config,
     const int64_t held = HeldCasts(config, shape, sharding);
     return held > 1 ? 2 * weights * held : 0;
   }
-  // The rank's own codes, and of all layers the rows' scales, norms and biases.
+  // Of all layers the rows' scales, norms and biases.
   const int64_t layer = layout.blocks[1].elements;
   const int64_t rows = w.packed() + 2 * w.hidden + 2 * w.inner;
-  return std::min(cast * layer, layout.ShardElements(shape.ranks)) +
-         cast * (rows * kFloat + (layer - weights) * shape.element_bytes);
+  return cast * (rows * kFloat + (layer - weights) * shape.element_bytes);
 }
 
 TrainingMemory EstimateWith(const ParameterLayout& layout, const ModelConfig& config,

@@ -192,23 +192,23 @@ absl::Status ShardedAdamW::State::Fetch(int block) {
   const model::ParameterBlock& range = layout.blocks[block];
   const bool is_cast = IsCast(block);
   if (is_cast) RETURN_IF_ERROR(casts->Update(version));
-  const Tensor own = is_cast ? casts->codes() : parameters.view(torch::kByte);
-  const int64_t own_begin = is_cast ? casts->begin() : begin;
   const int64_t element_bytes = is_cast ? 1 : parameters.element_size();
   GatheredBlock& place = gathered[PlaceOf(block)];
   RETURN_IF_ERROR(Await(place.broadcasts));
   if (!place.buffer.defined() || place.buffer.numel() < range.elements * element_bytes) {
-    place.buffer = torch::empty({range.elements * element_bytes}, own.options());
+    place.buffer =
+        torch::empty({range.elements * element_bytes}, parameters.options().dtype(torch::kByte));
   }
   place.block = block;
   place.is_cast = is_cast;
   return ForOwners(range, [&](int owner, int64_t from, int64_t to) -> absl::Status {
-    const auto part = [&](const Tensor& bytes, int64_t first) {
-      return bytes.narrow(0, (from - first) * element_bytes, (to - from) * element_bytes);
-    };
-    const Tensor gathered_part = part(place.buffer, range.begin);
-    if (owner == rank) gathered_part.copy_(part(own, own_begin));
-    ASSIGN_OR_RETURN(ShardTransferPtr broadcast, device->Broadcast(gathered_part, owner));
+    const Tensor part =
+        place.buffer.narrow(0, (from - range.begin) * element_bytes, (to - from) * element_bytes);
+    if (owner == rank && is_cast) casts->Cast(from, to, part);
+    if (owner == rank && !is_cast) {
+      part.copy_(parameters.narrow(0, from - begin, to - from).view(torch::kByte));
+    }
+    ASSIGN_OR_RETURN(ShardTransferPtr broadcast, device->Broadcast(part, owner));
     place.broadcasts.push_back(std::move(broadcast));
     return absl::OkStatus();
   });

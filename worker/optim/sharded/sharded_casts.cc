@@ -61,7 +61,6 @@ ShardedCasts::ShardedCasts(const model::ParameterLayout& layout, model::CastLaye
   const int64_t end = first_block_ + layers_.count() * block_elements_;
   begin_ = std::clamp(shard_begin_, first_block_, end);
   end_ = std::clamp(shard_begin_ + shard_elements_, first_block_, end);
-  codes_ = torch::zeros({end_ - begin_}, shard.options().dtype(torch::kByte));
   FindRows();
 }
 
@@ -81,14 +80,15 @@ void ShardedCasts::FindRows() {
     if (place.rows == 0 || begin >= end) return;
     const int64_t width = place.width();
     const auto row_of = [&](int64_t element) { return at + (element - at) / width * width; };
-    int64_t whole = begin;
-    if (row_of(begin) != begin) {
-      whole = std::min(end, row_of(begin) + width);
-      head_ = {.begin = begin, .end = whole, .width = width, .row_begin = row_of(begin)};
-    }
+    const auto add = [&](int64_t from, int64_t to) {
+      if (from == to) return;
+      rows_.push_back({.begin = from, .end = to, .width = width, .row_begin = row_of(from)});
+    };
+    const int64_t whole = row_of(begin) == begin ? begin : std::min(end, row_of(begin) + width);
     const int64_t rest = std::max(whole, row_of(end));
-    if (whole < rest) whole_.push_back({.begin = whole, .end = rest, .width = width});
-    if (rest < end) tail_ = {.begin = rest, .end = end, .width = width, .row_begin = rest};
+    add(begin, whole);
+    add(whole, rest);
+    add(rest, end);
   });
 }
 
@@ -122,12 +122,11 @@ Tensor ShardedCasts::Values(const Rows& rows) const {
 }
 
 absl::Status ShardedCasts::ShareLargest() {
-  const auto note = [&](const std::optional<Rows>& part, int column) {
-    if (!part.has_value()) return;
-    largest_[device_.rank()][column].copy_(Values(*part).abs().amax());  // NaN where one is
-  };
-  note(head_, 0);
-  note(tail_, 1);
+  for (const Rows& rows : rows_) {
+    if (!rows.is_part()) continue;
+    const int column = rows.has_beginning() ? 1 : 0;
+    largest_[device_.rank()][column].copy_(Values(rows).abs().amax());  // NaN where one is
+  }
   return AllGather(device_, largest_);
 }
 
@@ -138,29 +137,27 @@ Tensor ShardedCasts::LargestOfRow(const Rows& part) const {
                         largest_.select(1, 0).slice(0, first + 1, last + 1).amax());
 }
 
-Tensor ShardedCasts::CastWhole(const Rows& rows) {
-  const model::ScaledRows cast = ops_.CastRows(Values(rows).view({-1, rows.width}));
-  Keep(rows, cast.codes);
-  return cast.scales.view({-1});
-}
-
-// A scale is the largest value's: with that of the whole row beside them, the values of a part get
-// the codes that they have in it.
-Tensor ShardedCasts::CastPart(const Rows& part) {
+model::ScaledRows ShardedCasts::CastOf(const Rows& rows) const {
+  const Tensor values = Values(rows);
+  if (!rows.is_part()) return ops_.CastRows(values.view({-1, rows.width}));
+  // A scale is the largest value's: with that of the whole row beside them, the values of a part
+  // get the codes that they have in it.
   constexpr int64_t kLargest = model::ParameterLayout::kAlignment;  // a GPU's rows are multiples
-  const Tensor values = Values(part);
   const int64_t count = values.numel();
   const Tensor row = torch::zeros({1, count + kLargest}, values.options());
   row[0].narrow(0, 0, count).copy_(values);
-  row[0][count].copy_(LargestOfRow(part));
-  const model::ScaledRows cast = ops_.CastRows(row);
-  Keep(part, cast.codes[0].narrow(0, 0, count));
-  return cast.scales.view({-1});
+  row[0][count].copy_(LargestOfRow(rows));
+  model::ScaledRows cast = ops_.CastRows(row);
+  cast.codes = cast.codes.narrow(1, 0, count);
+  return cast;
 }
 
-void ShardedCasts::Keep(const Rows& rows, const Tensor& codes) {
-  codes_.narrow(0, rows.begin - begin_, rows.end - rows.begin)
-      .copy_(codes.view(torch::kByte).reshape({-1}));
+void ShardedCasts::Cast(int64_t begin, int64_t end, const Tensor& codes) const {
+  for (const Rows& rows : rows_) {
+    if (rows.begin < begin || rows.begin >= end) continue;
+    codes.narrow(0, rows.begin - begin, rows.end - rows.begin)
+        .copy_(CastOf(rows).codes.view(torch::kByte).reshape({-1}));
+  }
 }
 
 absl::Status ShardedCasts::Update(int64_t version) {
@@ -168,10 +165,9 @@ absl::Status ShardedCasts::Update(int64_t version) {
   version_ = -1;  // an error leaves nothing that could be taken for casts
   RETURN_IF_ERROR(ShareLargest());
   std::vector<Tensor> scales, vectors;
-  // A row's scale comes from the rank that has its beginning.
-  if (head_.has_value()) CastPart(*head_);
-  for (const Rows& rows : whole_) scales.push_back(CastWhole(rows));
-  if (tail_.has_value()) scales.push_back(CastPart(*tail_));
+  for (const Rows& rows : rows_) {
+    if (rows.has_beginning()) scales.push_back(CastOf(rows).scales.view({-1}));
+  }
   RETURN_IF_ERROR(scales_.Share(device_, scales));
   ForPlaces([&](const model::CastBlockPlaces::Place& place, int64_t at) {
     const Rows own{.begin = std::max(begin_, at), .end = std::min(end_, at + place.elements)};

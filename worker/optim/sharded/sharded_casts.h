@@ -1,12 +1,12 @@
 // The e4m3 casts of layers' weights where parameters are sharded (ZeRO stage 3): each rank casts
-// what it owns, once for each version of the parameters. Codes then travel in place of parameters,
-// a layer at a time; rows' scales, norms and biases come to all ranks for all layers at once.
+// what it owns, and codes travel in place of parameters, a layer at a time. Rows' scales, norms and
+// biases come to all ranks for all layers at once, for each version of the parameters. Codes are
+// not kept: who shards parameters is short of memory, and a layer's take a pass over its part.
 #pragma once
 
 #include <torch/types.h>
 
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -47,12 +47,13 @@ class ShardedCasts {
 
   const model::CastLayers& layers() const { return layers_; }
 
-  // Casts what the shard holds, unless its version is the one that is cast. All ranks take part.
+  // Takes the scales, norms and biases of what the shard holds, unless its version is the one that
+  // they are of. All ranks take part.
   absl::Status Update(int64_t version);
 
-  // This rank's codes, a byte each, of flat elements [begin(), begin() + codes().numel()).
-  const torch::Tensor& codes() const { return codes_; }
-  int64_t begin() const { return begin_; }
+  // The codes of this rank's flat elements [begin, end), of one layer, into `codes`, a byte each;
+  // those of no weight are left as they are.
+  void Cast(int64_t begin, int64_t end, const torch::Tensor& codes) const;
 
   // What products read of a layer whose codes, [block.elements] bytes, have been gathered.
   model::CastBlock Block(int64_t layer, const torch::Tensor& gathered) const;
@@ -61,7 +62,9 @@ class ShardedCasts {
   // Elements [begin, end) of the flat buffer: rows of a weight, or a part of one.
   struct Rows {
     int64_t begin = 0, end = 0, width = 0;
-    int64_t row_begin = 0;  // of a part: where its row begins
+    int64_t row_begin = 0;  // where the first row begins
+    bool has_beginning() const { return begin == row_begin; }
+    bool is_part() const { return !has_beginning() || end - begin < width; }
   };
 
   // body(place, the flat element at which it begins) for all slots of the layers, in order.
@@ -76,10 +79,7 @@ class ShardedCasts {
   torch::Tensor Values(const Rows& rows) const;
   absl::Status ShareLargest();
   torch::Tensor LargestOfRow(const Rows& part) const;
-  // Each returns the rows' scales.
-  torch::Tensor CastWhole(const Rows& rows);
-  torch::Tensor CastPart(const Rows& part);
-  void Keep(const Rows& rows, const torch::Tensor& codes);
+  model::ScaledRows CastOf(const Rows& rows) const;
 
   const model::CastLayers layers_;
   const model::CastBlockPlaces places_;
@@ -90,12 +90,12 @@ class ShardedCasts {
   const int64_t shard_elements_, shard_begin_;
   int64_t begin_ = 0, end_ = 0;  // what this rank has of the layers
 
-  std::vector<Rows> whole_;          // rows that are this rank's alone
-  std::optional<Rows> head_, tail_;  // parts of rows that others have parts of
-  torch::Tensor codes_;              // [end_ - begin_] bytes
+  // In order: a part of a row that an earlier rank has the beginning of, whole rows, a part of one
+  // that a later rank has the end of.
+  std::vector<Rows> rows_;
   SharedValues scales_, vectors_;
   torch::Tensor largest_;  // [ranks, 2] fp32: the largest magnitudes in ranks' heads and tails
-  int64_t version_ = -1;   // of what is cast
+  int64_t version_ = -1;   // of the scales, norms and biases
 };
 
 }  // namespace ringleader::optim

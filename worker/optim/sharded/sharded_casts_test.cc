@@ -61,9 +61,12 @@ void ExpectCastsOfTheWhole(const model::ModelConfig& config, CastLayers layers, 
                        flat.narrow(0, comm.rank() * elements, elements));
     const absl::Status status = casts.Update(/*version=*/1);
     ASSERT_TRUE(status.ok()) << status;
-    codes.narrow(0, casts.begin(), casts.codes().numel()).copy_(casts.codes());
     std::vector<model::CastBlock> of_rank;
     for (int64_t layer = layers.begin; layer < layers.end; ++layer) {
+      const model::ParameterBlock& range = layout.blocks[layer + 1];
+      const int64_t begin = std::max(range.begin, comm.rank() * elements),
+                    end = std::min(range.begin + range.elements, (comm.rank() + 1) * elements);
+      if (begin < end) casts.Cast(begin, end, codes.narrow(0, begin, end - begin));
       of_rank.push_back(casts.Block(layer, torch::zeros({1}, torch::kByte)));
     }
     const std::lock_guard lock(mutex);
