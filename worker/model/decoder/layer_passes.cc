@@ -148,12 +148,13 @@ Operand BackwardLayer(const LayerContext& context, const LayerParameters& parame
     const Tensor d_normed = torch::empty_like(norm.sum);
     ForChunks(n, context.mlp_chunk_tokens, [&](int64_t begin, int64_t end) {
       const Operand rows = SliceRows(norm.y, begin, end), upstream = SliceRows(dy, begin, end);
-      const TokenOps::SwiGluGradient swiglu =
+      TokenOps::SwiGluGradient swiglu =
           ops.SwiGluBackward(products.down.InputGradient(upstream),
                              saved.gate_up.defined() ? saved.gate_up.slice(0, begin, end)
                                                      : products.gate_up.Forward(rows),
                              swiglu_form);
       products.down.AddWeightGradient(upstream, swiglu.activation, gradients.down_weight);
+      swiglu.activation = {};  // what the next gradient sums over, turned, needs the memory
       products.gate_up.AddWeightGradient(swiglu.d_gate_up, rows, gradients.gate_up_weight);
       AddBiasGradient(swiglu.d_gate_up.values, gradients.gate_up_bias);
       products.gate_up.InputGradient(swiglu.d_gate_up, d_normed.slice(0, begin, end));
