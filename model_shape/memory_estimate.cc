@@ -78,7 +78,7 @@ int64_t WorkingBytes(const ModelConfig& config, const TrainingShape& shape,
         codes + (values_stay ? chunk_values + turned : std::max(chunk_values, turned));
     // The MLP's weights, turned and, unless they were gathered so, as they are; where all layers'
     // are held they are counted with those. Attention's go before it works.
-    const int64_t copies = HeldCasts(config, shape, sharding) > 1  ? 0
+    const int64_t copies = HeldCasts(config, shape, sharding) > 0  ? 0
                            : sharding == ParameterSharding::kWhole ? 2
                                                                    : 1;
     const int64_t weights = copies * config.mlp_weights();
@@ -216,9 +216,7 @@ class Planner {
 int64_t HeldCasts(const ModelConfig& config, const TrainingShape& shape,
                   ParameterSharding sharding) {
   const int64_t cast = CastLayersOf(config.layers, shape.precision).count();
-  return sharding == ParameterSharding::kWhole && shape.micro_batches > 1
-             ? cast
-             : std::min<int64_t>(cast, 1);
+  return sharding == ParameterSharding::kWhole && shape.micro_batches > 1 ? cast : 0;
 }
 
 int64_t KeptBytesPerToken(const ModelConfig& config, int64_t element_bytes, Recompute recompute) {
@@ -240,8 +238,7 @@ int64_t CastBytes(const ParameterLayout& layout, const ModelConfig& config,
   if (cast == 0) return 0;
   if (sharding == ParameterSharding::kWhole) {
     // Each weight twice: as it is, and turned. Those of a layer in work are counted with it.
-    const int64_t held = HeldCasts(config, shape, sharding);
-    return held > 1 ? 2 * weights * held : 0;
+    return 2 * weights * HeldCasts(config, shape, sharding);
   }
   // Of all layers the rows' scales, norms and biases.
   const int64_t layer = layout.blocks[1].elements;

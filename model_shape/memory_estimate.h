@@ -45,9 +45,8 @@ struct RecomputePlan {
   int64_t host_layers = 0;
 };
 
-// How many layers' casts of weights a rank holds at a time: of all, made once a step, where
-// parameters are whole and several micro-batches use them; else of the layer in work, made each
-// time it is come to. 0 without FP8.
+// How many layers' casts of weights a rank holds: of all, made once a step, where parameters are
+// whole and several micro-batches use them; else of none: they are made where products read them.
 int64_t HeldCasts(const ModelConfig& config, const TrainingShape& shape,
                   ParameterSharding sharding);
 

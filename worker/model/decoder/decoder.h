@@ -28,8 +28,8 @@ struct DecoderOptions {
   // Logits exist for this many tokens at a time.
   int64_t loss_chunk_tokens = 8192;
   Precision precision = Precision::kModelType;
-  // With FP8: of how many layers' weights casts are held, 1 or all that have some.
-  int64_t held_casts = 1;
+  // With FP8: of how many layers' weights casts are held, 0 or all that have some.
+  int64_t held_casts = 0;
 };
 
 // This rank's part of one sequence: [n] int64 each, on the model's device. `sequence_length`: for
@@ -56,6 +56,7 @@ class Decoder {
   void SetReadsCasts(bool reads_casts) {
     reads_casts_ = reads_casts;
     store_.SetReadsCasts(reads_casts);
+    if (!reads_casts) weight_casts_.Clear();
   }
 
   // The summed cross entropy of the labelled tokens, an fp64 scalar on the device. Adds its

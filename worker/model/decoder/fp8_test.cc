@@ -53,7 +53,7 @@ TokenBatch Batch(int64_t n) {
   return {.tokens = tokens, .positions = torch::arange(n), .labels = labels, .sequence_length = n};
 }
 
-DecoderOptions Options(Precision precision, int64_t held_casts = 1,
+DecoderOptions Options(Precision precision, int64_t held_casts = 0,
                        const RecomputePlan& recompute = {}) {
   return {.recompute = recompute,
           .mlp_chunk_tokens = 96,
@@ -147,7 +147,7 @@ TEST(Fp8DecoderTest, RecomputingDoesNotChangeABit) {
   for (const Precision precision : {Precision::kFp8, Precision::kFp8AllLayers}) {
     const Result full = Train(*ops, torch::kFloat, Options(precision));
     for (const Recompute recompute : {Recompute::kNone, Recompute::kAttentionOnly}) {
-      for (const int64_t held : {1, 2, 4}) {
+      for (const int64_t held : {0, 2, 4}) {
         const Result other =
             Train(*ops, torch::kFloat, Options(precision, held, {.recompute = recompute}));
         EXPECT_EQ(other.loss, full.loss);
@@ -249,7 +249,7 @@ TEST(Fp8DecoderTest, AttentionHasTheMemoryOfCastsToItself) {
         const CountingOps ops;
         FlatStore store(MakeParameterLayout(config), Values(config), torch::kCPU, torch::kFloat);
         Decoder decoder(config, ops, store,
-                        Options(precision, all ? layers : 1, {.recompute = recompute}));
+                        Options(precision, all ? layers : 0, {.recompute = recompute}));
         int calls = 0;
         int64_t most = 0;
         WatchedAttention attention([&] {
@@ -277,7 +277,7 @@ TEST(Fp8DecoderTest, CastsFollowTheirWeights) {
     const int weights = static_cast<int>(4 * layers);
     const CountingOps ops;
     FlatStore store(MakeParameterLayout(config), Values(config), torch::kCPU, torch::kFloat);
-    Decoder decoder(config, ops, store, Options(precision, all ? layers : 1));
+    Decoder decoder(config, ops, store, Options(precision, all ? layers : 0));
     DenseContextAttention attention;
     const TokenBatch batch = Batch(CountingOps::kTokens);
     const double before = decoder.ForwardBackward(batch, attention).item<double>();

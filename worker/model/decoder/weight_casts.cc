@@ -55,9 +55,8 @@ void LayerCasts::Done(Weight weight) {
 
 LayerCasts& WeightCasts::Of(int layer, int64_t version, const LayerParameters& parameters) {
   Place& place = PlaceOf(layer);
-  const bool holds = places_.size() > 1;
-  if (!holds || place.layer != layer || place.version != version) {
-    place = {.layer = layer, .version = version, .casts = LayerCasts(ops_, parameters, holds)};
+  if (!holds_ || place.layer != layer || place.version != version) {
+    place = {.layer = layer, .version = version, .casts = LayerCasts(ops_, parameters, holds_)};
   }
   return place.casts;
 }

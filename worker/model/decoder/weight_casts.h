@@ -2,6 +2,7 @@
 // turned, for its inputs' gradients.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <vector>
@@ -46,14 +47,18 @@ class LayerCasts {
 // they were made from, so that no cast outlives its weights. Not thread-safe.
 class WeightCasts {
  public:
-  // `held`: of how many layers at a time; 1, or the model's.
-  WeightCasts(const TokenOps& ops, int64_t held) : ops_(ops), places_(held) {}
+  // `held`: of how many layers casts are kept; 0, or of all that have some.
+  WeightCasts(const TokenOps& ops, int64_t held)
+      : ops_(ops), holds_(held > 0), places_(std::max<int64_t>(1, held)) {}
 
   // The casts of `layer`, whose `parameters` are those of `version`. They are good until another
   // layer takes their place.
   LayerCasts& Of(int layer, int64_t version, const LayerParameters& parameters);
   // The same of a layer that was gathered as casts.
   LayerCasts& Of(int layer, LayerCasts gathered);
+
+  // Frees what is held.
+  void Clear() { places_.assign(places_.size(), {}); }
 
  private:
   struct Place {
@@ -64,6 +69,7 @@ class WeightCasts {
   Place& PlaceOf(int layer) { return places_[static_cast<size_t>(layer) % places_.size()]; }
 
   const TokenOps& ops_;
+  const bool holds_;
   std::vector<Place> places_;
 };
 

@@ -266,14 +266,29 @@ TEST_F(ShardedAdamWTest, RanksTrainTheModelThatOneRankTrains) {
   }
 }
 
-// Three ranks, whose borders cut rows, cast their parts to the same bits as one its whole weights.
+// Ranks cast their parts, rows that borders cut among them, to the same bits as one its whole
+// weights.
 TEST_F(ShardedAdamWTest, GathersTheCastsOfWholeWeights) {
   model::ModelConfig config = SmallModel();
   config.intermediate_size = 48;  // tensor cores take multiples of 16
   config.attention_output_bias = config.mlp_bias = true;
   const model::ParameterLayout layout = model::MakeParameterLayout(config);
-  for (const int ranks : {2, 3, 5}) {
-    const std::vector<float> start = RandomShards(layout, ranks, 1);
+  for (const int ranks : {4, 7, 12}) {
+    std::vector<float> start = RandomShards(layout, ranks, 1);
+    // The first element of a row that a border cuts is its largest: only one rank has it.
+    int cuts = 0;
+    for (const model::ParameterSlot& slot : layout.slots) {
+      for (int64_t border = layout.ShardElements(ranks); border < layout.elements;
+           border += layout.ShardElements(ranks)) {
+        const int64_t place = border - slot.offset;
+        if (!slot.is_matrix() || place < 0 || place >= slot.elements) continue;
+        const int64_t rest = place % slot.shape[1];
+        if (rest == 0) continue;
+        start[border - rest] = -1000.0f;
+        ++cuts;
+      }
+    }
+    ASSERT_GT(cuts, 0) << ranks << " ranks cut no row";
     comm::testing::RunDeviceRanks(ranks, [&](comm::DeviceCommunicator& comm) {
       OnGpu adamw({}, layout, &comm, torch::kBFloat16, ShardOf(layout, ranks, comm.rank(), start),
                   model::ParameterSharding::kShard);

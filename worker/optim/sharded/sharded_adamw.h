@@ -61,8 +61,8 @@ class ShardedAdamW : public model::ParameterStore {
   // Called between steps: the gradient starts at 0.
   void ZeroGradients();
 
-  // ParameterStore. Where parameters are sharded, layers are gathered as casts that their owners
-  // make, once for each version of the parameters (sharded_casts.h).
+  // ParameterStore. Where parameters are sharded, layers that are read as casts are gathered as
+  // casts, which their owners make (sharded_casts.h).
   void GatherCasts(const model::TokenOps& ops, model::CastLayers layers) override;
   torch::Tensor Parameters(int block, int next) override;
   std::optional<model::CastBlock> CastParameters(int block, int next) override;

@@ -74,7 +74,7 @@ absl::Status StepEngine::SetUp(Host& host) {
   model::DecoderOptions options;
   options.recompute = plan;
   options.precision = job_.precision;
-  options.held_casts = std::max<int64_t>(1, memory_plan_.held_casts);
+  options.held_casts = memory_plan_.held_casts;
   if (plan.host_layers > 0) {
     host.SetPlace(0, "pinning host memory");
     const int64_t element = static_cast<int64_t>(c10::elementSize(device_->type()));
@@ -169,8 +169,8 @@ std::string StepEngine::DescribePrecision() const {
     steps = absl::StrFormat(" of steps %d to %d", job_.first_cast_step,
                             std::min(job_.last_cast_step, job_.steps));
   }
-  return absl::StrFormat("fp8 (e4m3) in %d of %d layers%s, casts of %d of them held", cast.count(),
-                         config().layers, steps, memory_plan_.held_casts);
+  return absl::StrFormat("fp8 (e4m3) in %d of %d layers%s, casts %s", cast.count(), config().layers,
+                         steps, memory_plan_.held_casts > 0 ? "held" : "made where they are read");
 }
 
 absl::Status StepEngine::SetDocuments(const data::LocalSequence& sequence) {
