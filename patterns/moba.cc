@@ -184,7 +184,7 @@ itself, and of the earlier ones, from the one on in which its document starts, t
 with its own, `attention.topk_blocks` or a share of them. Which those are is chosen per layer, head and step.
 
 On GPUs the queries of each block are gathered, so that what is computed, and reported as visited, is the share asked
-for and each query's own block, where queries choose no more than 40 % of the blocks before their own (and one head's rows
+for and each query's own block, where queries choose no more than 80 % of the blocks before their own (and one head's rows
 are no more than 8,388,608). In stripes, a block should have one owner: the planner's stripes are of `attention.block_size`
 tokens where sequences divide into eight and more for each trainer, and of a tile with `data.batching: samples`, which would be
 filled up to them. Elsewhere, and with the CPU engine, a tile is visited if one of its queries chose its block, and the others
@@ -193,7 +193,7 @@ are masked in it: that can be several times as much where neighbours choose apar
 The choice takes a bit for each query, block and head (16 MiB a layer for 16 heads, 65,536 local tokens and 128
 blocks), kept for backward; gathered rows take up to 4 GiB, or as much as one head needs, during a layer, with lists of all heads,
 and else the lists of a hop's tiles up to 8 bytes for each pair of local tiles and head. Recall is not estimated (-1). The planner
-reckons with what a query keeps, half of it blocks that the whole head favours, and above 40 % with twice
+reckons with what a query keeps, half of it blocks that the whole head favours, and above 80 % with twice
 as much, until a job's reports say how many tiles are visited (with the CPU engine these are more).
 )",
 };

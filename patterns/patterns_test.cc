@@ -275,7 +275,7 @@ TEST(IndexMemoryTest, CountsTheRowsOfQueriesThatChoseForThemselves) {
   EXPECT_EQ(IndexMemoryOf(options, shape, 36).working, capacity * 128 * 8 + lists);
   shape.element_bytes = 4;  // a CPU's
   EXPECT_EQ(IndexMemoryOf(options, shape, 36).working, 0);
-  options.density = 0.5;  // tiles are visited whole
+  options.density = 0.9;  // tiles are visited whole
   shape.element_bytes = 2;
   EXPECT_EQ(IndexMemoryOf(options, shape, 36).working, 0);
 }
@@ -300,7 +300,9 @@ TEST(SampleTest, MobaIsPredictedByWhatAQueryKeeps) {
     return head.row_offsets[blocks] - head.row_offsets[blocks - 1];
   };
   EXPECT_EQ(last_row(1024), (4 + 1) * 2);
-  EXPECT_EQ(last_row(32), (2 * 4 + 1) * 2);  // 4 of up to 15 others
+  EXPECT_EQ(last_row(32), (4 + 1) * 2);
+  options.topk_blocks = 12;
+  EXPECT_EQ(last_row(32), (15 + 1) * 2);  // 11 of up to 15 others, 92 % of all are chosen
   options.density = 0.05;
   EXPECT_EQ(last_row(1024), (24 + 1) * 2);
 }

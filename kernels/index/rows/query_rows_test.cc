@@ -385,10 +385,10 @@ TEST(QueryRowsPlanTest, GathersWhatIsFewAndFits) {
   EXPECT_EQ(PlanQueryRows(few, 16, 128, 1024, 16, 2, true)->heads, 1) << "documents";
   EXPECT_FALSE(PlanQueryRows({.all = 10000}, 16, 128, 1024, 16, 2, false).has_value());
   EXPECT_FALSE(
-      PlanQueryRows({.chosen = 4001, .most = 4001, .all = 10000}, 16, 128, 1024, 16, 2, false)
+      PlanQueryRows({.chosen = 8001, .most = 8001, .all = 10000}, 16, 128, 1024, 16, 2, false)
           .has_value());
   EXPECT_TRUE(
-      PlanQueryRows({.chosen = 4000, .most = 4000, .all = 10000}, 16, 128, 1024, 16, 2, false)
+      PlanQueryRows({.chosen = 8000, .most = 8000, .all = 10000}, 16, 128, 1024, 16, 2, false)
           .has_value());
   const EarlierBlocks many = {.chosen = 1, .most = kMostQueryRows, .all = kMostQueryRows};
   EXPECT_FALSE(PlanQueryRows(many, 16, 128, 1024, 16, 2, false).has_value());

@@ -31,7 +31,7 @@ inline patterns::AttentionOptions Moba() {
 }
 // They keep most blocks, whose tiles are visited whole.
 inline patterns::AttentionOptions MobaOfMost() {
-  return {.pattern = patterns::Pattern::kMoba, .block_size = 128, .topk_blocks = 5, .tile = 64};
+  return {.pattern = patterns::Pattern::kMoba, .block_size = 128, .topk_blocks = 7, .tile = 64};
 }
 
 inline patterns::AttentionOptions XAttention() {
