@@ -238,7 +238,7 @@ class WatchedAttention : public DenseContextAttention {
   const std::function<void()> when_;
 };
 
-// Attention needs the most memory: beside it no weight is there in e4m3, unless all are held.
+// Beside attention no weight is there in e4m3, unless all are held.
 TEST(Fp8DecoderTest, AttentionHasTheMemoryOfCastsToItself) {
   const ModelConfig config = Config();
   for (const Precision precision : {Precision::kFp8, Precision::kFp8AllLayers}) {
