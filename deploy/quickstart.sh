@@ -78,6 +78,12 @@ if [[ -e $run && ! -f $marker ]]; then
 fi
 mkdir -p "$run/logs"
 echo "deploy/quickstart.sh replaces what is in this folder at its next call." >"$marker"
+# Held by this script and by the services that it starts: what they work in is not replaced under them.
+exec {lock}<"$marker"
+flock -n "$lock" || {
+  echo "quickstart: another call, or what it left running, uses $run; stop that, or name another folder with --dir" >&2
+  exit 1
+}
 trap 'stop_installing; stop_services' EXIT
 trap 'echo; echo "quickstart: stopping"; exit 130' INT
 trap 'exit 143' TERM

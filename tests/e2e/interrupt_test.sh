@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Ctrl-C in the middle of the quickstart ends every process that it started.
+# Ctrl-C in the middle of the quickstart ends every process that it started, and until then no other call replaces what it
+# works in.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d)
@@ -26,6 +27,9 @@ quickstart=$!
 set +m
 
 await 300 trainers_run || fail "the trainers did not start"
+"$root/deploy/quickstart.sh" --dir "$work/run" >"$work/second.log" 2>&1 && fail "a second call in the same folder went on"
+grep -q "uses $work/run; stop that" "$work/second.log" || fail "a second call was not told why"
+trainers_run || fail "a second call disturbed the first"
 kill -INT -- "-$quickstart"
 timeout 120 tail --pid="$quickstart" -f /dev/null || fail "the quickstart did not end"
 status=0
