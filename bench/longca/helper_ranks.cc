@@ -337,14 +337,14 @@ absl::Status RunHelperRank(const Problem& problem, MaskKind mask, int repetition
   run->plan_ms = MillisecondsSince(planning);
   HelperRank rank(problem, std::move(rows), &communicator);
   for (int repetition = -1; repetition < repetitions; ++repetition) {  // the first warms up
-    FlushCaches();
+    if (repetition >= 0) FlushCaches();
     RETURN_IF_ERROR(communicator.Barrier());
     int64_t before = sent;
     auto start = std::chrono::steady_clock::now();
     RETURN_IF_ERROR(rank.Forward());
     if (repetition >= 0) run->forward_ms.push_back(MillisecondsSince(start));
     run->forward_bytes = sent - before;
-    FlushCaches();
+    if (repetition >= 0) FlushCaches();
     RETURN_IF_ERROR(communicator.Barrier());
     before = sent;
     start = std::chrono::steady_clock::now();

@@ -54,14 +54,14 @@ absl::Status RunRank(const Problem& problem, const Asked& asked, const Scheme& s
     auto start = std::chrono::steady_clock::now();
     RETURN_IF_ERROR(SetMask(asked, problem.tokens, ranks.get()));
     run->plan_ms = MillisecondsSince(start);
-    FlushCaches();
+    if (repetition >= 0) FlushCaches();
     RETURN_IF_ERROR(communicator.Barrier());
     int64_t before = sent;
     start = std::chrono::steady_clock::now();
     const attention::AttentionOutput forward = ranks->Forward(/*layer=*/0, q, k, v);
     if (repetition >= 0) run->forward_ms.push_back(MillisecondsSince(start));
     run->forward_bytes = sent - before;
-    FlushCaches();
+    if (repetition >= 0) FlushCaches();
     RETURN_IF_ERROR(communicator.Barrier());
     before = sent;
     start = std::chrono::steady_clock::now();
@@ -117,7 +117,7 @@ absl::Status Measure(MaskKind kind, const Scheme& scheme, int repetitions,
                      std::vector<Cell>* cells) {
   const Problem checked(CheckedTokens(scheme), kSeed), problem(cells->front().tokens, kSeed);
   Results few(checked.tokens), all(problem.tokens);
-  RETURN_IF_ERROR(RunOnRanks(checked, kind, scheme, /*repetitions=*/1, &few).status());
+  RETURN_IF_ERROR(RunOnRanks(checked, kind, scheme, /*repetitions=*/0, &few).status());
   const double error =
       LargestError(checked.Expected(checked.MaskOf(kind), {}), few.out, few.dq, few.dk, few.dv);
   TakePeakMib();

@@ -33,6 +33,9 @@ struct Tensor {
   float at(int64_t token, int head, int k) const {
     return data[(token * heads + head) * head_dim + k];
   }
+  const float* row(int64_t token, int head) const {
+    return data.data() + (token * heads + head) * head_dim;
+  }
 };
 
 Tensor RandomTensor(int64_t tokens, int heads, int head_dim, std::mt19937& random);
