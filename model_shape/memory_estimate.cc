@@ -42,8 +42,7 @@ struct Widths {
 };
 
 // The most that is alive besides what is kept, following layer_passes.cc.
-int64_t WorkingBytes(const ModelConfig& config, const TrainingShape& shape,
-                     ParameterSharding sharding) {
+int64_t WorkingBytes(const ModelConfig& config, const TrainingShape& shape) {
   const Widths w(config, shape.head_ranks);
   const int64_t n = shape.tokens, element = shape.element_bytes;
   const int64_t chunk = std::min(shape.mlp_chunk_tokens, n);
@@ -76,15 +75,10 @@ int64_t WorkingBytes(const ModelConfig& config, const TrainingShape& shape,
     const bool values_stay = config.mlp_bias || shape.device_is_host;
     const int64_t of_chunk =
         codes + (values_stay ? chunk_values + turned : std::max(chunk_values, turned));
-    // The MLP's weights, turned and, unless they were gathered so, as they are; where all layers'
-    // are held they are counted with those. Attention's go before it works.
-    const int64_t copies = HeldCasts(config, shape, sharding) > 0  ? 0
-                           : sharding == ParameterSharding::kWhole ? 2
-                                                                   : 1;
-    const int64_t weights = copies * config.mlp_weights();
-    // The norm's rows, in the MLP with the upstream gradient.
-    layer =
-        std::max({layer, mlp + 2 * n * w.hidden + of_chunk + weights, attention + n * w.hidden});
+    // The norm's rows, in the MLP with the upstream gradient; its weights, turned. Attention's go
+    // before it works.
+    layer = std::max({layer, mlp + 2 * n * w.hidden + of_chunk + config.mlp_weights(),
+                      attention + n * w.hidden});
   }
   const int64_t loss = 2 * n * w.hidden * element +
                        std::min(shape.loss_chunk_tokens, n) * config.vocab_size * element;
@@ -198,7 +192,6 @@ class Planner {
   TrainingPlan Make(const RecomputePlan& plan, ParameterSharding sharding) const {
     return {.recompute = plan,
             .sharding = sharding,
-            .held_casts = HeldCasts(config_, shape_, sharding),
             .memory = EstimateWith(layout_, config_, shape_, plan, sharding)};
   }
 
@@ -213,12 +206,6 @@ class Planner {
 
 }  // namespace
 
-int64_t HeldCasts(const ModelConfig& config, const TrainingShape& shape,
-                  ParameterSharding sharding) {
-  const int64_t cast = CastLayersOf(config.layers, shape.precision).count();
-  return sharding == ParameterSharding::kWhole && shape.micro_batches > 1 ? cast : 0;
-}
-
 int64_t KeptBytesPerToken(const ModelConfig& config, int64_t element_bytes, Recompute recompute) {
   const Widths w(config);
   // Input, output, log-sum-exp.
@@ -230,20 +217,31 @@ int64_t KeptBytesPerToken(const ModelConfig& config, int64_t element_bytes, Reco
 
 namespace {
 
-int64_t CastBytes(const ParameterLayout& layout, const ModelConfig& config,
-                  const TrainingShape& shape, ParameterSharding sharding) {
+// Sets what ranks hold of the model to read it.
+void CountParameters(const ParameterLayout& layout, const ModelConfig& config,
+                     const TrainingShape& shape, ParameterSharding sharding,
+                     TrainingMemory* memory) {
+  const std::vector<ParameterBlock>& blocks = layout.blocks;
+  const int64_t cast = CastLayersOf(config.layers, shape.precision).count();
+  const int64_t layer = blocks[1].elements;
+  const bool is_whole = sharding == ParameterSharding::kWhole;
+  if (!is_whole) {
+    memory->parameters =
+        shape.element_bytes * (blocks.front().elements + 2 * layer + blocks.back().elements);
+  } else if (cast == 0 || !shape.always_casts) {  // steps that cast hold less
+    memory->parameters = shape.element_bytes * layout.PaddedElements(shape.ranks);
+    return;
+  } else {
+    memory->parameters = shape.element_bytes * (layout.elements - cast * layer);
+  }
+  if (cast == 0) return;
+  // A byte an element, of this rank's own or all; of all layers the rows' scales, norms and biases.
   const Widths w(config);
   const int64_t weights = w.hidden * (w.packed() + w.attended) + config.mlp_weights();
-  const int64_t cast = CastLayersOf(config.layers, shape.precision).count();
-  if (cast == 0) return 0;
-  if (sharding == ParameterSharding::kWhole) {
-    // Each weight twice: as it is, and turned. Those of a layer in work are counted with it.
-    return 2 * weights * HeldCasts(config, shape, sharding);
-  }
-  // Of all layers the rows' scales, norms and biases.
-  const int64_t layer = layout.blocks[1].elements;
   const int64_t rows = w.packed() + 2 * w.hidden + 2 * w.inner;
-  return cast * (rows * kFloat + (layer - weights) * shape.element_bytes);
+  memory->casts =
+      is_whole ? cast * layer : std::min(cast * layer, layout.ShardElements(shape.ranks));
+  memory->casts += cast * (rows * kFloat + (layer - weights) * shape.element_bytes);
 }
 
 TrainingMemory EstimateWith(const ParameterLayout& layout, const ModelConfig& config,
@@ -253,10 +251,7 @@ TrainingMemory EstimateWith(const ParameterLayout& layout, const ModelConfig& co
   // What is not there once a rank: embedding, two layers, final block.
   const int64_t in_use = blocks.front().elements + 2 * blocks[1].elements + blocks.back().elements;
   TrainingMemory memory;
-  memory.parameters = shape.element_bytes * (sharding == ParameterSharding::kWhole
-                                                 ? layout.PaddedElements(shape.ranks)
-                                                 : layout.ShardElements(shape.ranks) + in_use);
-  memory.casts = CastBytes(layout, config, shape, sharding);
+  CountParameters(layout, config, shape, sharding, &memory);
   memory.optimizer = 4 * layout.ShardElements(shape.ranks) * kFloat;
   if (shape.ranks > 1) {
     memory.buckets = kFloat * in_use;
@@ -277,7 +272,7 @@ TrainingMemory EstimateWith(const ParameterLayout& layout, const ModelConfig& co
                          layout.elements * kFloat / shape.ranks_per_node;
   if (shape.device_is_host) memory.copies = copies;
   if (away > 0) memory.host_copies = copies;
-  memory.working = WorkingBytes(config, shape, sharding) + shape.choice_working_bytes;
+  memory.working = WorkingBytes(config, shape) + shape.choice_working_bytes;
   return memory;
 }
 

@@ -18,7 +18,7 @@ struct TrainingShape {
   int64_t tokens = 0;         // of a sequence, on this rank
   int64_t element_bytes = 2;  // of parameters and activations
   Precision precision = Precision::kModelType;
-  int64_t micro_batches = 1;  // of a step, on this rank
+  bool always_casts = true;  // with FP8: in every step
   int64_t mlp_chunk_tokens = 32768;
   int64_t loss_chunk_tokens = 8192;
   int ranks_per_node = 1;  // that share a host's memory
@@ -31,8 +31,9 @@ struct TrainingShape {
   int head_ranks = 1;  // that share out heads (ring/head_shares.h)
 };
 
-// Where parameters are held: whole on every rank (ZeRO stage 2), or only this rank's shard, with
-// the embedding, the head and two layers at a time gathered from their owners (stage 3).
+// Where parameters are held, in the working type or, of layers that are cast, in e4m3: whole on
+// every rank (ZeRO stage 2), or the embedding, the head and two layers at a time, gathered from the
+// owners of their master weights (stage 3).
 enum class ParameterSharding { kWhole, kShard };
 
 // What backward recomputes: `recompute` in all layers but the last `kept_layers`, which keep every
@@ -45,18 +46,13 @@ struct RecomputePlan {
   int64_t host_layers = 0;
 };
 
-// How many layers' casts of weights a rank holds: of all, made once a step, where parameters are
-// whole and several micro-batches use them; else of none: they are made where products read them.
-int64_t HeldCasts(const ModelConfig& config, const TrainingShape& shape,
-                  ParameterSharding sharding);
-
 // Bytes that one layer keeps for backward of a token.
 int64_t KeptBytesPerToken(const ModelConfig& config, int64_t element_bytes, Recompute recompute);
 
 // Bytes of one rank.
 struct TrainingMemory {
   int64_t parameters = 0;  // in the working type, what is gathered included
-  int64_t casts = 0;       // of weights, in e4m3
+  int64_t casts = 0;       // of weights, in e4m3, in place of those, with what comes with them
   int64_t optimizer = 0;   // this rank's shard: master weights, two moments, the reduced gradient
   int64_t buckets = 0;     // gradients on their way to their owners, which one rank alone needs not
   int64_t saved = 0;       // what forward keeps for backward, on the device
@@ -77,7 +73,6 @@ TrainingMemory EstimateMemory(const ModelConfig& config, const TrainingShape& sh
 struct TrainingPlan {
   RecomputePlan recompute;
   ParameterSharding sharding = ParameterSharding::kWhole;
-  int64_t held_casts = 0;  // HeldCasts()
   TrainingMemory memory;
 };
 

@@ -55,11 +55,11 @@ TEST(TrainingMemoryTest, CountsWhatARankHolds) {
             memory.saved + packed + 2 * n * 2 * (2048 + 2 * 11008));
 }
 
-// FP8 takes two bytes a weight, for all layers that it casts where micro-batches share casts, else
-// for the MLP in work. A layer at work takes no less than one that is not cast, as all are in steps
-// that read no casts; where the MLP takes most, a chunk's casts are added, and for the gradient of
-// its largest weight what both operands take, turned, and their sum, where these are more than the
-// values that they were cast from, or these stay.
+// FP8 takes a byte in place of a parameter, in the layers that it casts, or of those that a rank
+// owns where parameters are sharded. A layer at work takes no less than one that is not cast, as
+// all are in steps that read no casts; where the MLP takes most, a chunk's casts are added, and for
+// the gradient of its largest weight what both operands take, turned, and their sum, where these
+// are more than the values that they were cast from, or these stay.
 TEST(TrainingMemoryTest, CountsCastsOfWeightsAndRows) {
   const int64_t n = 131072;
   TrainingShape shape = Shape(n);
@@ -68,21 +68,27 @@ TEST(TrainingMemoryTest, CountsCastsOfWeightsAndRows) {
   shape.precision = Precision::kFp8;
   const TrainingMemory one = EstimateMemory(Config(), shape, {}, kWhole);
   const int64_t mlp = 3 * 2048 * 11008, weights = 2048 * (16 + 2 * 2) * 128 + 2048 * 2048 + mlp;
-  EXPECT_EQ(one.casts, 0);
-  EXPECT_EQ(one.working, without.working) << "attention's";
-  EXPECT_EQ(one.total(), without.total());
-  shape.micro_batches = 2;
-  EXPECT_EQ(EstimateMemory(Config(), shape, {}, kWhole).casts, 34 * 2 * weights);
-  // Of shards the scales of 34 layers' rows, and their norms and biases.
-  const int64_t layer = MakeParameterLayout(Config()).blocks[1].elements;
+  // With the scales of 34 layers' rows, and their norms and biases.
+  const ParameterLayout layout = MakeParameterLayout(Config());
+  const int64_t layer = layout.blocks[1].elements;
   const int64_t rows = 20 * 128 + 2048 + 2 * 11008 + 2048;
-  EXPECT_EQ(EstimateMemory(Config(), shape, {}, ParameterSharding::kShard).casts,
-            34 * (4 * rows + 2 * (layer - weights)));
+  const int64_t beside = 4 * rows + 2 * (layer - weights);
+  EXPECT_EQ(one.casts, 34 * (layer + beside));
+  EXPECT_EQ(one.parameters, 2 * (layout.elements - 34 * layer));
+  EXPECT_EQ(one.working, without.working) << "attention's";
+  EXPECT_LT(one.total(), without.total() - 34 * layer * 9 / 10);
+  const TrainingMemory shard = EstimateMemory(Config(), shape, {}, ParameterSharding::kShard);
+  EXPECT_EQ(shard.casts, layout.ShardElements(4) + 34 * beside);
+  EXPECT_EQ(shard.parameters,
+            2 * (layout.blocks[0].elements + 2 * layer + layout.blocks.back().elements));
+  shape.always_casts = false;
+  EXPECT_EQ(EstimateMemory(Config(), shape, {}, kWhole).total(), without.total());
+  shape.always_casts = true;
   shape.precision = Precision::kFp8AllLayers;
   const TrainingMemory all = EstimateMemory(Config(), shape, {}, kWhole);
-  EXPECT_EQ(all.casts, 36 * 2 * weights);
+  EXPECT_EQ(all.casts, 36 * (layer + beside));
   EXPECT_EQ(all.working, without.working);
-  EXPECT_THAT(DescribeMemory(all), HasSubstr("weights in e4m3 5.2,"));
+  EXPECT_THAT(DescribeMemory(all), HasSubstr("weights in e4m3 2.6,"));
 
   const int64_t fewer = 65536, chunk = 32768;
   TrainingShape few = Shape(fewer);
@@ -90,11 +96,7 @@ TEST(TrainingMemoryTest, CountsCastsOfWeightsAndRows) {
   EXPECT_EQ(values, fewer * 2 * 4 * 2048 + chunk * 2 * 3 * 11008) << "the MLP's";
   few.precision = Precision::kFp8AllLayers;
   const int64_t codes = EstimateMemory(Config(), few, {}, kWhole).working;
-  EXPECT_EQ(codes, values + chunk * (3 * 11008) + 2 * mlp);
-  EXPECT_EQ(EstimateMemory(Config(), few, {}, ParameterSharding::kShard).working, codes - mlp);
-  few.micro_batches = 2;
-  EXPECT_EQ(EstimateMemory(Config(), few, {}, kWhole).working, codes - 2 * mlp) << "held";
-  few.micro_batches = 1;
+  EXPECT_EQ(codes, values + chunk * (3 * 11008) + mlp);
   const int64_t turned = chunk * (2048 + 2 * 11008) + 4 * 2048 * 2 * 11008;
   ModelConfig biased = Config();
   biased.mlp_bias = true;
@@ -106,7 +108,7 @@ TEST(TrainingMemoryTest, CountsCastsOfWeightsAndRows) {
   few.loss_chunk_tokens = 16;
   EXPECT_EQ(EstimateMemory(Config(), few, {}, kWhole).working,
             2048 * ((3 * 2 + 2) * 2048 + 3 * 11008) + 2048 * (2048 + 2 * 11008) +
-                int64_t{4} * 2048 * 2 * 11008 + 2 * mlp)
+                int64_t{4} * 2048 * 2 * 11008 + mlp)
       << "what is turned is more than the values of few tokens";
 }
 

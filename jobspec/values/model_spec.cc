@@ -85,8 +85,10 @@ absl::StatusOr<model::Precision> PrecisionOf(const v1::TrainingSpec& training) {
 
 absl::Status SetPrecision(const v1::JobSpec& spec, model::TrainingShape* shape) {
   ASSIGN_OR_RETURN(shape->precision, PrecisionOf(spec.training()));
-  shape->micro_batches = static_cast<int64_t>(spec.training().global_batch()) /
-                         std::max(1u, spec.parallelism().data());
+  const v1::TrainingSpec& training = spec.training();
+  shape->always_casts =
+      training.fp8_first_step() <= 1 &&
+      (training.fp8_last_step() == 0 || training.fp8_last_step() >= training.steps());
   return absl::OkStatus();
 }
 

@@ -30,8 +30,7 @@ absl::StatusOr<model::MemoryWishes> MemoryWishesOf(const v1::ResourcesSpec& reso
 
 // training.precision.
 absl::StatusOr<model::Precision> PrecisionOf(const v1::TrainingSpec& training);
-// What the estimate of a rank's memory needs to know of it, with the micro-batches of its steps, in
-// a shape of whatever else.
+// What the estimate of a rank's memory needs to know of it, in a shape of whatever else.
 absl::Status SetPrecision(const v1::JobSpec& spec, model::TrainingShape* shape);
 
 }  // namespace ringleader::jobspec

@@ -32,7 +32,7 @@ CastBlockPlaces PlacesOfLayer(const ParameterLayout& layout) {
   return found;
 }
 
-GatheredLayer ViewCastBlock(const ParameterLayout& layout, const CastBlock& block) {
+CastLayer ViewCastBlock(const ParameterLayout& layout, const CastBlock& block) {
   const int64_t begin = layout.blocks[1].begin;
   const CastBlockPlaces places = PlacesOfLayer(layout);
   const Tensor unread =
@@ -42,7 +42,7 @@ GatheredLayer ViewCastBlock(const ParameterLayout& layout, const CastBlock& bloc
             .scales = block.scales.narrow(0, places.At(group.offset - begin).first, group.shape[0])
                           .unsqueeze(1)};
   };
-  GatheredLayer layer;
+  CastLayer layer;
   int weights = 0;
   layer.parameters = MakeLayerParameters(layout, 0, [&](const SlotGroup& group) -> Tensor {
     if (group.shape.empty()) return {};

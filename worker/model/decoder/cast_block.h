@@ -1,4 +1,4 @@
-// Where the parts of a layer lie in a CastBlock, for those who gather it and those who read it.
+// Where the parts of a layer lie in a CastBlock, for those who make it and those who read it.
 #pragma once
 
 #include <array>
@@ -28,13 +28,13 @@ struct CastBlockPlaces {
 };
 CastBlockPlaces PlacesOfLayer(const ParameterLayout& layout);
 
-// What a layer's steps read of a gathered block, as views.
-struct GatheredLayer {
+// What a layer's steps read of a block, as views.
+struct CastLayer {
   // Norms and biases; weights have their shapes and types, but only NaN in them: no step reads
   // them.
   LayerParameters parameters;
   std::array<ScaledRows, kWeights> weights;  // for outputs, in the order of Weight
 };
-GatheredLayer ViewCastBlock(const ParameterLayout& layout, const CastBlock& block);
+CastLayer ViewCastBlock(const ParameterLayout& layout, const CastBlock& block);
 
 }  // namespace ringleader::model

@@ -5,6 +5,7 @@
 #include "model_shape/rope_frequencies.h"
 #include "worker/model/decoder/cast_block.h"
 #include "worker/model/decoder/layer_passes.h"
+#include "worker/model/decoder/weight_casts.h"
 
 namespace ringleader::model {
 
@@ -96,16 +97,10 @@ class Decoder::Pass {
   };
   Weights Read(int layer, int next_block) {
     const int block = layer + 1;
-    WeightCasts& casts = decoder_.weight_casts_;
     if (!ReadsCasts(layer)) return {.parameters = Layer(store_.Parameters(block, next_block))};
-    if (const auto gathered = store_.CastParameters(block, next_block)) {
-      GatheredLayer views = ViewCastBlock(decoder_.layout_, *gathered);
-      return {.parameters = std::move(views.parameters),
-              .casts = &casts.Of(layer, LayerCasts(ops_, std::move(views.weights)))};
-    }
-    Weights weights{.parameters = Layer(store_.Parameters(block, next_block))};
-    weights.casts = &casts.Of(layer, store_.version(), weights.parameters);
-    return weights;
+    CastLayer views = ViewCastBlock(decoder_.layout_, store_.CastParameters(block, next_block));
+    casts_ = LayerCasts(ops_, std::move(views.weights));
+    return {.parameters = std::move(views.parameters), .casts = &casts_};
   }
   LayerContext Context(int layer, const Weights& weights) {
     const RecomputePlan& plan = decoder_.options_.recompute;
@@ -143,6 +138,7 @@ class Decoder::Pass {
   attention::ContextAttention& attention_;
   Rotary rotary_;
   SavedLayers saved_;
+  LayerCasts casts_;  // of the layer in work
 };
 
 Decoder::Decoder(ModelConfig config, const TokenOps& ops, ParameterStore& store,
@@ -151,15 +147,14 @@ Decoder::Decoder(ModelConfig config, const TokenOps& ops, ParameterStore& store,
       layout_(MakeParameterLayout(config_)),
       ops_(ops),
       store_(store),
-      options_(options),
-      weight_casts_(ops, options.held_casts) {
+      options_(options) {
   const RecomputePlan& plan = options_.recompute;
   TORCH_CHECK(plan.host_layers == 0 || plan.kept_layers == 0,
               "layers that keep more than others cannot wait in the host's slots");
   TORCH_CHECK(plan.host_layers >= 0 && plan.host_layers < config_.layers,
               "the last layer's activations stay on the device");
   const CastLayers cast = CastLayersOf(config_.layers, options_.precision);
-  if (cast.count() > 0) store_.GatherCasts(ops_, cast);
+  if (cast.count() > 0) store_.HoldCasts(ops_, cast);
 }
 
 Tensor Decoder::ForwardBackward(const TokenBatch& batch, attention::ContextAttention& attention) {

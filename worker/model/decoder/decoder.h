@@ -13,7 +13,6 @@
 #include "model_shape/precision.h"
 #include "worker/attention/runner/context_attention.h"
 #include "worker/model/decoder/parameter_store.h"
-#include "worker/model/decoder/weight_casts.h"
 #include "worker/model/memory/saved_layers.h"
 #include "worker/model/token_ops/token_ops.h"
 
@@ -28,8 +27,6 @@ struct DecoderOptions {
   // Logits exist for this many tokens at a time.
   int64_t loss_chunk_tokens = 8192;
   Precision precision = Precision::kModelType;
-  // With FP8: of how many layers' weights casts are held, 0 or all that have some.
-  int64_t held_casts = 0;
 };
 
 // This rank's part of one sequence: [n] int64 each, on the model's device. `sequence_length`: for
@@ -52,11 +49,10 @@ class Decoder {
   const ParameterLayout& layout() const { return layout_; }
 
   // Whether the next passes' products read casts, where options.precision has any; they do unless
-  // told otherwise. A forward and its backward are one pass.
+  // told otherwise. A forward and its backward are one pass. c10::Error as the store's.
   void SetReadsCasts(bool reads_casts) {
     reads_casts_ = reads_casts;
     store_.SetReadsCasts(reads_casts);
-    if (!reads_casts) weight_casts_.Clear();
   }
 
   // The summed cross entropy of the labelled tokens, an fp64 scalar on the device. Adds its
@@ -78,7 +74,6 @@ class Decoder {
   const TokenOps& ops_;
   ParameterStore& store_;
   DecoderOptions options_;
-  WeightCasts weight_casts_;
   bool reads_casts_ = true;
 };
 

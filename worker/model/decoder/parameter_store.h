@@ -5,7 +5,6 @@
 #include <torch/types.h>
 
 #include <cstdint>
-#include <optional>
 
 #include "model_shape/precision.h"
 #include "worker/model/token_ops/token_ops.h"
@@ -36,16 +35,12 @@ class ParameterStore {
   virtual torch::Tensor Parameters(int block, int next) = 0;
 
   // Products read casts of these layers' weights, as `ops` makes them, which outlives this. Called
-  // once, before blocks are asked for; a store that has to fetch blocks may fetch casts instead.
-  virtual void GatherCasts(const TokenOps& /*ops*/, CastLayers /*layers*/) {}
-  // As Parameters, of a layer that is fetched as casts; nothing of others, which Parameters gives.
-  virtual std::optional<CastBlock> CastParameters(int /*block*/, int /*next*/) { return {}; }
-  // Whether products read casts from here on; they do unless this is told otherwise.
-  virtual void SetReadsCasts(bool /*reads_casts*/) {}
-
-  // Another number whenever parameters may have changed: what was derived from them under the same
-  // number is still true.
-  virtual int64_t version() const = 0;
+  // once, before blocks are asked for.
+  virtual void HoldCasts(const TokenOps& ops, CastLayers layers) = 0;
+  // As Parameters, of a layer whose products read casts: of the parameters as they are now.
+  virtual CastBlock CastParameters(int block, int next) = 0;
+  // Whether products read casts from here on; they do unless this is told otherwise. Between steps.
+  virtual void SetReadsCasts(bool reads_casts) = 0;
 
   // A buffer of the block's gradient to add to: [elements] fp32; the same again while it is open.
   // The buffers of at most two layers are open at a time, besides the embedding's and the final

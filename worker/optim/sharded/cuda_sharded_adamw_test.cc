@@ -289,25 +289,34 @@ TEST_F(ShardedAdamWTest, GathersTheCastsOfWholeWeights) {
       }
     }
     ASSERT_GT(cuts, 0) << ranks << " ranks cut no row";
-    comm::testing::RunDeviceRanks(ranks, [&](comm::DeviceCommunicator& comm) {
-      OnGpu adamw({}, layout, &comm, torch::kBFloat16, ShardOf(layout, ranks, comm.rank(), start),
-                  model::ParameterSharding::kShard);
-      const auto ops = model::NewCudaTokenOps();
-      adamw->GatherCasts(*ops, {.begin = 0, .end = config.layers});
-      for (int step = 0; step < 2; ++step) {
-        std::vector<float> master(layout.elements);
-        ASSERT_TRUE(adamw->GatherMaster(master.data()).ok());
-        const Tensor flat = torch::tensor(master).to(torch::kCUDA, torch::kBFloat16);
-        for (int layer = 0; layer < config.layers; ++layer) {
-          const auto block = adamw->CastParameters(layer + 1, layer + 2);
-          ASSERT_TRUE(block.has_value());
-          ExpectCastsOf(layout, layer, *block, flat, *ops);
+    for (const auto sharding :
+         {model::ParameterSharding::kWhole, model::ParameterSharding::kShard}) {
+      comm::testing::RunDeviceRanks(ranks, [&](comm::DeviceCommunicator& comm) {
+        OnGpu adamw({}, layout, &comm, torch::kBFloat16, ShardOf(layout, ranks, comm.rank(), start),
+                    sharding);
+        const auto ops = model::NewCudaTokenOps();
+        adamw->HoldCasts(*ops, {.begin = 0, .end = config.layers});
+        for (int step = 0; step < 3; ++step) {
+          std::vector<float> master(layout.elements);
+          ASSERT_TRUE(adamw->GatherMaster(master.data()).ok());
+          const Tensor flat = torch::tensor(master).to(torch::kCUDA, torch::kBFloat16);
+          for (int layer = 0; layer < config.layers; ++layer) {
+            ExpectCastsOf(layout, layer, adamw->CastParameters(layer + 1, layer + 2), flat, *ops);
+          }
+          adamw->SetReadsCasts(step != 1);  // in the next
+          for (const int block : {0, 1, static_cast<int>(config.layers) + 1}) {
+            if (block == 1 && step != 1) continue;
+            const model::ParameterBlock& range = layout.blocks[block];
+            EXPECT_TRUE(SameBits(adamw->Parameters(block, -1),
+                                 flat.narrow(0, range.begin, range.elements)));
+          }
+          adamw->ZeroGradients();
+          AddGradients(*adamw, layout, RandomShards(layout, ranks, 100 + step));
+          ASSERT_TRUE(adamw->Step(0.01, Loss(1.0), 1).ok());
+          adamw->SetReadsCasts(true);
         }
-        adamw->ZeroGradients();
-        AddGradients(*adamw, layout, RandomShards(layout, ranks, 100 + step));
-        ASSERT_TRUE(adamw->Step(0.01, Loss(1.0), 1).ok());
-      }
-    });
+      });
+    }
   }
 }
 

@@ -60,11 +60,14 @@ struct ShardedAdamW::State {
   int64_t begin = 0, elements = 0;  // of this rank's shard
   std::vector<DecayRange> ranges;
 
-  bool whole = true;          // every rank holds all parameters
-  Tensor parameters;          // [ranks * elements], or this rank's [elements]; the model's type
-  GatheredBlock gathered[4];  // not whole: even layers, odd layers, embedding, final block
-  std::optional<ShardedCasts> casts;           // GatherCasts
+  bool whole = true;  // every rank holds all of the model
+  torch::ScalarType type = torch::kFloat;
+  Tensor parameters;  // whole, without a layer that is cast: [ranks * elements] of `type`
+  // In place of those: of each block; not whole: even layers, odd layers, embedding, final block.
+  std::vector<GatheredBlock> gathered;
+  std::optional<ShardedCasts> casts;           // HoldCasts
   bool reads_casts = true;                     // of the layers that have some
+  Tensor own_codes;                            // not whole: casts->begin() to end(), bytes
   Tensor master, first_moment, second_moment;  // [elements] fp32
   Tensor gradient;                             // [elements] fp32, reduced
   Bucket buckets[4];                           // even layers, odd layers, embedding, final
@@ -79,16 +82,14 @@ struct ShardedAdamW::State {
   bool is_layer(int block) const { return block > 0 && block < last_block(); }
   // Layers take turns at two places.
   int PlaceOf(int block) const { return block == 0 ? 2 : block == last_block() ? 3 : block % 2; }
-  // This rank's range of the parameters, to be written. Nothing else writes what is read from, so
-  // every change has a version of its own.
-  Tensor OwnParameters() {
-    ++version;
-    return whole ? parameters.narrow(0, begin, elements) : parameters;
-  }
+  GatheredBlock& GatheredOf(int block) { return gathered[whole ? block : PlaceOf(block)]; }
 
+  bool HoldsCasts() const { return casts.has_value() && reads_casts; }
   bool IsCast(int block) const {
-    return casts.has_value() && reads_casts && is_layer(block) &&
-           casts->layers().contains(block - 1);
+    return HoldsCasts() && is_layer(block) && casts->layers().contains(block - 1);
+  }
+  int64_t BytesOf(bool is_cast) const {
+    return is_cast ? 1 : static_cast<int64_t>(c10::elementSize(type));
   }
 
   // body(rank, begin, end) for the owners of [begin, end).
@@ -107,9 +108,12 @@ struct ShardedAdamW::State {
   absl::Status Close(Bucket& bucket);
   absl::Status Update(double learning_rate, const Tensor& scale);
   absl::Status GatherParameters();
+  absl::Status UpdateCasts();
+  Tensor RoomFor(int block);
   absl::Status Fetch(int block);
   Tensor Gathered(int block, int next);
   absl::Status CopyFromMaster();
+  absl::Status ChangeForm();
 };
 
 absl::Status ShardedAdamW::State::Open(int block, Bucket& bucket) {
@@ -154,8 +158,10 @@ absl::Status ShardedAdamW::State::Close(Bucket& bucket) {
 }
 
 absl::Status ShardedAdamW::State::Update(double learning_rate, const Tensor& scale) {
-  const Tensor own = OwnParameters();
-  const bool bf16 = own.scalar_type() == torch::kBFloat16;
+  ++version;
+  Tensor own;
+  if (parameters.defined()) own = parameters.narrow(0, begin, elements);
+  const bool writes_bf16 = own.defined() && type == torch::kBFloat16;
   for (const DecayRange& range : ranges) {
     const int64_t at = range.begin - begin;
     ShardUpdate update = {.master = master.mutable_data_ptr<float>() + at,
@@ -167,23 +173,49 @@ absl::Status ShardedAdamW::State::Update(double learning_rate, const Tensor& sca
                           .learning_rate = learning_rate,
                           .weight_decay = range.decayed ? options.weight_decay : 0.0,
                           .step = updates + 1};
-    if (bf16) update.parameters = own.mutable_data_ptr<at::BFloat16>() + at;
+    if (writes_bf16) update.parameters = own.mutable_data_ptr<at::BFloat16>() + at;
     RETURN_IF_ERROR(device->Update(options, update));
   }
-  if (!bf16) own.copy_(master);
+  if (own.defined() && !writes_bf16) own.copy_(master);
   return GatherParameters();
 }
 
 absl::Status ShardedAdamW::State::GatherParameters() {
-  if (ranks == 1) return absl::OkStatus();
+  if (parameters.defined()) {
+    if (ranks == 1) return absl::OkStatus();
+    ASSIGN_OR_RETURN(ShardTransferPtr transfer, device->AllGather(parameters));
+    gathering.push_back(std::move(transfer));
+    return absl::OkStatus();
+  }
+  for (GatheredBlock& place : gathered) place.block = -1;
   if (!whole) {
-    for (GatheredBlock& layer : std::span(gathered).first(2)) layer.block = -1;
     RETURN_IF_ERROR(Fetch(0));
     return Fetch(last_block());
   }
-  ASSIGN_OR_RETURN(ShardTransferPtr transfer, device->AllGather(parameters));
-  gathering.push_back(std::move(transfer));
+  for (int block = 0; block <= last_block(); ++block) RETURN_IF_ERROR(Fetch(block));
   return absl::OkStatus();
+}
+
+// Casts this rank's weights as they are now: to where they are gathered, if that holds all layers,
+// or to where they are sent from.
+absl::Status ShardedAdamW::State::UpdateCasts() {
+  return casts->Update(version, [&](int64_t from, int64_t to) {
+    if (!whole) return own_codes.narrow(0, from - casts->begin(), to - from);
+    const model::ParameterBlock& first = layout.blocks[1];  // layers differ in nothing
+    const auto block = static_cast<int>(1 + (from - first.begin) / first.elements);
+    return RoomFor(block).narrow(0, from - layout.blocks[block].begin, to - from);
+  });
+}
+
+// The bytes where a block is gathered, as it is read now, when nothing is on its way there.
+Tensor ShardedAdamW::State::RoomFor(int block) {
+  const int64_t bytes = layout.blocks[block].elements * BytesOf(IsCast(block));
+  GatheredBlock& place = GatheredOf(block);
+  Check(Await(place.broadcasts));
+  if (!place.buffer.defined() || place.buffer.numel() < bytes) {
+    place.buffer = torch::empty({bytes}, master.options().dtype(torch::kByte));
+  }
+  return place.buffer.narrow(0, 0, bytes);
 }
 
 // Begins to gather a block in its place, after all that is enqueued so far, readers of the place
@@ -191,23 +223,22 @@ absl::Status ShardedAdamW::State::GatherParameters() {
 absl::Status ShardedAdamW::State::Fetch(int block) {
   const model::ParameterBlock& range = layout.blocks[block];
   const bool is_cast = IsCast(block);
-  if (is_cast) RETURN_IF_ERROR(casts->Update(version));
-  const int64_t element_bytes = is_cast ? 1 : parameters.element_size();
-  GatheredBlock& place = gathered[PlaceOf(block)];
-  RETURN_IF_ERROR(Await(place.broadcasts));
-  if (!place.buffer.defined() || place.buffer.numel() < range.elements * element_bytes) {
-    place.buffer =
-        torch::empty({range.elements * element_bytes}, parameters.options().dtype(torch::kByte));
-  }
+  if (is_cast) RETURN_IF_ERROR(UpdateCasts());
+  const Tensor room = RoomFor(block);
+  GatheredBlock& place = GatheredOf(block);
   place.block = block;
   place.is_cast = is_cast;
   return ForOwners(range, [&](int owner, int64_t from, int64_t to) -> absl::Status {
+    const int64_t element_bytes = BytesOf(is_cast);
     const Tensor part =
-        place.buffer.narrow(0, (from - range.begin) * element_bytes, (to - from) * element_bytes);
-    if (owner == rank && is_cast) casts->Cast(from, to, part);
-    if (owner == rank && !is_cast) {
-      part.copy_(parameters.narrow(0, from - begin, to - from).view(torch::kByte));
+        room.narrow(0, (from - range.begin) * element_bytes, (to - from) * element_bytes);
+    if (owner == rank && is_cast && !whole) {
+      part.copy_(own_codes.narrow(0, from - casts->begin(), to - from));
     }
+    if (owner == rank && !is_cast) {
+      part.view(type).copy_(master.narrow(0, from - begin, to - from));
+    }
+    if (ranks == 1) return absl::OkStatus();
     ASSIGN_OR_RETURN(ShardTransferPtr broadcast, device->Broadcast(part, owner));
     place.broadcasts.push_back(std::move(broadcast));
     return absl::OkStatus();
@@ -217,21 +248,33 @@ absl::Status ShardedAdamW::State::Fetch(int block) {
 // The block's bytes, while `next` is on its way.
 Tensor ShardedAdamW::State::Gathered(int block, int next) {
   const auto is_there = [&](int wanted) {
-    const GatheredBlock& place = gathered[PlaceOf(wanted)];
+    const GatheredBlock& place = GatheredOf(wanted);
     return place.block == wanted && place.is_cast == IsCast(wanted);
   };
   if (!is_there(block)) Check(Fetch(block));
-  GatheredBlock& place = gathered[PlaceOf(block)];
-  Check(Await(place.broadcasts));
+  const Tensor bytes = RoomFor(block);
   // The other place's layer has been used: its reader is enqueued.
   if (is_layer(next) && !is_there(next)) Check(Fetch(next));
-  const int64_t element_bytes = place.is_cast ? 1 : parameters.element_size();
-  return place.buffer.narrow(0, 0, layout.blocks[block].elements * element_bytes);
+  return bytes;
 }
 
 absl::Status ShardedAdamW::State::CopyFromMaster() {
-  OwnParameters().copy_(master);
+  ++version;
+  if (parameters.defined()) parameters.narrow(0, begin, elements).copy_(master);
   return GatherParameters();
+}
+
+// Whether layers are cast has changed: what was held whole is so in the other form.
+absl::Status ShardedAdamW::State::ChangeForm() {
+  if (!whole) return absl::OkStatus();  // blocks are gathered as they are read
+  RETURN_IF_ERROR(Await(gathering));
+  for (GatheredBlock& place : gathered) {
+    RETURN_IF_ERROR(Await(place.broadcasts));
+    place = {};
+  }
+  parameters.reset();
+  if (!HoldsCasts()) parameters = torch::empty({elements * ranks}, master.options().dtype(type));
+  return CopyFromMaster();
 }
 
 ShardedAdamW::ShardedAdamW(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -264,8 +307,11 @@ absl::StatusOr<std::unique_ptr<ShardedAdamW>> ShardedAdamW::Create(
   state->first_moment = torch::zeros({state->elements}, floats);
   state->second_moment = torch::zeros({state->elements}, floats);
   state->gradient = torch::zeros({state->elements}, floats);
-  state->parameters = torch::empty(
-      {state->whole ? state->elements * state->ranks : state->elements}, floats.dtype(type));
+  state->type = type;
+  state->gathered.resize(state->whole ? layout.blocks.size() : 4);
+  if (state->whole) {
+    state->parameters = torch::empty({state->elements * state->ranks}, floats.dtype(type));
+  }
   state->totals = torch::zeros({3}, floats.dtype(device.sum_type()));
   state->master.copy_(torch::from_blob(const_cast<float*>(master.data()), {state->elements}));
   RETURN_IF_ERROR(state->CopyFromMaster());
@@ -296,33 +342,39 @@ void ShardedAdamW::ZeroGradients() {
 
 Tensor ShardedAdamW::Parameters(int block, int next) {
   State& state = *state_;
-  if (state.whole) {
+  if (state.parameters.defined()) {
     Check(Await(state.gathering));
     const model::ParameterBlock& range = state.layout.blocks[block];
     return state.parameters.narrow(0, range.begin, range.elements);
   }
-  TORCH_CHECK(!state.IsCast(block), "layer ", block - 1, " is gathered as casts");
-  return state.Gathered(block, next).view(state.parameters.scalar_type());
+  TORCH_CHECK(!state.IsCast(block), "layer ", block - 1, " is there as casts alone");
+  return state.Gathered(block, next).view(state.type);
 }
 
-void ShardedAdamW::GatherCasts(const model::TokenOps& ops, model::CastLayers layers) {
+void ShardedAdamW::HoldCasts(const model::TokenOps& ops, model::CastLayers layers) {
   State& state = *state_;
-  if (state.whole) return;
-  state.casts.emplace(state.layout, layers, ops, *state.device, state.parameters);
+  TORCH_CHECK(!state.casts.has_value(), "casts of other layers are held already");
+  const torch::NoGradGuard no_grad;
+  state.casts.emplace(state.layout, layers, ops, *state.device, state.master, state.type);
+  if (!state.whole) {
+    state.own_codes = torch::empty({state.casts->end() - state.casts->begin()},
+                                   state.master.options().dtype(torch::kByte));
+  }
+  Check(state.ChangeForm());
 }
 
-std::optional<model::CastBlock> ShardedAdamW::CastParameters(int block, int next) {
+model::CastBlock ShardedAdamW::CastParameters(int block, int next) {
   State& state = *state_;
-  if (!state.IsCast(block)) return std::nullopt;
+  TORCH_CHECK(state.IsCast(block), "block ", block, " is not there as casts");
   return state.casts->Block(block - 1, state.Gathered(block, next));
 }
 
 void ShardedAdamW::SetReadsCasts(bool reads_casts) {
-  state_->reads_casts = reads_casts;
-}
-
-int64_t ShardedAdamW::version() const {
-  return state_->version;
+  State& state = *state_;
+  if (state.reads_casts == reads_casts) return;
+  state.reads_casts = reads_casts;
+  const torch::NoGradGuard no_grad;
+  if (state.casts.has_value()) Check(state.ChangeForm());
 }
 
 Tensor ShardedAdamW::OpenGradient(int block) {
@@ -343,7 +395,11 @@ void ShardedAdamW::PassForward() {
 }
 
 void ShardedAdamW::PassBlock(int block, int next) {
-  if (!CastParameters(block, next).has_value()) Parameters(block, next);
+  if (state_->IsCast(block)) {
+    CastParameters(block, next);
+  } else {
+    Parameters(block, next);
+  }
 }
 
 void ShardedAdamW::PassMicroBatch() {

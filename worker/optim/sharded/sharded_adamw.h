@@ -1,8 +1,9 @@
 // AdamW with state sharded over all ranks (ZeRO, Rajbhandari et al. 2020), on CPUs and GPUs: a
 // ShardDevice is what they differ in. Every rank holds master weights, moments and the reduced
 // gradient of its range of the flat buffer only, and the model in its working type whole (stage 2)
-// or as a shard too (stage 3). Then a layer's parameters, or their casts in e4m3, are broadcast by
-// their owners into one of two buffers while the layer before is computed.
+// or two layers of it at a time (stage 3): owners round their master weights, and broadcast them
+// into one of two buffers while the layer before is computed. A layer whose products read casts is
+// there as casts alone, a byte a weight: owners make them after each update (sharded_casts.h).
 //
 // Gradients arrive block by block in fp32 while backward runs: as ranges are contiguous, a block
 // belongs to one or two ranks, and one reduction to each owner adds it up where it is needed,
@@ -13,7 +14,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 
 #include "absl/status/status.h"
@@ -61,13 +61,12 @@ class ShardedAdamW : public model::ParameterStore {
   // Called between steps: the gradient starts at 0.
   void ZeroGradients();
 
-  // ParameterStore. Where parameters are sharded, layers that are read as casts are gathered as
-  // casts, which their owners make (sharded_casts.h).
-  void GatherCasts(const model::TokenOps& ops, model::CastLayers layers) override;
+  // ParameterStore. SetReadsCasts gathers what is whole anew where it changes something: all ranks
+  // call it alike.
+  void HoldCasts(const model::TokenOps& ops, model::CastLayers layers) override;
   torch::Tensor Parameters(int block, int next) override;
-  std::optional<model::CastBlock> CastParameters(int block, int next) override;
+  model::CastBlock CastParameters(int block, int next) override;
   void SetReadsCasts(bool reads_casts) override;
-  int64_t version() const override;
   torch::Tensor OpenGradient(int block) override;
   void CloseGradient(int block) override;
   // Take part in what ranks do together in a micro-batch to which this rank adds nothing, because

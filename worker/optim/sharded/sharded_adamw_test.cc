@@ -357,56 +357,26 @@ TEST(CpuAdamWTest, RanksTrainTheModelThatOneRankTrains) {
   }
 }
 
-// Casts are made of what is whole, layer after layer or once a step, or by the owners of what is
-// gathered: the same, also where a step reads none.
+// Casts are held whole or gathered a layer at a time: the same, also where a step reads none.
 TEST(CpuAdamWTest, Fp8ReadsTheSameWeightsWherePartsOfThemAreGathered) {
   const auto train = [](int ranks, ParameterSharding sharding, model::Precision precision,
-                        int64_t held, int step_without_casts = -1) {
+                        int step_without_casts = -1) {
     model::DecoderOptions options;
     options.precision = precision;
-    options.held_casts = held;
     const bool is_even = step_without_casts < 0;
     return TrainModel(ranks, sharding, is_even, false, options, step_without_casts);
   };
   using enum ParameterSharding;
   using enum model::Precision;
-  const Tensor without = train(2, kWhole, kModelType, 0);
+  const Tensor without = train(2, kWhole, kModelType);
   for (const int ranks : {1, 2, 3}) {
-    const Tensor whole = train(ranks, kWhole, kFp8, SmallModel().layers);
-    EXPECT_TRUE(torch::equal(train(ranks, kWhole, kFp8, 0), whole));
-    EXPECT_TRUE(torch::equal(train(ranks, kShard, kFp8, 0), whole));
+    const Tensor whole = train(ranks, kWhole, kFp8);
+    EXPECT_TRUE(torch::equal(train(ranks, kShard, kFp8), whole));
     EXPECT_FALSE(torch::equal(whole, without)) << "nothing was cast";
   }
-  const Tensor partly = train(3, kWhole, kFp8AllLayers, 0, /*step_without_casts=*/1);
-  EXPECT_TRUE(torch::equal(train(3, kShard, kFp8AllLayers, 0, 1), partly));
-  EXPECT_FALSE(torch::equal(train(3, kShard, kFp8AllLayers, 0), partly));
-}
-
-// What is derived from parameters goes by their version.
-TEST(CpuAdamWTest, EveryChangeOfParametersIsAnotherVersion) {
-  for (const ParameterSharding sharding : kShardings) {
-    RunRanks(2, [&](Communicator& comm) {
-      Rank rank(comm, {}, sharding);
-      std::vector<float> before = rank.Parameters();
-      int64_t version = rank->version();
-      EXPECT_EQ(rank->version(), version) << "reading changes nothing";
-      const auto expect_another = [&](const char* after) {
-        const std::vector<float> now = rank.Parameters();
-        EXPECT_NE(now, before) << after;
-        EXPECT_NE(rank->version(), version) << after;
-        before = now;
-        version = rank->version();
-      };
-      absl::StatusOr<OptimizerShard> shard = TakeShard(*rank);
-      ASSERT_TRUE(shard.ok()) << shard.status();
-      for (int step = 0; step < 2; ++step) {
-        ASSERT_TRUE(rank.Step(0.01, Random(Layout(), 64, 100 + step)).ok());
-        expect_another("a step");
-      }
-      ASSERT_TRUE(rank->Restore(*shard, 0).ok());
-      expect_another("restoring");
-    });
-  }
+  const Tensor partly = train(3, kWhole, kFp8AllLayers, /*step_without_casts=*/1);
+  EXPECT_TRUE(torch::equal(train(3, kShard, kFp8AllLayers, 1), partly));
+  EXPECT_FALSE(torch::equal(train(3, kShard, kFp8AllLayers), partly));
 }
 
 // Rank 0 of two whose transfers are only counted.

@@ -11,6 +11,7 @@ namespace {
 using torch::Tensor;
 
 absl::Status AllGather(ShardDevice& device, const Tensor& whole) {
+  if (device.size() == 1) return absl::OkStatus();
   ASSIGN_OR_RETURN(const ShardTransferPtr transfer, device.AllGather(whole));
   return transfer == nullptr ? absl::OkStatus() : transfer->Await();
 }
@@ -45,19 +46,21 @@ Tensor SharedValues::Copy(int64_t from, int64_t to) const {
 }
 
 ShardedCasts::ShardedCasts(const model::ParameterLayout& layout, model::CastLayers layers,
-                           const model::TokenOps& ops, ShardDevice& device, const Tensor& shard)
+                           const model::TokenOps& ops, ShardDevice& device, const Tensor& master,
+                           torch::ScalarType type)
     : layers_(layers),
       places_(model::PlacesOfLayer(layout)),
       first_block_(layout.blocks[layers.begin + 1].begin),
       block_elements_(layout.blocks[layers.begin + 1].elements),
       ops_(ops),
       device_(device),
-      shard_(shard),
-      shard_elements_(shard.numel()),
+      master_(master),
+      type_(type),
+      shard_elements_(master.numel()),
       shard_begin_(device.rank() * shard_elements_),
-      scales_(Bounds(&ShardedCasts::RowsBefore), shard.options().dtype(torch::kFloat)),
-      vectors_(Bounds(&ShardedCasts::VectorsBefore), shard.options()),
-      largest_(torch::zeros({device.size(), 2}, shard.options().dtype(torch::kFloat))) {
+      scales_(Bounds(&ShardedCasts::RowsBefore), master.options()),
+      vectors_(Bounds(&ShardedCasts::VectorsBefore), master.options().dtype(type)),
+      largest_(torch::zeros({device.size(), 2}, master.options())) {
   const int64_t end = first_block_ + layers_.count() * block_elements_;
   begin_ = std::clamp(shard_begin_, first_block_, end);
   end_ = std::clamp(shard_begin_ + shard_elements_, first_block_, end);
@@ -118,7 +121,7 @@ std::vector<int64_t> ShardedCasts::Bounds(int64_t (ShardedCasts::*before)(int64_
 }
 
 Tensor ShardedCasts::Values(const Rows& rows) const {
-  return shard_.narrow(0, rows.begin - shard_begin_, rows.end - rows.begin);
+  return master_.narrow(0, rows.begin - shard_begin_, rows.end - rows.begin).to(type_);
 }
 
 absl::Status ShardedCasts::ShareLargest() {
@@ -152,21 +155,15 @@ model::ScaledRows ShardedCasts::CastOf(const Rows& rows) const {
   return cast;
 }
 
-void ShardedCasts::Cast(int64_t begin, int64_t end, const Tensor& codes) const {
-  for (const Rows& rows : rows_) {
-    if (rows.begin < begin || rows.begin >= end) continue;
-    codes.narrow(0, rows.begin - begin, rows.end - rows.begin)
-        .copy_(CastOf(rows).codes.view(torch::kByte).reshape({-1}));
-  }
-}
-
-absl::Status ShardedCasts::Update(int64_t version) {
+absl::Status ShardedCasts::Update(int64_t version, PlaceOfCodes place_of) {
   if (version_ == version) return absl::OkStatus();
   version_ = -1;  // an error leaves nothing that could be taken for casts
   RETURN_IF_ERROR(ShareLargest());
   std::vector<Tensor> scales, vectors;
   for (const Rows& rows : rows_) {
-    if (rows.has_beginning()) scales.push_back(CastOf(rows).scales.view({-1}));
+    const model::ScaledRows cast = CastOf(rows);
+    place_of(rows.begin, rows.end).copy_(cast.codes.view(torch::kByte).reshape({-1}));
+    if (rows.has_beginning()) scales.push_back(cast.scales.view({-1}));
   }
   RETURN_IF_ERROR(scales_.Share(device_, scales));
   ForPlaces([&](const model::CastBlockPlaces::Place& place, int64_t at) {

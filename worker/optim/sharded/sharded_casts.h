@@ -1,7 +1,6 @@
-// The e4m3 casts of layers' weights where parameters are sharded (ZeRO stage 3): each rank casts
-// what it owns, and codes travel in place of parameters, a layer at a time. Rows' scales, norms and
-// biases come to all ranks for all layers at once, for each version of the parameters. Codes are
-// not kept: who shards parameters is short of memory, and a layer's take a pass over its part.
+// The e4m3 casts of layers' weights, made by the ranks that own their master weights, once for each
+// version of them: codes travel in place of parameters. Rows' scales, norms and biases come to all
+// ranks for all layers at once.
 #pragma once
 
 #include <torch/types.h>
@@ -9,6 +8,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "model_shape/parameter_layout.h"
 #include "model_shape/precision.h"
@@ -39,21 +39,24 @@ class SharedValues {
 // host.
 class ShardedCasts {
  public:
-  // Of `layers`. `shard`: this rank's range of the flat buffer, layout.ShardElements elements of
-  // the model's type, whose contents change. ops and device outlive this. A weight's width is a
-  // multiple of 16 (CheckPrecision).
+  // Of `layers`. `master`: this rank's range of the flat buffer, layout.ShardElements elements in
+  // fp32, whose contents change; type: the model's, in which they are cast. ops and device outlive
+  // this. A weight's width is a multiple of 16 (CheckPrecision).
   ShardedCasts(const model::ParameterLayout& layout, model::CastLayers layers,
-               const model::TokenOps& ops, ShardDevice& device, const torch::Tensor& shard);
+               const model::TokenOps& ops, ShardDevice& device, const torch::Tensor& master,
+               torch::ScalarType type);
 
   const model::CastLayers& layers() const { return layers_; }
+  // The flat elements [begin(), end()) are this rank's of the layers.
+  int64_t begin() const { return begin_; }
+  int64_t end() const { return end_; }
 
-  // Takes the scales, norms and biases of what the shard holds, unless its version is the one that
-  // they are of. All ranks take part.
-  absl::Status Update(int64_t version);
-
-  // The codes of this rank's flat elements [begin, end), of one layer, into `codes`, a byte each;
-  // those of no weight are left as they are.
-  void Cast(int64_t begin, int64_t end, const torch::Tensor& codes) const;
+  // Where the codes of flat elements [begin, end) belong, which are this rank's and of one weight:
+  // bytes.
+  using PlaceOfCodes = absl::FunctionRef<torch::Tensor(int64_t begin, int64_t end)>;
+  // Casts what the shard holds, codes into their places, and takes all ranks' scales, norms and
+  // biases; unless `version` is the one that was cast last. All ranks take part.
+  absl::Status Update(int64_t version, PlaceOfCodes place_of);
 
   // What products read of a layer whose codes, [block.elements] bytes, have been gathered.
   model::CastBlock Block(int64_t layer, const torch::Tensor& gathered) const;
@@ -86,7 +89,8 @@ class ShardedCasts {
   const int64_t first_block_, block_elements_;  // of the first layer that is cast, and of each
   const model::TokenOps& ops_;
   ShardDevice& device_;
-  const torch::Tensor shard_;
+  const torch::Tensor master_;
+  const torch::ScalarType type_;
   const int64_t shard_elements_, shard_begin_;
   int64_t begin_ = 0, end_ = 0;  // what this rank has of the layers
 
@@ -95,7 +99,7 @@ class ShardedCasts {
   std::vector<Rows> rows_;
   SharedValues scales_, vectors_;
   torch::Tensor largest_;  // [ranks, 2] fp32: the largest magnitudes in ranks' heads and tails
-  int64_t version_ = -1;   // of the scales, norms and biases
+  int64_t version_ = -1;   // that was cast last
 };
 
 }  // namespace ringleader::optim

@@ -9,6 +9,9 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <span>
+#include <utility>
+#include <vector>
 
 #include "worker/comm/testing/local_communicator.h"
 #include "worker/model/token_ops/cpu_token_ops.h"
@@ -58,15 +61,15 @@ void ExpectCastsOfTheWhole(const model::ModelConfig& config, CastLayers layers, 
     CpuShardDevice device(comm, /*threads=*/1);
     const auto ops = model::NewCpuTokenOps(/*threads=*/1);
     ShardedCasts casts(layout, layers, *ops, device,
-                       flat.narrow(0, comm.rank() * elements, elements));
-    const absl::Status status = casts.Update(/*version=*/1);
+                       flat.narrow(0, comm.rank() * elements, elements), torch::kFloat);
+    const absl::Status status = casts.Update(/*version=*/1, [&](int64_t begin, int64_t end) {
+      EXPECT_LE(casts.begin(), begin);
+      EXPECT_LE(end, casts.end());
+      return codes.narrow(0, begin, end - begin);
+    });
     ASSERT_TRUE(status.ok()) << status;
     std::vector<model::CastBlock> of_rank;
     for (int64_t layer = layers.begin; layer < layers.end; ++layer) {
-      const model::ParameterBlock& range = layout.blocks[layer + 1];
-      const int64_t begin = std::max(range.begin, comm.rank() * elements),
-                    end = std::min(range.begin + range.elements, (comm.rank() + 1) * elements);
-      if (begin < end) casts.Cast(begin, end, codes.narrow(0, begin, end - begin));
       of_rank.push_back(casts.Block(layer, torch::zeros({1}, torch::kByte)));
     }
     const std::lock_guard lock(mutex);
@@ -139,7 +142,7 @@ TEST(ShardedCastsTest, AQuarterOfTheBytesOfFloatsIsGathered) {
                              std::span(values).subspan(comm.rank() * elements, elements),
                              model::ParameterSharding::kShard);
     ASSERT_TRUE(adamw.ok()) << adamw.status();
-    (*adamw)->GatherCasts(*ops, {.begin = 0, .end = 3});
+    (*adamw)->HoldCasts(*ops, {.begin = 0, .end = 3});
     // What all ranks send in body().
     const auto sent_in = [&](auto body) {
       together.arrive_and_wait();
@@ -156,7 +159,7 @@ TEST(ShardedCastsTest, AQuarterOfTheBytesOfFloatsIsGathered) {
     pass();
     const uint64_t casts = sent_in(pass);
     (*adamw)->SetReadsCasts(false);
-    EXPECT_FALSE((*adamw)->CastParameters(1, 2).has_value());
+    EXPECT_THROW((*adamw)->CastParameters(1, 2), c10::Error);
     pass();
     const uint64_t parameters = sent_in(pass);
     (*adamw)->SetReadsCasts(true);
@@ -168,6 +171,76 @@ TEST(ShardedCastsTest, AQuarterOfTheBytesOfFloatsIsGathered) {
     EXPECT_EQ(parameters, 4 * 4 * layer);
     EXPECT_EQ(again, 5 * layer) << "scales of the same version are not shared again";
   });
+}
+
+// Whatever changes the parameters, and however they were read before, casts are of what they are.
+TEST(ShardedCastsTest, AreOfTheParametersAsTheyAre) {
+  using enum model::ParameterSharding;
+  const model::ModelConfig config = WithAllBiases();
+  const model::ParameterLayout layout = model::MakeParameterLayout(config);
+  for (const auto& [sharding, ranks] :
+       {std::pair{kWhole, 1}, {kWhole, 2}, {kWhole, 7}, {kShard, 2}, {kShard, 7}}) {
+    SCOPED_TRACE(::testing::Message() << ranks << " ranks, sharded: " << (sharding == kShard));
+    const std::vector<float> start = Random(layout, layout.PaddedElements(ranks), 9);
+    RunRanks(ranks, [&, sharding = sharding, ranks = ranks](Communicator& comm) {
+      CpuShardDevice device(comm, /*threads=*/1);
+      const auto ops = model::NewCpuTokenOps(/*threads=*/1);
+      const int64_t elements = layout.ShardElements(ranks);
+      auto created = ShardedAdamW::Create(
+          {}, layout, device, torch::kFloat,
+          std::span(start).subspan(comm.rank() * elements, elements), sharding);
+      ASSERT_TRUE(created.ok()) << created.status();
+      ShardedAdamW& adamw = **created;
+      std::vector<float> before(layout.elements);
+      const auto expect_casts = [&](const char* after, bool changed = true) {
+        SCOPED_TRACE(after);
+        std::vector<float> master(layout.elements);
+        ASSERT_TRUE(adamw.GatherMaster(master.data()).ok());
+        EXPECT_EQ(master != before, changed);
+        before = master;
+        const Tensor flat = torch::tensor(master);
+        for (int block = 0; block <= config.layers + 1; ++block) {
+          if (block == 2) {  // the layer that is cast
+            ExpectCastsOf(layout, 1, adamw.CastParameters(block, block + 1), flat, *ops);
+            EXPECT_THROW(adamw.Parameters(block, block + 1), c10::Error);
+            continue;
+          }
+          const model::ParameterBlock& range = layout.blocks[block];
+          EXPECT_TRUE(torch::equal(adamw.Parameters(block, block + 1),
+                                   flat.narrow(0, range.begin, range.elements)));
+          EXPECT_THROW(adamw.CastParameters(block, block + 1), c10::Error);
+        }
+      };
+      const auto step = [&](uint32_t seed) {
+        adamw.ZeroGradients();
+        AddGradients(adamw, layout, Random(layout, layout.elements, seed));
+        ASSERT_TRUE(adamw.Step(0.01, torch::ones({}), 1).ok());
+      };
+      adamw.HoldCasts(*ops, {.begin = 1, .end = 2});
+      EXPECT_THROW(adamw.HoldCasts(*ops, {.begin = 1, .end = 2}), c10::Error);
+      expect_casts("the start");
+      const absl::StatusOr<OptimizerShard> shard = TakeShard(adamw);
+      ASSERT_TRUE(shard.ok()) << shard.status();
+      for (const uint32_t seed : {101, 102}) {
+        step(seed);
+        expect_casts("a step");
+        expect_casts("reading", /*changed=*/false);
+      }
+      adamw.SetReadsCasts(false);
+      EXPECT_EQ(adamw.Parameters(2, 3).numel(), layout.blocks[2].elements);
+      adamw.SetReadsCasts(true);
+      expect_casts("parameters were read", /*changed=*/false);
+      adamw.SetReadsCasts(false);
+      step(103);
+      const model::ParameterBlock& range = layout.blocks[2];
+      const Tensor read = adamw.Parameters(2, 3).clone();
+      adamw.SetReadsCasts(true);
+      expect_casts("a step that read none");
+      EXPECT_TRUE(torch::equal(read, torch::tensor(before).narrow(0, range.begin, range.elements)));
+      ASSERT_TRUE(adamw.Restore(*shard, 0).ok());
+      expect_casts("restoring");
+    });
+  }
 }
 
 }  // namespace

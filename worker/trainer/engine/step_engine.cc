@@ -74,7 +74,6 @@ absl::Status StepEngine::SetUp(Host& host) {
   model::DecoderOptions options;
   options.recompute = plan;
   options.precision = job_.precision;
-  options.held_casts = memory_plan_.held_casts;
   if (plan.host_layers > 0) {
     host.SetPlace(0, "pinning host memory");
     const int64_t element = static_cast<int64_t>(c10::elementSize(device_->type()));
@@ -101,16 +100,17 @@ absl::Status StepEngine::PlanMemory(const model::ModelConfig& config) {
                                .head_dim = config.head_dim,
                                .element_bytes = element_bytes},
                               config.layers);
-  const model::TrainingShape shape = {.ranks = world_.size(),
-                                      .tokens = LocalTokens(),
-                                      .element_bytes = element_bytes,
-                                      .precision = job_.precision,
-                                      .micro_batches = job_.global_batch / job_.data,
-                                      .ranks_per_node = job_.ranks_per_node,
-                                      .device_is_host = device_->is_host(),
-                                      .choice_bytes = choice.kept,
-                                      .choice_working_bytes = choice.working,
-                                      .head_ranks = job_.attention.head_ranks};
+  const model::TrainingShape shape = {
+      .ranks = world_.size(),
+      .tokens = LocalTokens(),
+      .element_bytes = element_bytes,
+      .precision = job_.precision,
+      .always_casts = job_.first_cast_step <= 1 && job_.last_cast_step >= job_.steps,
+      .ranks_per_node = job_.ranks_per_node,
+      .device_is_host = device_->is_host(),
+      .choice_bytes = choice.kept,
+      .choice_working_bytes = choice.working,
+      .head_ranks = job_.attention.head_ranks};
   ASSIGN_OR_RETURN(const model::MemoryLimits free, device_->FreeMemory());
   // Every rank must plan alike: all take the least that any has. None takes anything before all
   // have looked.
@@ -169,8 +169,7 @@ std::string StepEngine::DescribePrecision() const {
     steps = absl::StrFormat(" of steps %d to %d", job_.first_cast_step,
                             std::min(job_.last_cast_step, job_.steps));
   }
-  return absl::StrFormat("fp8 (e4m3) in %d of %d layers%s, casts %s", cast.count(), config().layers,
-                         steps, memory_plan_.held_casts > 0 ? "held" : "made where they are read");
+  return absl::StrFormat("fp8 (e4m3) in %d of %d layers%s", cast.count(), config().layers, steps);
 }
 
 absl::Status StepEngine::SetDocuments(const data::LocalSequence& sequence) {

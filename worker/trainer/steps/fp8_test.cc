@@ -74,19 +74,6 @@ TEST_F(Fp8TrainingTest, LearnsAsWithoutIt) {
   EXPECT_EQ(header(exported), header(hosts_[0].model)) << "models are exported alike";
 }
 
-// A group's own micro-batches say whether casts are worth holding, not those of all groups.
-TEST_F(Fp8TrainingTest, CastsAreHeldWhereAGroupUsesThemAgain) {
-  for (const auto& [batch, held] : {std::pair{2, "made where they are read"}, {4, "held"}}) {
-    TrainingJob job = Job(/*context=*/1, /*data=*/2);
-    job.steps = 1;
-    job.global_batch = batch;
-    ::testing::internal::CaptureStdout();
-    Train(job);
-    EXPECT_THAT(::testing::internal::GetCapturedStdout(),
-                ::testing::HasSubstr(std::string("of 2 layers, casts ") + held));
-  }
-}
-
 TEST_F(Fp8TrainingTest, ResumesToTheLastBit) {
   const std::vector<double> undisturbed = Train(Job());
   const TrainingJob job = Job();

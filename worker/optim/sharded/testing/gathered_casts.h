@@ -17,13 +17,28 @@ inline bool SameBits(const torch::Tensor& a, const torch::Tensor& b) {
   return a.sizes() == b.sizes() && torch::equal(bytes(a), bytes(b));
 }
 
+inline const torch::Tensor& ValuesOf(const model::LayerParameters& parameters,
+                                     model::Weight weight) {
+  switch (weight) {
+    case model::Weight::kQkv:
+      return parameters.qkv_weight;
+    case model::Weight::kOutput:
+      return parameters.output_weight;
+    case model::Weight::kGateUp:
+      return parameters.gate_up_weight;
+    case model::Weight::kDown:
+      break;
+  }
+  return parameters.down_weight;
+}
+
 // `block`, as ranks gathered it, has the casts of the layer's whole weights in `flat`
 // [layout.elements], and its norms and biases.
 inline void ExpectCastsOf(const model::ParameterLayout& layout, int64_t layer,
                           const model::CastBlock& block, const torch::Tensor& flat,
                           const model::TokenOps& ops) {
   using model::LayerParameters;
-  const model::GatheredLayer gathered = model::ViewCastBlock(layout, block);
+  const model::CastLayer gathered = model::ViewCastBlock(layout, block);
   const LayerParameters whole = model::MakeLayerParameters(
       layout, layer,
       [&](const model::SlotGroup& group) { return model::ViewGroup(group, flat, 0); });
