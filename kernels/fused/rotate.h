@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "kernels/fused/cast.h"
 #include "ringleader/kernels/attention.h"
 
 namespace ringleader::kernels::fused {
@@ -27,5 +28,20 @@ struct RopeArgs {
   bool inverse = false;
 };
 absl::Status Rope(const RopeArgs& args, cudaStream_t stream);
+
+// The gradients of rotated q and k, rotated back, with v's behind them, and their cast: a token's
+// row has dim = (heads + 2 kv_heads) * head_dim values, at most kMaxCastDim. The same bits as
+// Rope's with `inverse`, and CastRows' of these.
+struct RotateBackArgs {
+  TokenMajor<const __nv_bfloat16> dq = {};  // [tokens, heads, head_dim]
+  TokenMajor<const __nv_bfloat16> dk = {};  // [tokens, kv_heads, head_dim], at least one head
+  TokenMajor<const __nv_bfloat16> dv = {};  // the shape of dk
+  __nv_bfloat16* out = nullptr;             // [tokens, dim], dense; null: the values are not stored
+  E4m3Rows cast = {};
+  const int64_t* positions = nullptr;  // as Rope's
+  const float* inv_freq = nullptr;
+  float scale = 1.0f;
+};
+absl::Status RotateBack(const RotateBackArgs& args, cudaStream_t stream);
 
 }  // namespace ringleader::kernels::fused

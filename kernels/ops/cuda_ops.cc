@@ -46,7 +46,7 @@ class CudaEngine {
     return torch::empty(out.sizes(), out.options().dtype(torch::kFloat));
   }
   absl::Status Finish(const Tensor& sums, const float* lse, const Tensor& out) const {
-    return fused::FinishOutput(Read<float>(sums), lse, MutableBf16(out), Stream());
+    return fused::FinishOutput(Read<float>(sums), lse, MutableBf16(out), /*cast=*/{}, Stream());
   }
   absl::Status Delta(const Tensor& d_out, const Tensor& out, const Tensor& delta) {
     return fused::RowDelta(View(d_out), View(out), delta.mutable_data_ptr<float>(), Stream());

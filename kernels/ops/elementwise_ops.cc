@@ -249,6 +249,23 @@ void Rotate(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor&
                     Stream()));
 }
 
+void RotateBack(const torch::Tensor& dq, const torch::Tensor& dk, const torch::Tensor& dv,
+                const torch::Tensor& positions, const torch::Tensor& inv_freq, double scale,
+                const torch::Tensor& out, const CastTensors& cast) {
+  CheckCuda(positions, torch::kLong, "RotateBack: positions");
+  CheckCuda(inv_freq, torch::kFloat, "RotateBack: inv_freq");
+  if (out.defined()) CheckCuda(out, torch::kBFloat16, "RotateBack: out");
+  Check(fused::RotateBack({.dq = View(dq),
+                           .dk = View(dk),
+                           .dv = View(dv),
+                           .out = out.defined() ? MutableBf16(out) : nullptr,
+                           .cast = View(cast),
+                           .positions = positions.const_data_ptr<int64_t>(),
+                           .inv_freq = inv_freq.const_data_ptr<float>(),
+                           .scale = static_cast<float>(scale)},
+                          Stream()));
+}
+
 torch::Tensor CrossEntropy(const torch::Tensor& logits, const torch::Tensor& labels,
                            bool gradient) {
   CheckCuda(logits, torch::kBFloat16, "CrossEntropy: logits");

@@ -44,6 +44,13 @@ void Rotate(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor&
             const torch::Tensor& inv_freq, double scale, bool inverse, const torch::Tensor& q_out,
             const torch::Tensor& k_out);
 
+// The gradients of rotated q and k, and of v, rotated back and side by side: [n, (heads + 2
+// kv_heads) d], into `out`, which may be undefined, and into `cast`. positions, inv_freq and scale
+// as above.
+void RotateBack(const torch::Tensor& dq, const torch::Tensor& dk, const torch::Tensor& dv,
+                const torch::Tensor& positions, const torch::Tensor& inv_freq, double scale,
+                const torch::Tensor& out, const CastTensors& cast);
+
 // logits: [n, vocabulary], rows may be padded -> losses: [n] fp32, 0 where the label is
 // fused::kIgnoredLabel. With `gradient`, the gradient of the losses' sum takes the logits' place.
 torch::Tensor CrossEntropy(const torch::Tensor& logits, const torch::Tensor& labels, bool gradient);

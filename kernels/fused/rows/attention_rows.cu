@@ -3,6 +3,8 @@
 #include "base/status_macros.h"
 #include "kernels/fused/cuda_status.h"
 #include "kernels/fused/rows/attention_rows.h"
+#include "kernels/fused/vector/e4m3.cuh"
+#include "kernels/fused/vector/row_block.cuh"
 
 namespace ringleader::kernels::fused {
 namespace {
@@ -62,6 +64,40 @@ __global__ void FinishOutputKernel(TokenMajor<const float> sums, const float* ls
     rounded = PackEight(source[0], source[1]);
   }
   out[index] = rounded;
+}
+
+// A block has a token's heads.
+template <int V>
+__global__ void __launch_bounds__(kMaxRowThreads)
+    FinishAndCastKernel(TokenMajor<const float> sums, const float* lse, uint4* out, E4m3Rows cast) {
+  __shared__ uint32_t slots[32];
+  const int32_t chunks = sums.head_dim / kVector, vectors = sums.heads * chunks;
+  const int64_t token = blockIdx.x;
+  Bf16x8 x[V];
+  uint32_t magnitudes = 0;
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
+    const int32_t i = threadIdx.x + v * blockDim.x, head = i / chunks;
+    x[v] = ZeroVec();
+    if (i < vectors && lse[head * sums.tokens + token] != -INFINITY) {
+      const auto* const source =
+          reinterpret_cast<const float4*>(Part{token, head, i % chunks}.Of(sums));
+      const uint4 rounded = PackEight(source[0], source[1]);
+      x[v] = *reinterpret_cast<const Bf16x8*>(&rounded);
+    }
+  }
+#pragma unroll
+  for (int v = 0; v < V; ++v) magnitudes = MaxMagnitudes(magnitudes, x[v]);
+  const E4m3Scale scale = BlockScale(magnitudes, slots);
+  if (threadIdx.x == 0) cast.scales[token] = scale.scale;
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
+    const int32_t i = threadIdx.x + v * blockDim.x;
+    if (i >= vectors) continue;
+    const int64_t at = token * vectors + i;
+    out[at] = *reinterpret_cast<const uint4*>(&x[v]);
+    StoreCodes(cast.codes + at * kVector, x[v], scale.inverse);
+  }
 }
 
 // head_dim / 8 neighbouring lanes a row: 8 or 16.
@@ -226,8 +262,18 @@ absl::Status AddRows(const PackedRows& rows, const __nv_bfloat16* packed, float*
 }
 
 absl::Status FinishOutput(const TokenMajor<const float>& sums, const float* lse, __nv_bfloat16* out,
-                          cudaStream_t stream) {
+                          const E4m3Rows& cast, cudaStream_t stream) {
   RETURN_IF_ERROR(CheckRows("sums", sums));
+  if (cast.codes != nullptr && sums.tokens > 0) {
+    RETURN_IF_ERROR(CheckCast(cast, "FinishOutput: cast"));
+    const int64_t dim = int64_t{sums.heads} * sums.head_dim;
+    RETURN_IF_ERROR(CheckSize(dim, "FinishOutput: heads * head_dim", kVector, kMaxCastDim));
+    LaunchRows(dim, [&](auto vectors, int threads) {
+      FinishAndCastKernel<vectors><<<static_cast<unsigned>(sums.tokens), threads, 0, stream>>>(
+          sums, lse, reinterpret_cast<uint4*>(out), cast);
+    });
+    return Launched("FinishOutput");
+  }
   FinishOutputKernel<<<Blocks(Parts(sums)), kThreads, 0, stream>>>(sums, lse,
                                                                    reinterpret_cast<uint4*>(out));
   return Launched("FinishOutput");

@@ -9,14 +9,16 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "kernels/fused/cast.h"
 #include "ringleader/kernels/attention.h"
 
 namespace ringleader::kernels::fused {
 
 // Rounds the sums of all hops to the dense out: [n, heads, d]. Rows that attended to nothing (lse
-// of -infinity; lse: [heads, n]) become zero.
+// of -infinity; lse: [heads, n]) become zero. `cast`, unless null, receives a token's values with a
+// scale for all its heads, at most kMaxCastDim values.
 absl::Status FinishOutput(const TokenMajor<const float>& sums, const float* lse, __nv_bfloat16* out,
-                          cudaStream_t stream);
+                          const E4m3Rows& cast, cudaStream_t stream);
 
 // delta[head, i] = sum over the row of d_out * out. delta: [heads, n]
 absl::Status RowDelta(const TokenMajor<const __nv_bfloat16>& d_out,

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -63,6 +64,51 @@ TEST_F(AttentionRowsTest, PackedRowsAreThoseOfTheirPlaces) {
   }
   EXPECT_THAT(std::string(GatherRows({}, gpu_keys.data(), packed_keys.data(), nullptr).message()),
               HasSubstr("places"));
+}
+
+// Bit for bit what a pass over the output casts, on heads that lie apart and a block's threads that
+// have less and more than a vector each.
+TEST_F(AttentionRowsTest, TheOutputIsCastAsItIsStored) {
+  struct Shape {
+    int64_t tokens;
+    int32_t heads, head_dim;
+  };
+  for (const Shape& shape : {Shape{70, 16, 128}, {3, 32, 128}, {129, 3, 64}, {5, 129, 128}}) {
+    const int64_t dim = int64_t{shape.heads} * shape.head_dim, stride = dim + 8;
+    std::vector<float> sums = NormalFloat(shape.tokens * stride);
+    std::vector<float> lse(shape.tokens * shape.heads, 0.5f);
+    for (int32_t head = 0; head < shape.heads; ++head) lse[head * shape.tokens + 1] = -INFINITY;
+    lse[shape.tokens + 2] = -INFINITY;  // of one head
+    sums[stride + 3] = NAN;             // nobody reads it
+    sums[2 * stride] = NAN;
+    for (int64_t i = 0; i < dim; ++i) sums[i] *= 1e-20f;
+    const DeviceBuffer<float> gpu_sums(sums), gpu_lse(lse);
+    const TokenMajor<const float> view = {gpu_sums.data(), shape.tokens, shape.heads,
+                                          shape.head_dim,  stride,       shape.head_dim};
+    DeviceBuffer<Bf16> plain(shape.tokens * dim), out(shape.tokens * dim);
+    DeviceBuffer<uint8_t> codes(shape.tokens * dim), expected_codes(shape.tokens * dim);
+    DeviceBuffer<float> scales(shape.tokens), expected_scales(shape.tokens);
+    ASSERT_EQ(FinishOutput(view, gpu_lse.data(), plain.data(), {}, nullptr), absl::OkStatus());
+    ASSERT_EQ(
+        FinishOutput(view, gpu_lse.data(), out.data(), {codes.data(), scales.data()}, nullptr),
+        absl::OkStatus());
+    ASSERT_EQ(CastRows({.x = plain.data(),
+                        .cast = {expected_codes.data(), expected_scales.data()},
+                        .stride = dim,
+                        .rows = shape.tokens,
+                        .dim = dim},
+                       nullptr),
+              absl::OkStatus());
+    const auto bits = [](const auto& values) {
+      const auto* const bytes = reinterpret_cast<const uint8_t*>(values.data());
+      return std::vector<uint8_t>(bytes, bytes + values.size() * sizeof(values[0]));
+    };
+    EXPECT_EQ(bits(out.Read()), bits(plain.Read())) << shape.heads << " heads";
+    EXPECT_EQ(codes.Read(), expected_codes.Read()) << shape.heads << " heads";
+    EXPECT_EQ(bits(scales.Read()), bits(expected_scales.Read())) << shape.heads << " heads";
+    EXPECT_TRUE(std::isnan(scales.Read()[2])) << "a row that is no numbers";
+    EXPECT_FALSE(std::isnan(scales.Read()[1])) << "a row that attended to nothing";
+  }
 }
 
 }  // namespace

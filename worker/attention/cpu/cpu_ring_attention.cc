@@ -27,7 +27,7 @@ kernels::TokenMajor<T> View(const Tensor& x) {
 
 // What the engine adds to.
 void AllocateResults(CallTensors& tensors) {
-  auto& [q, k, v, out, lse, d_out, gradients, first_head] = tensors;
+  auto& [q, k, v, out, lse, d_out, gradients, first_head, cast] = tensors;
   if (!q.defined()) return;  // k and v alone
   if (!d_out.defined()) {
     out = torch::zeros(q.sizes(), q.options());
@@ -95,7 +95,7 @@ class CpuTensorDevice : public TensorDevice {
 
   std::unique_ptr<AttentionCall> Call(int layer, CallTensors* tensors) override {
     AllocateResults(*tensors);
-    const auto& [q, k, v, out, lse, d_out, gradients, first_head] = *tensors;
+    const auto& [q, k, v, out, lse, d_out, gradients, first_head, cast] = *tensors;
     return std::make_unique<CpuCall>(
         &device_, layer,
         CpuCall::Tensors{.q = View<const float>(q),

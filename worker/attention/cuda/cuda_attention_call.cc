@@ -10,6 +10,7 @@
 #include "kernels/index/between_ranks.h"
 #include "kernels/index/gates/blocks.h"
 #include "kernels/index/groups/group_lists.h"
+#include "kernels/ops/cast_ops.h"
 #include "kernels/ops/cuda_call.h"
 #include "kernels/sm90/attention.h"
 #include "kernels/sm90/columns.h"
@@ -203,9 +204,17 @@ absl::Status CudaCall::AttendColumns(const Step& own) {
 
 absl::Status CudaCall::FinishOutput() {
   tensors_.out = torch::empty(tensors_.q.sizes(), tensors_.q.options());
+  kernels::ops::CastTensors cast;
+  const int64_t width = int64_t{shape().heads} * shape().head_dim;
+  if (tensors_.cast.is_wanted && width <= fused::kMaxCastDim) {
+    cast = kernels::ops::EmptyCast(shape().tokens, width, tensors_.q);
+    tensors_.cast.codes = cast.codes;
+    tensors_.cast.scales = cast.scales;
+  }
   return fused::FinishOutput(
       DenseView(sums_.const_data_ptr<float>(), shape().tokens, shape().heads, shape().head_dim),
-      tensors_.lse.const_data_ptr<float>(), MutableBf16(tensors_.out), Stream());
+      tensors_.lse.const_data_ptr<float>(), MutableBf16(tensors_.out), kernels::ops::View(cast),
+      Stream());
 }
 
 TokenMajor<float> CudaCall::GradientsIn(void* slot, int64_t keys, int part) const {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/ops/cast_ops.h"
 #include "ringleader/kernels/earlier_blocks.h"
 #include "worker/attention/cuda/cuda_ring_attention.h"
 #include "worker/attention/testing/changing_budgets.h"
@@ -220,6 +221,32 @@ TEST_F(CudaAttentionTest, GradientsFlowThroughAutograd) {
   EXPECT_LT(RelativeError(gradients[0], expected.dq), kTolerance);
   EXPECT_LT(RelativeError(gradients[1], expected.dk), kTolerance);
   EXPECT_LT(RelativeError(gradients[2], expected.dv), kTolerance);
+}
+
+// As a pass over the output would cast it, in the hops' last step.
+TEST_F(CudaAttentionTest, TheOutputComesInE4m3WhereThatIsAskedFor) {
+  const Sequence sequence(777, 4, 2, 128);
+  const auto to_gpu = [](const Tensor& x) { return x.to(torch::kCUDA); };
+  const auto communicators = comm::testing::LocalDeviceCommunicators(1);
+  for (const patterns::AttentionOptions& options : {patterns::AttentionOptions{}, TopP(), Moba()}) {
+    auto attention = CreateCudaRingAttention(options, communicators[0].get());
+    ASSERT_TRUE(attention.ok()) << attention.status();
+    const auto forward = [&] {
+      return (*attention)->Forward(0, to_gpu(sequence.q), to_gpu(sequence.k), to_gpu(sequence.v));
+    };
+    const AttentionOutput plain = forward();
+    EXPECT_FALSE(plain.codes.defined());
+    (*attention)->SetCasts(true);
+    const AttentionOutput output = forward();
+    EXPECT_TRUE(torch::equal(output.out, plain.out));
+    const auto expected = kernels::ops::CastRows(output.out.view({777, 4 * 128}));
+    ASSERT_TRUE(output.codes.defined());
+    EXPECT_EQ(output.codes.sizes(), expected.codes.sizes());
+    EXPECT_TRUE(torch::equal(output.codes.view(torch::kByte), expected.codes.view(torch::kByte)));
+    EXPECT_TRUE(torch::equal(output.scales, expected.scales));
+    (*attention)->SetCasts(false);
+    EXPECT_FALSE(forward().codes.defined());
+  }
 }
 
 TEST_F(CudaAttentionTest, WhatIsNotSupportedIsNamed) {

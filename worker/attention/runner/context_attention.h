@@ -41,6 +41,10 @@ class AttentionRecord {
 
 struct AttentionOutput {
   torch::Tensor out;  // [n, heads, d], of q's type
+  // Its values in e4m3 with a scale for a token, a power of two (kernels/e4m3.h), where SetCasts
+  // asks for them and what makes the output makes them, too: codes [n, heads * d] Float8_e4m3fn,
+  // scales [n, 1] fp32. Undefined elsewhere.
+  torch::Tensor codes = {}, scales = {};
   torch::Tensor lse;  // float32, for Backward: [heads, n], where heads are shared out of what this
                       // rank attended with, which is as much
   std::shared_ptr<const AttentionRecord> record;
@@ -112,6 +116,9 @@ class ContextAttention {
   // The forwards since the last call, or TakeStats, were one micro-batch's, whose tiles are counted
   // apart, too (AttentionStats::micro_batches).
   virtual void MarkMicroBatch() = 0;
+
+  // Whether the next forwards' output is read in e4m3, too; not, as at the start.
+  virtual void SetCasts(bool /*casts*/) {}
 
   // What happened since the last call; resets it. On a GPU the one wait for the device in a step;
   // c10::Error if the device has failed.

@@ -84,6 +84,7 @@ absl::StatusOr<RingAttention::Indices> RingAttention::AttendGroups(Engine& engin
                     ASSIGN_OR_RETURN(indices.emplace_back(), engine.runner->Forward(call, next));
                     return absl::OkStatus();
                   }));
+  if (parts.size() == 1) tensors->cast = parts[0].cast;
   tensors->out = Join(parts, &CallTensors::out, 1);
   tensors->lse = Join(parts, &CallTensors::lse, 0);
   return indices;
@@ -188,6 +189,7 @@ AttentionOutput RingAttention::Forward(int layer, const Tensor& q, const Tensor&
       return heads->ToHeads({&tensors.q, &tensors.k, &tensors.v});
     });
   }
+  tensors.cast.is_wanted = casts_ && !heads.has_value();  // a token's heads are all here
   absl::StatusOr<Indices> indices = AttendGroups(*engine_, layer, &tensors);
   Check(indices.status());
   if (heads.has_value()) {
@@ -196,6 +198,8 @@ AttentionOutput RingAttention::Forward(int layer, const Tensor& q, const Tensor&
     });
   }
   return {.out = tensors.out,
+          .codes = tensors.cast.codes,
+          .scales = tensors.cast.scales,
           .lse = tensors.lse,
           .record = std::make_shared<Record>(engine_, layer, *std::move(indices))};
 }

@@ -23,6 +23,12 @@
 
 namespace ringleader::attention {
 
+// AttentionOutput's codes and scales, which a device need not make.
+struct OutputCast {
+  bool is_wanted = false;
+  torch::Tensor codes = {}, scales = {};
+};
+
 // A call's tensors: k and v for StartBackward; q, k and v for forward, which sets out and lse; all
 // but the gradients for backward, which sets them.
 struct CallTensors {
@@ -31,6 +37,7 @@ struct CallTensors {
   torch::Tensor d_out = {};
   AttentionGradients gradients = {};
   int first_head = 0;  // of the heads of one layer that are attended with one after the other
+  OutputCast cast = {};
 };
 
 // A device's border to LibTorch. Throws c10::Error.
@@ -68,6 +75,7 @@ class RingAttention : public ContextAttention {
   void SetMove(float factor) override;
   void SetHeadBudgets(std::span<const patterns::LayerBudgets> layers) override;
   void MarkMicroBatch() override;
+  void SetCasts(bool casts) override { casts_ = casts; }
   AttentionStats TakeStats() override;
 
  private:
@@ -90,6 +98,7 @@ class RingAttention : public ContextAttention {
 
   // Shared with the records, which may outlive this object.
   const std::shared_ptr<Engine> engine_;
+  bool casts_ = false;
 };
 
 }  // namespace ringleader::attention

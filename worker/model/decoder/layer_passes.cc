@@ -79,20 +79,28 @@ void ForwardLayer(const LayerContext& context, int layer, const LayerParameters&
     kept.input = std::move(norm.sum);
     kept.packed = Project(context, products.qkv, norm.y);
   }
+  Operand attended;
   {
     const PackedHeads heads(kept.packed, config);
-    attention::AttentionOutput attended = attention.Forward(layer, heads.q, heads.k, heads.v);
-    kept.attended = std::move(attended.out);
-    kept.lse = std::move(attended.lse);
-    kept.record = std::move(attended.record);
+    attention.SetCasts(products.output.read() == Form::kRows);
+    attention::AttentionOutput output = attention.Forward(layer, heads.q, heads.k, heads.v);
+    kept.attended = std::move(output.out);
+    kept.lse = std::move(output.lse);
+    kept.record = std::move(output.record);
+    attended = {.values = kept.attended.reshape({heads.q.size(0), -1}),
+                .rows = {.codes = std::move(output.codes), .scales = std::move(output.scales)}};
+    if (products.output.read() == Form::kRows && !attended.rows.defined()) {
+      attended = products.output.Read(attended.values);
+    }
   }
   if (context.recompute == Recompute::kFull || saved == nullptr) kept.packed.reset();
 
   const int64_t n = kept.input.size(0);
-  TokenOps::Norm norm = ops.NormForward(
-      kept.input, products.output.Forward(products.output.Read(kept.attended.reshape({n, -1}))),
-      parameters.post_norm, config.rms_norm_epsilon, products.gate_up.read());
+  TokenOps::Norm norm =
+      ops.NormForward(kept.input, products.output.Forward(attended), parameters.post_norm,
+                      config.rms_norm_epsilon, products.gate_up.read());
   products.output.Done();
+  attended = {};
   if (saved == nullptr) kept = {};
   // Down's rows take the place of the norm's, where there are some, which their chunk has read.
   Tensor pending = norm.y.values.defined() ? norm.y.values : torch::empty_like(norm.sum);
@@ -180,19 +188,19 @@ Operand BackwardLayer(const LayerContext& context, const LayerParameters& parame
   TokenOps::Norm norm =
       ops.NormForward(saved.input, {}, parameters.input_norm, epsilon, products.qkv.read());
   if (!saved.packed.defined()) saved.packed = Project(context, products.qkv, norm.y);
-  Tensor d_packed;
+  Operand rows;  // the gradient of q, k and v
   {
     const PackedHeads heads(saved.packed, config);
     const attention::AttentionGradients d =
         saved.record->Backward(heads.q, heads.k, heads.v, saved.attended, saved.lse, d_attended);
     // Gathered into one row each, so that two products serve all three; q, k and v are not needed
-    // any more.
-    d_packed = saved.packed;
-    ops.Rotate(d.dq, d.dk, context.rotary, /*inverse=*/true, heads.q, heads.k);
-    heads.v.copy_(d.dv);
+    // any more. Of casts only a bias's gradient reads the values.
+    const Form form =
+        gradients.qkv_bias.defined() ? products.qkv.read_twice() : products.qkv.read();
+    rows = ops.RotateBack(d.dq, d.dk, d.dv, context.rotary, saved.packed, form);
   }
+  saved.packed.reset();
   saved.attended.reset();
-  const Operand rows = products.qkv.Read(d_packed.view({n, -1}));
   products.qkv.AddWeightGradient(rows, norm.y, gradients.qkv_weight);
   AddBiasGradient(rows.values, gradients.qkv_bias);
   // Where there are values, they have served.

@@ -69,17 +69,6 @@ TEST_P(TokenOpsTest, RotationOfPackedHeads) {
   EXPECT_LT(Error(packed, expected), GetParam().tolerance);
 }
 
-TEST_P(TokenOpsTest, SwiGluAndItsGradient) {
-  const Tensor gate_up = Random({129, 2752}), upstream = Random({129, 1376});
-  EXPECT_LT(Error(fused_->SwiGlu(gate_up, Form::kValues).values,
-                  plain_.SwiGlu(Wide(gate_up), Form::kValues).values),
-            GetParam().tolerance);
-  const auto expected = plain_.SwiGluBackward(Wide(upstream), Wide(gate_up), Form::kValues);
-  const auto actual = fused_->SwiGluBackward(upstream.clone(), gate_up.clone(), Form::kValues);
-  EXPECT_LT(Error(actual.activation.values, expected.activation.values), GetParam().tolerance);
-  EXPECT_LT(Error(actual.d_gate_up.values, expected.d_gate_up.values), GetParam().tolerance);
-}
-
 namespace {
 
 void ExpectSameRows(const ScaledRows& actual, const ScaledRows& expected, const char* of) {
@@ -91,6 +80,53 @@ void ExpectSameRows(const ScaledRows& actual, const ScaledRows& expected, const 
 }
 
 }  // namespace
+
+TEST_P(TokenOpsTest, GradientsAreRotatedBackSideBySide) {
+  for (const auto& [heads, kv_heads, d] :
+       {std::tuple(16, 2, 128), std::tuple(3, 1, 64), std::tuple(40, 8, 128)}) {
+    const int64_t n = 70, width = (heads + 2 * kv_heads) * d;
+    Rotary rotary{
+        .positions = torch::arange(n, torch::kInt64).mul(997).to(GetParam().device),
+        .inverse_frequencies =
+            torch::pow(10000.0, -torch::arange(d / 2, torch::kFloat) * 2 / d).to(GetParam().device),
+        .scale = 1.25};
+    fused_->PrepareRotary(rotary);
+    Tensor dq = Random({n, heads, d});
+    const Tensor dk = Random({n, kv_heads, d}), dv = Random({n, kv_heads, d});
+    dq[3].zero_();
+    dq[4][0][5] = std::numeric_limits<float>::quiet_NaN();
+    const auto run = [&](Form form) {
+      return fused_->RotateBack(dq, dk, dv, rotary, Zeros({n, width}).to(GetParam().type), form);
+    };
+    const Operand plain = run(Form::kValues), both = run(Form::kBoth), rows = run(Form::kRows);
+    const Operand expected = plain_.RotateBack(Wide(dq), Wide(dk), Wide(dv), rotary,
+                                               Wide(Zeros({n, width})), Form::kValues);
+    const auto numbers = [](const Tensor& x) {
+      return torch::cat({x.slice(0, 0, 4), x.slice(0, 5)});
+    };
+    EXPECT_LT(Error(numbers(plain.values), numbers(expected.values)), GetParam().tolerance);
+    EXPECT_TRUE(torch::equal(numbers(both.values), numbers(plain.values)));
+    EXPECT_TRUE(torch::equal(plain.values.slice(1, (heads + kv_heads) * d), dv.view({n, -1})));
+    EXPECT_FALSE(rows.values.defined() || plain.rows.defined());
+    const ScaledRows cast = plain_.CastRows(plain.values);
+    for (const Operand& operand : {both, rows}) {
+      EXPECT_TRUE(operand.rows.scales[4].isnan().item<bool>());
+      ExpectSameRows({numbers(operand.rows.codes), numbers(operand.rows.scales)},
+                     {numbers(cast.codes), numbers(cast.scales)}, "rotated back");
+    }
+  }
+}
+
+TEST_P(TokenOpsTest, SwiGluAndItsGradient) {
+  const Tensor gate_up = Random({129, 2752}), upstream = Random({129, 1376});
+  EXPECT_LT(Error(fused_->SwiGlu(gate_up, Form::kValues).values,
+                  plain_.SwiGlu(Wide(gate_up), Form::kValues).values),
+            GetParam().tolerance);
+  const auto expected = plain_.SwiGluBackward(Wide(upstream), Wide(gate_up), Form::kValues);
+  const auto actual = fused_->SwiGluBackward(upstream.clone(), gate_up.clone(), Form::kValues);
+  EXPECT_LT(Error(actual.activation.values, expected.activation.values), GetParam().tolerance);
+  EXPECT_LT(Error(actual.d_gate_up.values, expected.d_gate_up.values), GetParam().tolerance);
+}
 
 // Bit for bit, on every device: rows of one value alone, of large and small ones, and zeros.
 TEST_P(TokenOpsTest, CastsRowsAndTurnsThem) {

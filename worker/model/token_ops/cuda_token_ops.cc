@@ -1,5 +1,6 @@
 #include "worker/model/token_ops/cuda_token_ops.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -52,6 +53,17 @@ class CudaTokenOps : public TokenOps {
               const Tensor& q_out, const Tensor& k_out) const override {
     ops::Rotate(q, k, rotary.positions, rotary.inverse_frequencies, rotary.scale, inverse, q_out,
                 k_out);
+  }
+
+  Operand RotateBack(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Rotary& rotary,
+                     const Tensor& room, Form form) const override {
+    if (form == Form::kValues) return TokenOps::RotateBack(dq, dk, dv, rotary, room, form);
+    const int64_t n = dq.size(0);
+    const Tensor values = form == Form::kRows ? Tensor() : room.view({n, -1});
+    const ops::CastTensors cast = ops::EmptyCast(n, room.numel() / std::max<int64_t>(1, n), dq);
+    ops::RotateBack(dq, dk, dv, rotary.positions, rotary.inverse_frequencies, rotary.scale, values,
+                    cast);
+    return {.values = values, .rows = Rows(cast)};
   }
 
   Operand SwiGlu(const Tensor& gate_up, Form form) const override {

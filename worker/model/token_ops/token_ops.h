@@ -74,6 +74,20 @@ class TokenOps {
                       bool inverse, const torch::Tensor& q_out,
                       const torch::Tensor& k_out) const = 0;
 
+  // The gradients of rotated q and k, rotated back, and of v beside them: [n, (heads + 2 kv_heads)
+  // d]. dq: [n, heads, d], dk, dv: [n, kv_heads, d]. `room`, dense and of the result's size, may
+  // become its values, or anything.
+  virtual Operand RotateBack(const torch::Tensor& dq, const torch::Tensor& dk,
+                             const torch::Tensor& dv, const Rotary& rotary,
+                             const torch::Tensor& room, Form form) const {
+    const int64_t n = dq.size(0), heads = dq.size(1), kv_heads = dk.size(1), d = dq.size(2);
+    const auto parts = room.view({n, heads + 2 * kv_heads, d})
+                           .split_with_sizes({heads, kv_heads, kv_heads}, /*dim=*/1);
+    Rotate(dq, dk, rotary, /*inverse=*/true, parts[0], parts[1]);
+    parts[2].copy_(dv);
+    return InForm(room.view({n, -1}), form);
+  }
+
   // gate_up: [n, 2 inner] -> silu(gate) * up: [n, inner].
   virtual Operand SwiGlu(const torch::Tensor& gate_up, Form form) const = 0;
   struct SwiGluGradient {
