@@ -226,9 +226,11 @@ void CountParameters(const ParameterLayout& layout, const ModelConfig& config,
   const int64_t layer = blocks[1].elements;
   const bool is_whole = sharding == ParameterSharding::kWhole;
   if (!is_whole) {
+    const bool only_casts = cast == config.layers && shape.always_casts;
     memory->parameters =
-        shape.element_bytes * (blocks.front().elements + 2 * layer + blocks.back().elements);
-  } else if (cast == 0 || !shape.always_casts) {  // steps that cast hold less
+        shape.element_bytes * (blocks.front().elements + blocks.back().elements) +
+        2 * layer * (only_casts ? 1 : shape.element_bytes);  // in layers' two places
+  } else if (cast == 0 || !shape.always_casts) {             // steps that cast hold less
     memory->parameters = shape.element_bytes * layout.PaddedElements(shape.ranks);
     return;
   } else {

@@ -88,6 +88,9 @@ TEST(TrainingMemoryTest, CountsCastsOfWeightsAndRows) {
   const TrainingMemory all = EstimateMemory(Config(), shape, {}, kWhole);
   EXPECT_EQ(all.casts, 36 * (layer + beside));
   EXPECT_EQ(all.working, without.working);
+  EXPECT_EQ(EstimateMemory(Config(), shape, {}, ParameterSharding::kShard).parameters,
+            shard.parameters - 2 * layer)
+      << "no layer is gathered in bf16";
   EXPECT_THAT(DescribeMemory(all), HasSubstr("weights in e4m3 2.6,"));
 
   const int64_t fewer = 65536, chunk = 32768;

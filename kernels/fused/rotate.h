@@ -37,8 +37,8 @@ struct RotateBackArgs {
   TokenMajor<const __nv_bfloat16> dk = {};  // [tokens, kv_heads, head_dim], at least one head
   TokenMajor<const __nv_bfloat16> dv = {};  // the shape of dk
   __nv_bfloat16* out = nullptr;             // [tokens, dim], dense; null: the values are not stored
-  E4m3Rows cast = {};
-  const int64_t* positions = nullptr;  // as Rope's
+  E4m3Rows cast = {};                       // must be set
+  const int64_t* positions = nullptr;       // as Rope's
   const float* inv_freq = nullptr;
   float scale = 1.0f;
 };

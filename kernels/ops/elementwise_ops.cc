@@ -254,7 +254,18 @@ void RotateBack(const torch::Tensor& dq, const torch::Tensor& dk, const torch::T
                 const torch::Tensor& out, const CastTensors& cast) {
   CheckCuda(positions, torch::kLong, "RotateBack: positions");
   CheckCuda(inv_freq, torch::kFloat, "RotateBack: inv_freq");
-  if (out.defined()) CheckCuda(out, torch::kBFloat16, "RotateBack: out");
+  const int64_t n = dq.size(0), width = (dq.size(1) + 2 * dk.size(1)) * dq.size(2);
+  TORCH_CHECK(positions.is_contiguous() && positions.numel() == n && inv_freq.is_contiguous() &&
+                  2 * inv_freq.numel() == dq.size(2),
+              "RotateBack: ", n, " tokens of head_dim ", dq.size(2), " have ", positions.numel(),
+              " positions and ", inv_freq.numel(), " frequencies");
+  TORCH_CHECK(cast.codes.is_contiguous() && cast.codes.size(0) == n && cast.codes.size(1) == width,
+              "RotateBack: the cast must be [", n, ", ", width, "], it is ", cast.codes.sizes());
+  if (out.defined()) {
+    CheckCuda(out, torch::kBFloat16, "RotateBack: out");
+    TORCH_CHECK(out.is_contiguous() && out.numel() == n * width, "RotateBack: out must hold [", n,
+                ", ", width, "], it is ", out.sizes());
+  }
   Check(fused::RotateBack({.dq = View(dq),
                            .dk = View(dk),
                            .dv = View(dv),

@@ -108,7 +108,11 @@ ShortDocumentAttention::Computes ShortDocumentAttention::ComputesIn(int layer) c
 AttentionOutput ShortDocumentAttention::Forward(int layer, const Tensor& q, const Tensor& k,
                                                 const Tensor& v) {
   const torch::NoGradGuard no_grad;
-  switch (ComputesIn(layer)) {
+  const Computes computes = ComputesIn(layer);
+  for (ContextAttention* const attention : {sparse_.get(), dense_.get()}) {
+    attention->SetCasts(casts_ && computes != Computes::kBoth);
+  }
+  switch (computes) {
     case Computes::kSparse:
       return sparse_->Forward(layer, q, k, v);
     case Computes::kDense:

@@ -42,6 +42,7 @@ class ShortDocumentAttention : public ContextAttention {
     sparse_->SetHeadBudgets(layers);
   }
   void MarkMicroBatch() override;
+  void SetCasts(bool casts) override { casts_ = casts; }
   // Tiles are those of both. Shares and counts of choices are the sparse one's.
   AttentionStats TakeStats() override;
 
@@ -55,6 +56,7 @@ class ShortDocumentAttention : public ContextAttention {
   const std::set<int> dense_layers_;
   const std::unique_ptr<ContextAttention> sparse_, dense_;
   bool is_dense_ = false;                  // SetDense
+  bool casts_ = false;                     // SetCasts; of an output that one of the two makes
   Computes computes_ = Computes::kSparse;  // the next forwards
   torch::Tensor is_short_;                 // [n] bool: of a short document; kBoth alone
   uint64_t causal_tiles_ = 0;              // of one head of the sequence

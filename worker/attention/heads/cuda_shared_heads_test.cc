@@ -54,7 +54,10 @@ Result RunOnRanks(const Sequence& sequence, const patterns::AttentionOptions& op
     };
     const Tensor q = shard(sequence.q), k = shard(sequence.k), v = shard(sequence.v),
                  d_out = shard(sequence.d_out);
+    (*attention)->SetCasts(true);
     const AttentionOutput forward = (*attention)->Forward(0, q, k, v);
+    EXPECT_EQ(forward.codes.defined(), share == 1 && options.head_groups == 1)
+        << "of all heads of a token at once";
     forward.record->StartBackward(k, v);
     const AttentionGradients d = forward.record->Backward(q, k, v, forward.out, forward.lse, d_out);
     result.stats[all.rank()] = (*attention)->TakeStats();

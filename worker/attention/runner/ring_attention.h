@@ -29,8 +29,8 @@ struct OutputCast {
   torch::Tensor codes = {}, scales = {};
 };
 
-// A call's tensors: k and v for StartBackward; q, k and v for forward, which sets out and lse; all
-// but the gradients for backward, which sets them.
+// A call's tensors: k and v for StartBackward; q, k and v for forward, which sets out and lse, and
+// the cast if it is wanted; all but the gradients for backward, which sets them.
 struct CallTensors {
   torch::Tensor q = {}, k = {}, v = {};
   torch::Tensor out = {}, lse = {};

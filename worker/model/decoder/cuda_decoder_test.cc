@@ -2,7 +2,10 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <span>
 
+#include "worker/attention/cuda/cuda_ring_attention.h"
+#include "worker/comm/testing/local_device_communicator.h"
 #include "worker/model/decoder/decoder.h"
 #include "worker/model/memory/host_activations.h"
 #include "worker/model/testing/dense_context_attention.h"
@@ -108,6 +111,12 @@ class SmallModelTest : public GpuTest {
   Result Run(const ModelConfig& config, const TokenOps& ops, torch::Device device,
              torch::ScalarType type, const RecomputePlan& plan, HostCopies* copies = nullptr,
              int64_t n = 500, Precision precision = Precision::kModelType) {
+    DenseContextAttention attention;
+    return Run(attention, config, ops, device, type, plan, copies, n, precision);
+  }
+  Result Run(attention::ContextAttention& attention, const ModelConfig& config, const TokenOps& ops,
+             torch::Device device, torch::ScalarType type, const RecomputePlan& plan,
+             HostCopies* copies, int64_t n, Precision precision) {
     const ParameterLayout layout = MakeParameterLayout(config);
     Tensor values = torch::zeros({layout.elements});
     InitializeParameters(config, layout, 3, 0, layout.elements, values.data_ptr<float>());
@@ -123,7 +132,6 @@ class SmallModelTest : public GpuTest {
     const Tensor tokens = torch::randint(config.vocab_size, {n}, torch::kInt64);
     Tensor labels = tokens.roll(-1);
     labels[n - 1] = kIgnoreLabel;
-    DenseContextAttention attention;
     const TokenBatch batch{.tokens = tokens.to(device),
                            .positions = torch::arange(n, device),
                            .labels = labels.to(device),
@@ -223,6 +231,53 @@ TEST_F(SmallModelTest, RecomputingFp8DoesNotChangeABit) {
       EXPECT_TRUE(torch::equal(other.gradients, full.gradients))
           << "policy " << static_cast<int>(recompute);
     }
+  }
+}
+
+// The ring's output as a pass of its own would cast it.
+class WithoutCasts : public attention::ContextAttention {
+ public:
+  explicit WithoutCasts(attention::ContextAttention& of) : of_(of) {}
+  attention::AttentionOutput Forward(int layer, const Tensor& q, const Tensor& k,
+                                     const Tensor& v) override {
+    attention::AttentionOutput output = of_.Forward(layer, q, k, v);
+    EXPECT_FALSE(output.codes.defined());
+    return output;
+  }
+  void SetDense(bool dense) override { of_.SetDense(dense); }
+  absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts, int64_t padding,
+                            std::span<const int64_t> ends) override {
+    return of_.SetDocuments(tokens, firsts, padding, ends);
+  }
+  absl::Status SetLayout(const ring::DocumentLayout& layout) override {
+    return of_.SetLayout(layout);
+  }
+  void SetStep(uint64_t step) override { of_.SetStep(step); }
+  void SetMove(float factor) override { of_.SetMove(factor); }
+  void MarkMicroBatch() override { of_.MarkMicroBatch(); }
+  attention::AttentionStats TakeStats() override { return of_.TakeStats(); }
+
+ private:
+  attention::ContextAttention& of_;
+};
+
+TEST_F(SmallModelTest, AnOutputThatTheRingCastsDoesNotChangeABit) {
+  ModelConfig config = SmallConfig(true);
+  config.layers = 4;
+  const auto communicators = comm::testing::LocalDeviceCommunicators(1);
+  const auto ring = attention::CreateCudaRingAttention({.tile = 64, .deterministic = true},
+                                                       communicators[0].get());
+  ASSERT_TRUE(ring.ok()) << ring.status();
+  WithoutCasts hidden(**ring);
+  for (const Precision precision : {Precision::kFp8, Precision::kFp8AllLayers}) {
+    const auto run = [&](attention::ContextAttention& attention) {
+      return Run(attention, config, *NewCudaTokenOps(), torch::kCUDA, torch::kBFloat16, {}, nullptr,
+                 500, precision);
+    };
+    const Result plain = run(hidden), cast = run(**ring);
+    (*ring)->SetCasts(false);
+    EXPECT_EQ(cast.loss, plain.loss);
+    EXPECT_TRUE(torch::equal(cast.gradients, plain.gradients));
   }
 }
 

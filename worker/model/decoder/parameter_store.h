@@ -35,7 +35,7 @@ class ParameterStore {
   virtual torch::Tensor Parameters(int block, int next) = 0;
 
   // Products read casts of these layers' weights, as `ops` makes them, which outlives this. Called
-  // once, before blocks are asked for.
+  // once, before blocks are asked for, and as SetReadsCasts by all ranks that share the model.
   virtual void HoldCasts(const TokenOps& ops, CastLayers layers) = 0;
   // As Parameters, of a layer whose products read casts: of the parameters as they are now.
   virtual CastBlock CastParameters(int block, int next) = 0;

@@ -82,8 +82,8 @@ void ExpectSameRows(const ScaledRows& actual, const ScaledRows& expected, const 
 }  // namespace
 
 TEST_P(TokenOpsTest, GradientsAreRotatedBackSideBySide) {
-  for (const auto& [heads, kv_heads, d] :
-       {std::tuple(16, 2, 128), std::tuple(3, 1, 64), std::tuple(40, 8, 128)}) {
+  for (const auto& [heads, kv_heads, d] : {std::tuple(16, 2, 128), std::tuple(3, 1, 64),
+                                           std::tuple(40, 8, 128), std::tuple(2, 1, 256)}) {
     const int64_t n = 70, width = (heads + 2 * kv_heads) * d;
     Rotary rotary{
         .positions = torch::arange(n, torch::kInt64).mul(997).to(GetParam().device),
@@ -91,7 +91,7 @@ TEST_P(TokenOpsTest, GradientsAreRotatedBackSideBySide) {
             torch::pow(10000.0, -torch::arange(d / 2, torch::kFloat) * 2 / d).to(GetParam().device),
         .scale = 1.25};
     fused_->PrepareRotary(rotary);
-    Tensor dq = Random({n, heads, d});
+    const Tensor dq = Random({n, heads + 1, d}).slice(1, 1);  // tokens lie apart
     const Tensor dk = Random({n, kv_heads, d}), dv = Random({n, kv_heads, d});
     dq[3].zero_();
     dq[4][0][5] = std::numeric_limits<float>::quiet_NaN();

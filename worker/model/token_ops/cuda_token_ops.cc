@@ -1,6 +1,5 @@
 #include "worker/model/token_ops/cuda_token_ops.h"
 
-#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -58,9 +57,9 @@ class CudaTokenOps : public TokenOps {
   Operand RotateBack(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Rotary& rotary,
                      const Tensor& room, Form form) const override {
     if (form == Form::kValues) return TokenOps::RotateBack(dq, dk, dv, rotary, room, form);
-    const int64_t n = dq.size(0);
-    const Tensor values = form == Form::kRows ? Tensor() : room.view({n, -1});
-    const ops::CastTensors cast = ops::EmptyCast(n, room.numel() / std::max<int64_t>(1, n), dq);
+    const int64_t n = dq.size(0), width = (dq.size(1) + 2 * dk.size(1)) * dq.size(2);
+    const Tensor values = form == Form::kRows ? Tensor() : room.view({n, width});
+    const ops::CastTensors cast = ops::EmptyCast(n, width, dq);
     ops::RotateBack(dq, dk, dv, rotary.positions, rotary.inverse_frequencies, rotary.scale, values,
                     cast);
     return {.values = values, .rows = Rows(cast)};

@@ -85,7 +85,7 @@ class TokenOps {
                            .split_with_sizes({heads, kv_heads, kv_heads}, /*dim=*/1);
     Rotate(dq, dk, rotary, /*inverse=*/true, parts[0], parts[1]);
     parts[2].copy_(dv);
-    return InForm(room.view({n, -1}), form);
+    return InForm(room.view({n, (heads + 2 * kv_heads) * d}), form);
   }
 
   // gate_up: [n, 2 inner] -> silu(gate) * up: [n, inner].

@@ -62,8 +62,8 @@ struct ShardedAdamW::State {
 
   bool whole = true;  // every rank holds all of the model
   torch::ScalarType type = torch::kFloat;
-  Tensor parameters;  // whole, without a layer that is cast: [ranks * elements] of `type`
-  // In place of those: of each block; not whole: even layers, odd layers, embedding, final block.
+  Tensor parameters;  // [ranks * elements] of `type`: the whole model, until HoldCasts
+  // Without those: of each block or, not whole, of even layers, odd layers, embedding, final block.
   std::vector<GatheredBlock> gathered;
   std::optional<ShardedCasts> casts;           // HoldCasts
   bool reads_casts = true;                     // of the layers that have some
@@ -109,11 +109,11 @@ struct ShardedAdamW::State {
   absl::Status Update(double learning_rate, const Tensor& scale);
   absl::Status GatherParameters();
   absl::Status UpdateCasts();
-  Tensor RoomFor(int block);
+  absl::StatusOr<Tensor> RoomFor(int block);
   absl::Status Fetch(int block);
   Tensor Gathered(int block, int next);
   absl::Status CopyFromMaster();
-  absl::Status ChangeForm();
+  absl::Status GatherInForm();
 };
 
 absl::Status ShardedAdamW::State::Open(int block, Bucket& bucket) {
@@ -188,6 +188,7 @@ absl::Status ShardedAdamW::State::GatherParameters() {
     return absl::OkStatus();
   }
   for (GatheredBlock& place : gathered) place.block = -1;
+  if (HoldsCasts()) RETURN_IF_ERROR(UpdateCasts());  // before anything takes up the links
   if (!whole) {
     RETURN_IF_ERROR(Fetch(0));
     return Fetch(last_block());
@@ -199,19 +200,24 @@ absl::Status ShardedAdamW::State::GatherParameters() {
 // Casts this rank's weights as they are now: to where they are gathered, if that holds all layers,
 // or to where they are sent from.
 absl::Status ShardedAdamW::State::UpdateCasts() {
+  if (whole) {
+    for (int64_t layer = casts->layers().begin; layer < casts->layers().end; ++layer) {
+      RETURN_IF_ERROR(RoomFor(static_cast<int>(layer) + 1).status());
+    }
+  }
   return casts->Update(version, [&](int64_t from, int64_t to) {
     if (!whole) return own_codes.narrow(0, from - casts->begin(), to - from);
     const model::ParameterBlock& first = layout.blocks[1];  // layers differ in nothing
     const auto block = static_cast<int>(1 + (from - first.begin) / first.elements);
-    return RoomFor(block).narrow(0, from - layout.blocks[block].begin, to - from);
+    return GatheredOf(block).buffer.narrow(0, from - layout.blocks[block].begin, to - from);
   });
 }
 
 // The bytes where a block is gathered, as it is read now, when nothing is on its way there.
-Tensor ShardedAdamW::State::RoomFor(int block) {
+absl::StatusOr<Tensor> ShardedAdamW::State::RoomFor(int block) {
   const int64_t bytes = layout.blocks[block].elements * BytesOf(IsCast(block));
   GatheredBlock& place = GatheredOf(block);
-  Check(Await(place.broadcasts));
+  RETURN_IF_ERROR(Await(place.broadcasts));
   if (!place.buffer.defined() || place.buffer.numel() < bytes) {
     place.buffer = torch::empty({bytes}, master.options().dtype(torch::kByte));
   }
@@ -224,7 +230,7 @@ absl::Status ShardedAdamW::State::Fetch(int block) {
   const model::ParameterBlock& range = layout.blocks[block];
   const bool is_cast = IsCast(block);
   if (is_cast) RETURN_IF_ERROR(UpdateCasts());
-  const Tensor room = RoomFor(block);
+  ASSIGN_OR_RETURN(const Tensor room, RoomFor(block));
   GatheredBlock& place = GatheredOf(block);
   place.block = block;
   place.is_cast = is_cast;
@@ -252,10 +258,11 @@ Tensor ShardedAdamW::State::Gathered(int block, int next) {
     return place.block == wanted && place.is_cast == IsCast(wanted);
   };
   if (!is_there(block)) Check(Fetch(block));
-  const Tensor bytes = RoomFor(block);
+  const absl::StatusOr<Tensor> bytes = RoomFor(block);
+  Check(bytes.status());
   // The other place's layer has been used: its reader is enqueued.
   if (is_layer(next) && !is_there(next)) Check(Fetch(next));
-  return bytes;
+  return *bytes;
 }
 
 absl::Status ShardedAdamW::State::CopyFromMaster() {
@@ -265,16 +272,16 @@ absl::Status ShardedAdamW::State::CopyFromMaster() {
 }
 
 // Whether layers are cast has changed: what was held whole is so in the other form.
-absl::Status ShardedAdamW::State::ChangeForm() {
+absl::Status ShardedAdamW::State::GatherInForm() {
   if (!whole) return absl::OkStatus();  // blocks are gathered as they are read
   RETURN_IF_ERROR(Await(gathering));
+  parameters.reset();
   for (GatheredBlock& place : gathered) {
     RETURN_IF_ERROR(Await(place.broadcasts));
     place = {};
   }
-  parameters.reset();
-  if (!HoldsCasts()) parameters = torch::empty({elements * ranks}, master.options().dtype(type));
-  return CopyFromMaster();
+  ++version;  // casts are made again, for other memory
+  return GatherParameters();
 }
 
 ShardedAdamW::ShardedAdamW(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -353,14 +360,14 @@ Tensor ShardedAdamW::Parameters(int block, int next) {
 
 void ShardedAdamW::HoldCasts(const model::TokenOps& ops, model::CastLayers layers) {
   State& state = *state_;
-  TORCH_CHECK(!state.casts.has_value(), "casts of other layers are held already");
+  TORCH_CHECK(!state.casts.has_value(), "casts are held already");
   const torch::NoGradGuard no_grad;
   state.casts.emplace(state.layout, layers, ops, *state.device, state.master, state.type);
   if (!state.whole) {
     state.own_codes = torch::empty({state.casts->end() - state.casts->begin()},
                                    state.master.options().dtype(torch::kByte));
   }
-  Check(state.ChangeForm());
+  Check(state.GatherInForm());
 }
 
 model::CastBlock ShardedAdamW::CastParameters(int block, int next) {
@@ -374,7 +381,7 @@ void ShardedAdamW::SetReadsCasts(bool reads_casts) {
   if (state.reads_casts == reads_casts) return;
   state.reads_casts = reads_casts;
   const torch::NoGradGuard no_grad;
-  if (state.casts.has_value()) Check(state.ChangeForm());
+  if (state.casts.has_value()) Check(state.GatherInForm());
 }
 
 Tensor ShardedAdamW::OpenGradient(int block) {

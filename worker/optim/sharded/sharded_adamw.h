@@ -61,8 +61,8 @@ class ShardedAdamW : public model::ParameterStore {
   // Called between steps: the gradient starts at 0.
   void ZeroGradients();
 
-  // ParameterStore. SetReadsCasts gathers what is whole anew where it changes something: all ranks
-  // call it alike.
+  // ParameterStore. HoldCasts and SetReadsCasts gather what is whole anew: all ranks call them
+  // alike, and so make their decoders alike.
   void HoldCasts(const model::TokenOps& ops, model::CastLayers layers) override;
   torch::Tensor Parameters(int block, int next) override;
   model::CastBlock CastParameters(int block, int next) override;

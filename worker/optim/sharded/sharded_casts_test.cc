@@ -226,6 +226,14 @@ TEST(ShardedCastsTest, AreOfTheParametersAsTheyAre) {
         expect_casts("a step");
         expect_casts("reading", /*changed=*/false);
       }
+      // One that is skipped leaves them as they were.
+      adamw.ZeroGradients();
+      AddGradients(adamw, layout,
+                   std::vector<float>(layout.elements, std::numeric_limits<float>::quiet_NaN()));
+      const auto skipped = adamw.Step(0.01, torch::ones({}), 1);
+      ASSERT_TRUE(skipped.ok()) << skipped.status();
+      EXPECT_TRUE(skipped->skipped);
+      expect_casts("a step that is skipped", /*changed=*/false);
       adamw.SetReadsCasts(false);
       EXPECT_EQ(adamw.Parameters(2, 3).numel(), layout.blocks[2].elements);
       adamw.SetReadsCasts(true);
