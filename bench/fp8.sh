@@ -4,7 +4,8 @@
 #
 #   bench/fp8.sh speed [--gpus 2] [--steps 2] [--parts "sparse dense memory"] [--peer SCRIPT]
 #       steps of Qwen2.5-3B's shape at 64K and 128K tokens a GPU (sparse), at 64K (dense) and, all of it recomputed, at 128K
-#       (memory); a part `longest` is of 512K a GPU. --peer, as bench/compare_peer.sh takes it: beside a dense peer, too
+#       (memory, with nothing in host memory: wants GPUs of 141 GB); a part `longest` is of 512K a GPU. --peer, as
+#       bench/compare_peer.sh takes it: beside a dense peer, too
 #   bench/fp8.sh loss --text DIR [--steps 1000] [--tokens 8192] [--seeds "1 2 3"] [--engine cuda|cpu] [--config FILE]
 #                     [--first-step N] [--last-step N] [--at-once 1] [--again 1]
 #       held-out losses of both precisions on real text, for each seed (default: bench/models/bytes-100m.json, a GPU a job),
@@ -26,12 +27,12 @@ first_step='' last_step='' at_once=1 again=1
 config=$root/bench/models/bytes-100m.json output=$root/bench/results/figures/fp8.json
 case $what in
   speed | loss | recall | error) shift ;;
-  -h | --help) sed -n '2,21s/^# \{0,1\}//p' "$0"; exit ;;
+  -h | --help) sed -n '2,22s/^# \{0,1\}//p' "$0"; exit ;;
   *) echo "fp8: '$what' is nothing to measure; give speed, loss, recall or error (see --help)" >&2; exit 2 ;;
 esac
 while (($#)); do
   case $1 in
-    -h | --help) sed -n '2,21s/^# \{0,1\}//p' "$0"; exit ;;
+    -h | --help) sed -n '2,22s/^# \{0,1\}//p' "$0"; exit ;;
   esac
   (($# > 1)) || { echo "fp8: $1 needs a value, or is no option (see --help)" >&2; exit 2; }
   case $1 in
@@ -97,7 +98,7 @@ speed() {
     case $part in
       sparse) both sparse sparse "$((65536 * gpus)),$((131072 * gpus))" "$steps" ;;
       dense) both dense dense "$((65536 * gpus))" "$steps" ;;
-      memory) both memory sparse "$((131072 * gpus))" 1 --recompute full ;;
+      memory) both memory sparse "$((131072 * gpus))" 1 --recompute full --offload none ;;
       longest) both longest sparse "$((524288 * gpus))" 1 --timeout 900 ;;
     esac
   done

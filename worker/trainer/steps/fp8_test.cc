@@ -74,6 +74,19 @@ TEST_F(Fp8TrainingTest, LearnsAsWithoutIt) {
   EXPECT_EQ(header(exported), header(hosts_[0].model)) << "models are exported alike";
 }
 
+// Steps that read no casts need the weights in the model's type.
+TEST_F(Fp8TrainingTest, TheEstimateIsOfWhatAllStepsRead) {
+  for (const uint64_t last : {uint64_t{1}, Job().steps}) {
+    TrainingJob job = Job();
+    job.last_cast_step = last;
+    ::testing::internal::CaptureStdout();
+    Train(job);
+    const std::string settings = ::testing::internal::GetCapturedStdout();
+    EXPECT_THAT(settings, ::testing::HasSubstr("memory of a rank"));
+    EXPECT_EQ(settings.find("weights in e4m3") != std::string::npos, last > 1) << settings;
+  }
+}
+
 TEST_F(Fp8TrainingTest, ResumesToTheLastBit) {
   const std::vector<double> undisturbed = Train(Job());
   const TrainingJob job = Job();
@@ -90,12 +103,14 @@ TEST_F(Fp8TrainingTest, OnlyTheStepsThatAreToReadCastsDo) {
   TrainingJob late = Job();
   late.first_cast_step = 4;
   const std::vector<double> from_four = Train(late);
+  ASSERT_EQ(from_four.size(), fp32.size());
   for (size_t i = 0; i < fp32.size(); ++i) {
     EXPECT_EQ(from_four[i] == fp32[i], i < 3) << "step " << i + 1;
   }
   TrainingJob early = Job();
   early.last_cast_step = 2;
   const std::vector<double> to_two = Train(early);
+  ASSERT_EQ(to_two.size(), fp8.size());
   EXPECT_EQ(to_two[0], fp8[0]);
   EXPECT_EQ(to_two[1], fp8[1]);
   EXPECT_NE(to_two[2], fp8[2]);
