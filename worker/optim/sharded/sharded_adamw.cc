@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,7 +10,8 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "worker/optim/decay_ranges.h"
-#include "worker/optim/sharded/sharded_casts.h"
+#include "worker/optim/sharded/block_owners.h"
+#include "worker/optim/sharded/gathered_parameters.h"
 
 namespace ringleader::optim {
 namespace {
@@ -29,27 +30,6 @@ struct Bucket {
   std::vector<ShardTransferPtr> reductions;
 };
 
-// A block's parameters, or their casts, gathered from their owners.
-struct GatheredBlock {
-  Tensor buffer;  // bytes, of the larger of the two that has been here
-  int block = -1;
-  bool is_cast = false;
-  std::vector<ShardTransferPtr> broadcasts;
-};
-
-absl::Status Await(std::vector<ShardTransferPtr>& transfers) {
-  for (const ShardTransferPtr& transfer : transfers) {
-    if (transfer != nullptr) RETURN_IF_ERROR(transfer->Await());
-  }
-  transfers.clear();
-  return absl::OkStatus();
-}
-
-// Turns a status into the error of ParameterStore's calls, c10::Error.
-void Check(const absl::Status& status) {
-  TORCH_CHECK(status.ok(), std::string(status.message()));
-}
-
 }  // namespace
 
 struct ShardedAdamW::State {
@@ -60,60 +40,19 @@ struct ShardedAdamW::State {
   int64_t begin = 0, elements = 0;  // of this rank's shard
   std::vector<DecayRange> ranges;
 
-  bool whole = true;  // every rank holds all of the model
-  torch::ScalarType type = torch::kFloat;
-  Tensor parameters;  // [ranks * elements] of `type`: the whole model, until HoldCasts
-  // Without those: of each block or, not whole, of even layers, odd layers, embedding, final block.
-  std::vector<GatheredBlock> gathered;
-  std::optional<ShardedCasts> casts;           // HoldCasts
-  bool reads_casts = true;                     // of the layers that have some
-  Tensor own_codes;                            // not whole: casts->begin() to end(), bytes
+  std::unique_ptr<GatheredParameters> parameters;
   Tensor master, first_moment, second_moment;  // [elements] fp32
   Tensor gradient;                             // [elements] fp32, reduced
-  Bucket buckets[4];                           // even layers, odd layers, embedding, final
+  Bucket buckets[kPlaces];                     // even layers, odd layers, embedding, final
   Tensor own_sum;        // SumOnceAStep: [ranks * elements] fp32, of this rank's micro-batches
   bool is_last = false;  // the micro-batch in work is this rank's last
-  std::vector<ShardTransferPtr> gathering;  // of parameters
-  Tensor totals;                            // [3] of the device's sum_type()
+  Tensor totals;         // [3] of the device's sum_type()
   int64_t updates = 0;
-  int64_t version = 0;  // of the parameters
-
-  int last_block() const { return static_cast<int>(layout.blocks.size()) - 1; }
-  bool is_layer(int block) const { return block > 0 && block < last_block(); }
-  // Layers take turns at two places.
-  int PlaceOf(int block) const { return block == 0 ? 2 : block == last_block() ? 3 : block % 2; }
-  GatheredBlock& GatheredOf(int block) { return gathered[whole ? block : PlaceOf(block)]; }
-
-  bool HoldsCasts() const { return casts.has_value() && reads_casts; }
-  bool IsCast(int block) const {
-    return HoldsCasts() && is_layer(block) && casts->layers().contains(block - 1);
-  }
-  int64_t BytesOf(bool is_cast) const {
-    return is_cast ? 1 : static_cast<int64_t>(c10::elementSize(type));
-  }
-
-  // body(rank, begin, end) for the owners of [begin, end).
-  template <typename Body>
-  absl::Status ForOwners(const model::ParameterBlock& block, Body body) const {
-    const int64_t block_end = block.begin + block.elements;
-    for (int64_t owner = block.begin / elements; owner * elements < block_end; ++owner) {
-      const int64_t from = std::max(block.begin, owner * elements);
-      const int64_t to = std::min(block_end, (owner + 1) * elements);
-      RETURN_IF_ERROR(body(static_cast<int>(owner), from, to));
-    }
-    return absl::OkStatus();
-  }
 
   absl::Status Open(int block, Bucket& bucket);
   absl::Status Close(Bucket& bucket);
   absl::Status Update(double learning_rate, const Tensor& scale);
-  absl::Status GatherParameters();
-  absl::Status UpdateCasts();
-  absl::StatusOr<Tensor> RoomFor(int block);
-  absl::Status Fetch(int block);
-  Tensor Gathered(int block, int next);
-  absl::Status CopyFromMaster();
-  absl::Status GatherInForm();
+  absl::Status GatherMasterWeights();
 };
 
 absl::Status ShardedAdamW::State::Open(int block, Bucket& bucket) {
@@ -135,7 +74,7 @@ absl::Status ShardedAdamW::State::Open(int block, Bucket& bucket) {
   if (!bucket.buffer.defined()) bucket.buffer = torch::empty({range.elements}, gradient.options());
   bucket.buffer.zero_();
   // What earlier micro-batches left with the owner goes through the next reduction again.
-  return ForOwners(range, [&](int owner, int64_t from, int64_t to) {
+  return ForOwners(range, elements, [&](int owner, int64_t from, int64_t to) {
     if (owner == rank) {
       bucket.buffer.narrow(0, from - range.begin, to - from)
           .copy_(gradient.narrow(0, from - begin, to - from));
@@ -148,7 +87,7 @@ absl::Status ShardedAdamW::State::Close(Bucket& bucket) {
   bucket.open = false;
   if (ranks == 1 || (own_sum.defined() && !is_last)) return absl::OkStatus();
   const model::ParameterBlock& range = layout.blocks[bucket.block];
-  return ForOwners(range, [&](int owner, int64_t from, int64_t to) -> absl::Status {
+  return ForOwners(range, elements, [&](int owner, int64_t from, int64_t to) -> absl::Status {
     const Tensor part = bucket.buffer.narrow(0, from - range.begin, to - from);
     const Tensor home = owner == rank ? gradient.narrow(0, from - begin, to - from) : part;
     ASSIGN_OR_RETURN(ShardTransferPtr reduction, device->ReduceSum(part, home, owner));
@@ -158,10 +97,8 @@ absl::Status ShardedAdamW::State::Close(Bucket& bucket) {
 }
 
 absl::Status ShardedAdamW::State::Update(double learning_rate, const Tensor& scale) {
-  ++version;
-  Tensor own;
-  if (parameters.defined()) own = parameters.narrow(0, begin, elements);
-  const bool writes_bf16 = own.defined() && type == torch::kBFloat16;
+  const Tensor own = parameters->Own();
+  const bool writes_bf16 = own.defined() && own.scalar_type() == torch::kBFloat16;
   for (const DecayRange& range : ranges) {
     const int64_t at = range.begin - begin;
     ShardUpdate update = {.master = master.mutable_data_ptr<float>() + at,
@@ -177,111 +114,12 @@ absl::Status ShardedAdamW::State::Update(double learning_rate, const Tensor& sca
     RETURN_IF_ERROR(device->Update(options, update));
   }
   if (own.defined() && !writes_bf16) own.copy_(master);
-  return GatherParameters();
+  return parameters->Gather();
 }
 
-absl::Status ShardedAdamW::State::GatherParameters() {
-  if (parameters.defined()) {
-    if (ranks == 1) return absl::OkStatus();
-    ASSIGN_OR_RETURN(ShardTransferPtr transfer, device->AllGather(parameters));
-    gathering.push_back(std::move(transfer));
-    return absl::OkStatus();
-  }
-  for (GatheredBlock& place : gathered) place.block = -1;
-  if (HoldsCasts()) RETURN_IF_ERROR(UpdateCasts());  // before anything takes up the links
-  if (!whole) {
-    RETURN_IF_ERROR(Fetch(0));
-    return Fetch(last_block());
-  }
-  for (int block = 0; block <= last_block(); ++block) RETURN_IF_ERROR(Fetch(block));
-  return absl::OkStatus();
-}
-
-// Casts this rank's weights as they are now: to where they are gathered, if that holds all layers,
-// or to where they are sent from.
-absl::Status ShardedAdamW::State::UpdateCasts() {
-  if (whole) {
-    for (int64_t layer = casts->layers().begin; layer < casts->layers().end; ++layer) {
-      RETURN_IF_ERROR(RoomFor(static_cast<int>(layer) + 1).status());
-    }
-  }
-  return casts->Update(version, [&](int64_t from, int64_t to) {
-    if (!whole) return own_codes.narrow(0, from - casts->begin(), to - from);
-    const model::ParameterBlock& first = layout.blocks[1];  // layers differ in nothing
-    const auto block = static_cast<int>(1 + (from - first.begin) / first.elements);
-    return GatheredOf(block).buffer.narrow(0, from - layout.blocks[block].begin, to - from);
-  });
-}
-
-// The bytes where a block is gathered, as it is read now, when nothing is on its way there.
-absl::StatusOr<Tensor> ShardedAdamW::State::RoomFor(int block) {
-  const int64_t bytes = layout.blocks[block].elements * BytesOf(IsCast(block));
-  GatheredBlock& place = GatheredOf(block);
-  RETURN_IF_ERROR(Await(place.broadcasts));
-  if (!place.buffer.defined() || place.buffer.numel() < bytes) {
-    place.buffer = torch::empty({bytes}, master.options().dtype(torch::kByte));
-  }
-  return place.buffer.narrow(0, 0, bytes);
-}
-
-// Begins to gather a block in its place, after all that is enqueued so far, readers of the place
-// included.
-absl::Status ShardedAdamW::State::Fetch(int block) {
-  const model::ParameterBlock& range = layout.blocks[block];
-  const bool is_cast = IsCast(block);
-  if (is_cast) RETURN_IF_ERROR(UpdateCasts());
-  ASSIGN_OR_RETURN(const Tensor room, RoomFor(block));
-  GatheredBlock& place = GatheredOf(block);
-  place.block = block;
-  place.is_cast = is_cast;
-  return ForOwners(range, [&](int owner, int64_t from, int64_t to) -> absl::Status {
-    const int64_t element_bytes = BytesOf(is_cast);
-    const Tensor part =
-        room.narrow(0, (from - range.begin) * element_bytes, (to - from) * element_bytes);
-    if (owner == rank && is_cast && !whole) {
-      part.copy_(own_codes.narrow(0, from - casts->begin(), to - from));
-    }
-    if (owner == rank && !is_cast) {
-      part.view(type).copy_(master.narrow(0, from - begin, to - from));
-    }
-    if (ranks == 1) return absl::OkStatus();
-    ASSIGN_OR_RETURN(ShardTransferPtr broadcast, device->Broadcast(part, owner));
-    place.broadcasts.push_back(std::move(broadcast));
-    return absl::OkStatus();
-  });
-}
-
-// The block's bytes, while `next` is on its way.
-Tensor ShardedAdamW::State::Gathered(int block, int next) {
-  const auto is_there = [&](int wanted) {
-    const GatheredBlock& place = GatheredOf(wanted);
-    return place.block == wanted && place.is_cast == IsCast(wanted);
-  };
-  if (!is_there(block)) Check(Fetch(block));
-  const absl::StatusOr<Tensor> bytes = RoomFor(block);
-  Check(bytes.status());
-  // The other place's layer has been used: its reader is enqueued.
-  if (is_layer(next) && !is_there(next)) Check(Fetch(next));
-  return *bytes;
-}
-
-absl::Status ShardedAdamW::State::CopyFromMaster() {
-  ++version;
-  if (parameters.defined()) parameters.narrow(0, begin, elements).copy_(master);
-  return GatherParameters();
-}
-
-// Whether layers are cast has changed: what was held whole is so in the other form.
-absl::Status ShardedAdamW::State::GatherInForm() {
-  if (!whole) return absl::OkStatus();  // blocks are gathered as they are read
-  RETURN_IF_ERROR(Await(gathering));
-  parameters.reset();
-  for (GatheredBlock& place : gathered) {
-    RETURN_IF_ERROR(Await(place.broadcasts));
-    place = {};
-  }
-  ++version;  // casts are made again, for other memory
-  return GatherParameters();
+absl::Status ShardedAdamW::State::GatherMasterWeights() {
+  if (const Tensor own = parameters->Own(); own.defined()) own.copy_(master);
+  return parameters->Gather();
 }
 
 ShardedAdamW::ShardedAdamW(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -296,7 +134,6 @@ absl::StatusOr<std::unique_ptr<ShardedAdamW>> ShardedAdamW::Create(
   state->rank = device.rank();
   state->ranks = device.size();
   state->device = &device;
-  state->whole = sharding == model::ParameterSharding::kWhole || state->ranks == 1;
   state->elements = layout.ShardElements(state->ranks);
   state->begin = state->elements * state->rank;
   if (static_cast<int64_t>(master.size()) != state->elements) {
@@ -314,19 +151,18 @@ absl::StatusOr<std::unique_ptr<ShardedAdamW>> ShardedAdamW::Create(
   state->first_moment = torch::zeros({state->elements}, floats);
   state->second_moment = torch::zeros({state->elements}, floats);
   state->gradient = torch::zeros({state->elements}, floats);
-  state->type = type;
-  state->gathered.resize(state->whole ? layout.blocks.size() : 4);
-  if (state->whole) {
-    state->parameters = torch::empty({state->elements * state->ranks}, floats.dtype(type));
-  }
   state->totals = torch::zeros({3}, floats.dtype(device.sum_type()));
   state->master.copy_(torch::from_blob(const_cast<float*>(master.data()), {state->elements}));
-  RETURN_IF_ERROR(state->CopyFromMaster());
+  state->parameters = std::make_unique<GatheredParameters>(
+      state->layout, device, state->master, type,
+      /*is_whole=*/sharding == model::ParameterSharding::kWhole || state->ranks == 1);
+  RETURN_IF_ERROR(state->GatherMasterWeights());
   return std::unique_ptr<ShardedAdamW>(new ShardedAdamW(std::move(state)));
 }
 
 void ShardedAdamW::SumOnceAStep() {
-  TORCH_CHECK(state_->whole, "ranks that gather parameters meet in every micro-batch");
+  TORCH_CHECK(state_->parameters->is_whole(),
+              "ranks that gather parameters meet in every micro-batch");
   if (state_->ranks == 1) return;
   state_->own_sum = torch::zeros({state_->elements * state_->ranks}, state_->gradient.options());
 }
@@ -348,61 +184,42 @@ void ShardedAdamW::ZeroGradients() {
 }
 
 Tensor ShardedAdamW::Parameters(int block, int next) {
-  State& state = *state_;
-  if (state.parameters.defined()) {
-    Check(Await(state.gathering));
-    const model::ParameterBlock& range = state.layout.blocks[block];
-    return state.parameters.narrow(0, range.begin, range.elements);
-  }
-  TORCH_CHECK(!state.IsCast(block), "layer ", block - 1, " is there as casts alone");
-  return state.Gathered(block, next).view(state.type);
+  return state_->parameters->Parameters(block, next);
 }
 
 void ShardedAdamW::HoldCasts(const model::TokenOps& ops, model::CastLayers layers) {
-  State& state = *state_;
-  TORCH_CHECK(!state.casts.has_value(), "casts are held already");
   const torch::NoGradGuard no_grad;
-  state.casts.emplace(state.layout, layers, ops, *state.device, state.master, state.type);
-  if (!state.whole) {
-    state.own_codes = torch::empty({state.casts->end() - state.casts->begin()},
-                                   state.master.options().dtype(torch::kByte));
-  }
-  Check(state.GatherInForm());
+  state_->parameters->HoldCasts(ops, layers);
 }
 
 model::CastBlock ShardedAdamW::CastParameters(int block, int next) {
-  State& state = *state_;
-  TORCH_CHECK(state.IsCast(block), "block ", block, " is not there as casts");
-  return state.casts->Block(block - 1, state.Gathered(block, next));
+  return state_->parameters->CastParameters(block, next);
 }
 
 void ShardedAdamW::SetReadsCasts(bool reads_casts) {
-  State& state = *state_;
-  if (state.reads_casts == reads_casts) return;
-  state.reads_casts = reads_casts;
   const torch::NoGradGuard no_grad;
-  if (state.casts.has_value()) Check(state.GatherInForm());
+  state_->parameters->SetReadsCasts(reads_casts);
 }
 
 Tensor ShardedAdamW::OpenGradient(int block) {
-  Bucket& bucket = state_->buckets[state_->PlaceOf(block)];
+  Bucket& bucket = state_->buckets[PlaceOf(state_->layout, block)];
   if (!bucket.open) Check(state_->Open(block, bucket));
   TORCH_CHECK(bucket.block == block, "gradient block ", bucket.block, " is still open");
   return bucket.buffer;
 }
 
 void ShardedAdamW::CloseGradient(int block) {
-  Bucket& bucket = state_->buckets[state_->PlaceOf(block)];
+  Bucket& bucket = state_->buckets[PlaceOf(state_->layout, block)];
   TORCH_CHECK(bucket.open && bucket.block == block, "gradient block ", block, " is not open");
   Check(state_->Close(bucket));
 }
 
 void ShardedAdamW::PassForward() {
-  for (int block = 0; block < state_->last_block(); ++block) PassBlock(block, block + 1);
+  for (int block = 0; block < LastBlock(state_->layout); ++block) PassBlock(block, block + 1);
 }
 
 void ShardedAdamW::PassBlock(int block, int next) {
-  if (state_->IsCast(block)) {
+  if (state_->parameters->IsCast(block)) {
     CastParameters(block, next);
   } else {
     Parameters(block, next);
@@ -412,8 +229,8 @@ void ShardedAdamW::PassBlock(int block, int next) {
 void ShardedAdamW::PassMicroBatch() {
   PassForward();
   LastMicroBatch();
-  for (int block = state_->last_block(); block >= 0; --block) {
-    if (state_->is_layer(block)) PassBlock(block, block - 1);
+  for (int block = LastBlock(state_->layout); block >= 0; --block) {
+    if (IsLayer(state_->layout, block)) PassBlock(block, block - 1);
     OpenGradient(block);
     CloseGradient(block);
   }
@@ -505,7 +322,7 @@ absl::Status ShardedAdamW::Restore(const OptimizerShard& shard, int64_t updates)
   copy(shard.first_moment, state.first_moment);
   copy(shard.second_moment, state.second_moment);
   state.updates = updates;
-  return state.CopyFromMaster();
+  return state.GatherMasterWeights();
 }
 
 absl::Status ShardedAdamW::GatherMaster(float* values) {

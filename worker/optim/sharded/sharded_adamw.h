@@ -1,9 +1,7 @@
 // AdamW with state sharded over all ranks (ZeRO, Rajbhandari et al. 2020), on CPUs and GPUs: a
 // ShardDevice is what they differ in. Every rank holds master weights, moments and the reduced
-// gradient of its range of the flat buffer only, and the model in its working type whole (stage 2)
-// or two layers of it at a time (stage 3): owners round their master weights, and broadcast them
-// into one of two buffers while the layer before is computed. A layer whose products read casts is
-// there as casts alone, a byte a weight: owners make them after each update (sharded_casts.h).
+// gradient of its range of the flat buffer only, and of the model what gathered_parameters.h says:
+// all of it (stage 2) or two layers at a time (stage 3), in the working type or in e4m3.
 //
 // Gradients arrive block by block in fp32 while backward runs: as ranges are contiguous, a block
 // belongs to one or two ranks, and one reduction to each owner adds it up where it is needed,
