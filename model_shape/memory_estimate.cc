@@ -230,7 +230,8 @@ void CountParameters(const ParameterLayout& layout, const ModelConfig& config,
     memory->parameters =
         shape.element_bytes * (blocks.front().elements + blocks.back().elements) +
         2 * layer * (only_casts ? 1 : shape.element_bytes);  // in layers' two places
-  } else if (cast == 0 || !shape.always_casts) {             // steps that cast hold less
+  } else if (cast == 0 || !shape.always_casts) {
+    // Steps that cast hold less.
     memory->parameters = shape.element_bytes * layout.PaddedElements(shape.ranks);
     return;
   } else {

@@ -51,7 +51,7 @@ int64_t KeptBytesPerToken(const ModelConfig& config, int64_t element_bytes, Reco
 
 // Bytes of one rank.
 struct TrainingMemory {
-  int64_t parameters = 0;  // in the working type, what is gathered included
+  int64_t parameters = 0;  // in the working type, and layers that are gathered in any
   int64_t casts = 0;       // of weights, in e4m3, in place of those, with what comes with them
   int64_t optimizer = 0;   // this rank's shard: master weights, two moments, the reduced gradient
   int64_t buckets = 0;     // gradients on their way to their owners, which one rank alone needs not

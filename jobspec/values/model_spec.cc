@@ -1,6 +1,5 @@
 #include "jobspec/values/model_spec.h"
 
-#include <algorithm>
 #include <memory>
 #include <optional>
 #include <utility>

@@ -1,6 +1,8 @@
-// How the blocks of a model lie in shards and buffers, for those who gather parameters and those
-// who reduce gradients.
+// How the blocks of a model lie in shards and buffers, and how their transfers end, for those who
+// gather parameters and those who reduce gradients.
 #pragma once
+
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cstdint>

@@ -100,7 +100,7 @@ absl::Status GatheredParameters::GatherInForm() {
     RETURN_IF_ERROR(Await(place.broadcasts));
     place = {};
   }
-  return Gather();
+  return Gather();  // of another version: casts are made again, for other memory
 }
 
 // Casts this rank's weights as they are now: to where they are gathered, if that holds all layers,
@@ -135,7 +135,7 @@ absl::StatusOr<Tensor> GatheredParameters::RoomFor(int block) {
 absl::Status GatheredParameters::Fetch(int block) {
   const model::ParameterBlock& range = layout_.blocks[block];
   const bool is_cast = IsCast(block);
-  if (is_cast) RETURN_IF_ERROR(UpdateCasts());
+  if (is_cast && !is_whole_) RETURN_IF_ERROR(UpdateCasts());  // else Gather has
   ASSIGN_OR_RETURN(const Tensor room, RoomFor(block));
   Place& place = PlaceFor(block);
   place.block = block;

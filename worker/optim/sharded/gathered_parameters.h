@@ -1,7 +1,7 @@
 // What a rank holds of a model to read it, gathered from the ranks that own its master weights:
 // rounded to the model's type or, of layers whose products read casts, in e4m3 (sharded_casts.h).
-// All of it on every rank (ZeRO stage 2), or two layers at a time, which owners broadcast into one
-// of two buffers while the layer before is computed (stage 3).
+// All of it on every rank (ZeRO stage 2), or two layers at a time, each of which owners broadcast
+// into one of layers' two buffers while the layer before is computed (stage 3).
 #pragma once
 
 #include <torch/types.h>
@@ -21,8 +21,8 @@
 
 namespace ringleader::optim {
 
-// Not thread-safe. All ranks of the device make the same calls, but that only those who read a
-// model that is whole need read it. On a GPU it works on LibTorch's current stream and waits for
+// Not thread-safe. All ranks of the device make the same calls; only a model that is whole may be
+// read by some alone. On a GPU it works on LibTorch's current stream and waits for
 // nothing on the host. What does not return a status throws c10::Error.
 class GatheredParameters {
  public:
@@ -36,13 +36,14 @@ class GatheredParameters {
   // Where this rank's master weights are held rounded, [elements]; undefined where they are rounded
   // as they are sent.
   torch::Tensor Own() const;
-  // The master weights have changed, and Own() holds them as they are.
+  // Gathers what is held. The master weights may have changed; Own() holds them as they are.
   absl::Status Gather();
 
-  void HoldCasts(const model::TokenOps& ops, model::CastLayers layers);
-  void SetReadsCasts(bool reads_casts);
+  // Whether the block is read as CastParameters, not as Parameters.
   bool IsCast(int block) const;
   // ParameterStore's.
+  void HoldCasts(const model::TokenOps& ops, model::CastLayers layers);
+  void SetReadsCasts(bool reads_casts);
   torch::Tensor Parameters(int block, int next);
   model::CastBlock CastParameters(int block, int next);
 
@@ -76,7 +77,7 @@ class GatheredParameters {
   std::optional<ShardedCasts> casts_;        // HoldCasts
   bool reads_casts_ = true;                  // of the layers that have some
   torch::Tensor own_codes_;                  // not whole: casts_->begin() to end(), bytes
-  int64_t version_ = 0;                      // of the master weights
+  int64_t version_ = 0;                      // another at each Gather
 };
 
 }  // namespace ringleader::optim

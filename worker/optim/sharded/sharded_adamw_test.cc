@@ -392,7 +392,10 @@ class CountingDevice : public ShardDevice {
   }
   absl::StatusOr<ShardTransferPtr> AllReduceSum(const Tensor&) override { return nullptr; }
   absl::StatusOr<ShardTransferPtr> AllGather(const Tensor&) override { return nullptr; }
-  absl::StatusOr<ShardTransferPtr> Broadcast(const Tensor&, int) override { return nullptr; }
+  absl::StatusOr<ShardTransferPtr> Broadcast(const Tensor&, int) override {
+    ++broadcasts;
+    return std::make_unique<Counted>(this);
+  }
   absl::Status SumOfSquares(const Tensor&, const Tensor&) override { return absl::OkStatus(); }
   absl::Status Update(const AdamWOptions&, const ShardUpdate&) override { return absl::OkStatus(); }
   absl::Status ReadFigures(const Tensor&) override { return absl::OkStatus(); }
@@ -405,7 +408,7 @@ class CountingDevice : public ShardDevice {
   void BeginUpdate() override {}
   absl::StatusOr<Waits> TakeWaits() override { return Waits(); }
 
-  int reductions = 0, awaited = 0;
+  int reductions = 0, broadcasts = 0, awaited = 0;
 
  private:
   struct Counted : ShardTransfer {
@@ -443,6 +446,27 @@ TEST(SumOnceAStepTest, NoLayerWaitsForAnothersSum) {
       ASSERT_TRUE((*adamw)->Step(0.01, torch::ones({}, torch::kDouble), 1).ok());
       EXPECT_EQ(device.awaited, device.reductions);
     }
+  }
+}
+
+// What is held whole is on its way together; only what takes its memory waits for it.
+TEST(HeldCastsTest, NoBlockWaitsForAnothers) {
+  const model::ParameterLayout layout = model::MakeParameterLayout(SmallModel());
+  const std::vector<float> start(layout.ShardElements(2));
+  CountingDevice device;
+  const auto ops = model::NewCpuTokenOps(/*threads=*/1);
+  const auto adamw = ShardedAdamW::Create({}, layout, device, torch::kFloat, start);
+  ASSERT_TRUE(adamw.ok()) << adamw.status();
+  (*adamw)->HoldCasts(*ops, {.begin = 0, .end = SmallModel().layers});
+  EXPECT_GE(device.broadcasts, static_cast<int>(layout.blocks.size()));
+  EXPECT_EQ(device.awaited, 0);
+  for (const bool reads_casts : {false, true}) {
+    const int under_way = device.broadcasts;
+    (*adamw)->SetReadsCasts(reads_casts);
+    EXPECT_EQ(device.broadcasts, 2 * under_way);
+    EXPECT_EQ(device.awaited, under_way);
+    device.broadcasts = under_way;
+    device.awaited = 0;
   }
 }
 
