@@ -8,8 +8,10 @@
 namespace ringleader::kernels::reference::testing {
 namespace {
 
-// Of `n` numbers, in sums of their own that wait for each other at the end alone.
-double Dot(const float* a, const float* b, int n) {
+// Of `n` numbers, in sums of their own that wait for each other at the end alone. The same terms
+// always have the same sum: where a query sees one key, its gradient is zero to the bit.
+template <typename T>
+double Dot(const T* a, const float* b, int n) {
   constexpr int kSums = 8;
   double sums[kSums] = {};
   int x = 0;
@@ -69,8 +71,7 @@ MaskedAttention ComputeMaskedAttention(const Tensor& q, const Tensor& k, const T
         p[j] /= sum;
         for (int x = 0; x < d; ++x) result.out[row + x] += p[j] * v.at(j, kv, x);
       }
-      double delta = 0.0;
-      for (int x = 0; x < d; ++x) delta += result.out[row + x] * d_out.at(i, head, x);
+      const double delta = Dot(&result.out[row], d_out.row(i, head), d);
       for (const int64_t j : keys) {
         const int64_t key_row = (j * k.heads + kv) * d;
         const double dp = Dot(d_out.row(i, head), v.row(j, kv), d);
