@@ -91,9 +91,8 @@ model::TrainingShape ShapeOfRank(const v1::JobSpec& spec, const model::ModelConf
 
 double RecomputedShare(const v1::JobSpec& spec, const model::ModelConfig& model,
                        const ClusterShape& cluster) {
-  // What an H100's or H200's trainers plan with where memory is not given, and what they leave
-  // (the driver, NCCL's buffers, fragments).
-  constexpr double kUsual = 139 * kGiB, kLeft = 0.14;
+  // What an H200's trainers plan with where memory is not given.
+  constexpr double kUsual = 139 * kGiB;
   if (!model.known()) return 0;
   const bool cuda = cluster.engine == v1::ResourcesSpec::CUDA;
   const auto given = static_cast<double>(cluster.memory_bytes_per_trainer);
@@ -106,7 +105,7 @@ double RecomputedShare(const v1::JobSpec& spec, const model::ModelConfig& model,
   if (cuda) {
     const auto plan = model::PlanTraining(
         model, shape, *wishes,
-        {.device = static_cast<int64_t>((1 - kLeft) * (given > 0 ? given : kUsual)),
+        {.device = static_cast<int64_t>((1 - model::kReservedShare) * (given > 0 ? given : kUsual)),
          .host = host > 0 ? static_cast<int64_t>(host) : std::numeric_limits<int64_t>::max() / 2});
     // What does not fit is for CheckMemory() to say.
     chosen = plan.ok() ? plan->recompute
