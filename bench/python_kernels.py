@@ -42,7 +42,7 @@ def call_microseconds(device, layers, backward):
     q, k, v = (torch.randn(1, 256, heads, 64, device=device, dtype=torch.bfloat16).transpose(1, 2).requires_grad_()
                for heads in (2, 1, 1))
     blocks = block_diagonals(torch.ones(1, 2, 2, dtype=torch.bool, device=device))
-    pattern, lists, tile, size = blocks.visit()
+    pattern, lists, _ = blocks.visit()
     d_out = torch.ones_like(q)
 
     def from_python(attention):
@@ -61,7 +61,7 @@ def call_microseconds(device, layers, backward):
     bench, chains = torch.ops.ringleader_bench, (CALLS // layers, layers, backward)
     return in_turn(device,
                    from_python(lambda x: sparse_attention(x, k, v, blocks)),
-                   lambda: bench.call_seconds(q, k, v, pattern, lists, tile, size, *chains),
+                   lambda: bench.call_seconds(q, k, v, pattern, lists, *chains),
                    from_python(lambda x: scaled_dot_product_attention(x, k, v, is_causal=True, enable_gqa=True)),
                    lambda: bench.sdpa_seconds(q, k, v, *chains))
 

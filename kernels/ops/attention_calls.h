@@ -6,7 +6,8 @@
 //   StartSums(out): fp32 memory of the size of one sequence's output, to which calls add
 //   Finish(sums, lse, out): that output rounded to `out`, dense
 //   Delta(d_out, out, delta): AttentionBackwardArgs::delta of one sequence
-//   Run(args): one call of its kernels, for each argument struct
+//   Run(args): one call of its kernels, for each argument struct; with Visit::Rows() for tiles, of
+//     which it may gather the queries that chose apart
 //   GatherColumns, ScatterColumns: those of kernels/sm90/columns.h, without the stream
 // What can fail returns absl::Status. All of it is enqueued on the current stream.
 #pragma once
@@ -43,7 +44,11 @@ class AttentionCalls {
   using Tensor = torch::Tensor;
 
   AttentionCalls(Engine& engine, const AttentionSizes& sizes, const Visit& visit, double scale)
-      : engine_(engine), sizes_(sizes), visit_(visit), scale_(static_cast<float>(scale)) {}
+      : engine_(engine),
+        sizes_(sizes),
+        visit_(visit),
+        rows_(visit.Rows()),
+        scale_(static_cast<float>(scale)) {}
 
   // out: [batch, heads, tokens, d], of q's type; lse: [batch, heads, tokens]
   std::tuple<Tensor, Tensor> Forward(const Tensor& q, const Tensor& k, const Tensor& v) {
@@ -64,7 +69,8 @@ class AttentionCalls {
                                                              .query_layout = sizes_.layout(),
                                                              .key_layout = sizes_.layout(),
                                                              .tiles = visit_.Tiles(b),
-                                                             .scale = scale_}));
+                                                             .scale = scale_},
+                               rows_));
       if (visit_.max_columns() > 0) {
         const Columns columns = Gather(keys[b], values[b], b);
         ThrowIfNotOk(engine_.Run(ColumnForwardArgs<Element>{.q = Read<Element>(queries[b]),
@@ -119,7 +125,8 @@ class AttentionCalls {
                                                      .key_layout = sizes_.layout(),
                                                      .tiles = visit_.Tiles(b),
                                                      .scale = scale_,
-                                                     .deterministic = deterministic}));
+                                                     .deterministic = deterministic},
+                      rows_));
       if (visit_.max_columns() > 0) {
         ColumnsBackward(queries[b], keys[b], values[b], d_outputs[b], lse_of_b, delta, sums, b,
                         deterministic);
@@ -190,6 +197,7 @@ class AttentionCalls {
   Engine& engine_;
   const AttentionSizes sizes_;
   const Visit& visit_;
+  const std::optional<QueryRowsPlan> rows_;
   const float scale_;
 };
 

@@ -14,22 +14,25 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 TORCH_LIBRARY(ringleader, m) {
-  // `pattern` is a TilePattern; kernels/ops/visit.h says what lists and size are. Without a scale
+  // `pattern` is a TilePattern; kernels/ops/visit.h says what lists and size are, and topk_blocks
+  // and density (KeptBlocks). Without a scale
   // it is 1 / sqrt(head_dim); without `deterministic` it is what LibTorch's global context says.
   // What a call from Python leaves out costs it nothing.
   m.def(
       "attention(Tensor q, Tensor k, Tensor v, int pattern, Tensor[] lists, "
       "Tensor? documents=None, Tensor? intervals=None, int tile=128, int size=0, "
-      "float? scale=None, bool? deterministic=None) -> (Tensor out, Tensor lse)");
+      "int topk_blocks=0, float density=0, float? scale=None, bool? deterministic=None) -> (Tensor "
+      "out, Tensor lse)");
   // The same without lse, which Python would make an object of, and free.
   m.def(
       "attention_output(Tensor q, Tensor k, Tensor v, int pattern, Tensor[] lists, "
       "Tensor? documents=None, Tensor? intervals=None, int tile=128, int size=0, "
-      "float? scale=None, bool? deterministic=None) -> Tensor");
+      "int topk_blocks=0, float density=0, float? scale=None, bool? deterministic=None) -> Tensor");
   m.def(
       "attention_backward(Tensor? d_out, Tensor? d_lse, Tensor q, Tensor k, Tensor v, Tensor out, "
       "Tensor lse, int pattern, Tensor[] lists, Tensor? documents, Tensor? intervals, "
-      "int tile, int size, float? scale, bool deterministic) -> (Tensor dq, Tensor dk, Tensor dv)");
+      "int tile, int size, int topk_blocks, float density, float? scale, bool deterministic) -> "
+      "(Tensor dq, Tensor dk, Tensor dv)");
   // chosen: [batch, heads, tiles, BlockWords(blocks)] int32, bits (block_choice.h). Returns kCsr's
   // lists, without tiles that no query sees; columns and rows have `capacity` elements.
   m.def(
@@ -57,12 +60,12 @@ namespace {
 using Lists = at::TensorList;
 using Forward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, int64_t,
                                            Lists, const std::optional<Tensor>&,
-                                           const std::optional<Tensor>&, int64_t, int64_t,
-                                           std::optional<double>, std::optional<bool>);
+                                           const std::optional<Tensor>&, int64_t, int64_t, int64_t,
+                                           double, std::optional<double>, std::optional<bool>);
 using Backward = std::tuple<Tensor, Tensor, Tensor>(
     const std::optional<Tensor>&, const std::optional<Tensor>&, const Tensor&, const Tensor&,
     const Tensor&, const Tensor&, const Tensor&, int64_t, Lists, const std::optional<Tensor>&,
-    const std::optional<Tensor>&, int64_t, int64_t, std::optional<double>, bool);
+    const std::optional<Tensor>&, int64_t, int64_t, int64_t, double, std::optional<double>, bool);
 
 template <typename Signature>
 c10::TypedOperatorHandle<Signature> Find(const char* name) {
@@ -76,11 +79,12 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
                                const Tensor& v, int64_t pattern, std::vector<Tensor> lists,
                                const std::optional<Tensor>& documents,
                                const std::optional<Tensor>& intervals, int64_t tile, int64_t size,
-                               std::optional<double> scale, std::optional<bool> deterministic) {
+                               int64_t topk_blocks, double density, std::optional<double> scale,
+                               std::optional<bool> deterministic) {
     const at::AutoDispatchBelowADInplaceOrView below;
     static const auto op = Find<Forward>("ringleader::attention");
-    auto [out, lse] =
-        op.call(q, k, v, pattern, lists, documents, intervals, tile, size, scale, deterministic);
+    auto [out, lse] = op.call(q, k, v, pattern, lists, documents, intervals, tile, size,
+                              topk_blocks, density, scale, deterministic);
     variable_list saved = {
         q, k, v, out, lse, documents.value_or(Tensor()), intervals.value_or(Tensor())};
     saved.insert(saved.end(), lists.begin(), lists.end());
@@ -88,6 +92,8 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     context->saved_data["pattern"] = pattern;
     context->saved_data["tile"] = tile;
     context->saved_data["size"] = size;
+    context->saved_data["topk_blocks"] = topk_blocks;
+    context->saved_data["density"] = density;
     context->saved_data["scale"] = scale;
     context->saved_data["deterministic"] =
         deterministic.value_or(at::globalContext().deterministicAlgorithms());
@@ -106,8 +112,9 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
         op.call(maybe(gradients[0]), maybe(gradients[1]), saved[0], saved[1], saved[2], saved[3],
                 saved[4], data["pattern"].toInt(), Lists(saved).slice(7), maybe(saved[5]),
                 maybe(saved[6]), data["tile"].toInt(), data["size"].toInt(),
+                data["topk_blocks"].toInt(), data["density"].toDouble(),
                 data["scale"].toOptional<double>(), data["deterministic"].toBool());
-    return {dq, dk, dv, {}, {}, {}, {}, {}, {}, {}, {}};
+    return {dq, dk, dv, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}};
   }
 };
 
@@ -115,10 +122,12 @@ std::tuple<Tensor, Tensor> AttentionAutograd(const Tensor& q, const Tensor& k, c
                                              int64_t pattern, Lists lists,
                                              const std::optional<Tensor>& documents,
                                              const std::optional<Tensor>& intervals, int64_t tile,
-                                             int64_t size, std::optional<double> scale,
+                                             int64_t size, int64_t topk_blocks, double density,
+                                             std::optional<double> scale,
                                              std::optional<bool> deterministic) {
-  const variable_list outputs = AttentionFunction::apply(
-      q, k, v, pattern, lists.vec(), documents, intervals, tile, size, scale, deterministic);
+  const variable_list outputs =
+      AttentionFunction::apply(q, k, v, pattern, lists.vec(), documents, intervals, tile, size,
+                               topk_blocks, density, scale, deterministic);
   return {outputs[0], outputs[1]};
 }
 
@@ -127,22 +136,24 @@ std::tuple<Tensor, Tensor> AttentionAutocast(const Tensor& q, const Tensor& k, c
                                              int64_t pattern, Lists lists,
                                              const std::optional<Tensor>& documents,
                                              const std::optional<Tensor>& intervals, int64_t tile,
-                                             int64_t size, std::optional<double> scale,
+                                             int64_t size, int64_t topk_blocks, double density,
+                                             std::optional<double> scale,
                                              std::optional<bool> deterministic) {
   const c10::impl::ExcludeDispatchKeyGuard below(c10::autocast_dispatch_keyset);
   static const auto op = Find<Forward>("ringleader::attention");
   const auto type = at::autocast::get_autocast_dtype(q.device().type());
   return op.call(q.to(type), k.to(type), v.to(type), pattern, lists, documents, intervals, tile,
-                 size, scale, deterministic);
+                 size, topk_blocks, density, scale, deterministic);
 }
 
 Tensor AttentionOutput(const Tensor& q, const Tensor& k, const Tensor& v, int64_t pattern,
                        Lists lists, const std::optional<Tensor>& documents,
                        const std::optional<Tensor>& intervals, int64_t tile, int64_t size,
-                       std::optional<double> scale, std::optional<bool> deterministic) {
+                       int64_t topk_blocks, double density, std::optional<double> scale,
+                       std::optional<bool> deterministic) {
   static const auto op = Find<Forward>("ringleader::attention");
-  return std::get<0>(
-      op.call(q, k, v, pattern, lists, documents, intervals, tile, size, scale, deterministic));
+  return std::get<0>(op.call(q, k, v, pattern, lists, documents, intervals, tile, size, topk_blocks,
+                             density, scale, deterministic));
 }
 
 // By LibTorch's operators, wherever q is. A compiler that saw them would multiply what arange
@@ -182,7 +193,8 @@ std::tuple<Tensor, Tensor> Attention(const Tensor& q, const Tensor& k, const Ten
                                      const Visited& visited, double scale, bool deterministic) {
   static const auto op = Find<Forward>("ringleader::attention");
   return op.call(q, k, v, static_cast<int64_t>(visited.pattern), visited.lists, visited.documents,
-                 visited.intervals, visited.tile, visited.size, scale, deterministic);
+                 visited.intervals, visited.tile, visited.size, visited.topk_blocks,
+                 visited.density, scale, deterministic);
 }
 
 VerticalSlashChoice ChooseVerticalSlash(const Tensor& q, const Tensor& k, const Tensor& positions,

@@ -22,6 +22,9 @@ struct Visited {
   std::optional<torch::Tensor> intervals = std::nullopt;
   int64_t tile = 128;
   int64_t size = 0;
+  // KeptBlocks, of queries that chose blocks: with either, GPUs gather them.
+  int64_t topk_blocks = 0;
+  double density = 0;
 };
 
 // q: [batch, heads, tokens, d], k and v: [batch, kv_heads, tokens, d]; bf16 and d of 64 or 128 on

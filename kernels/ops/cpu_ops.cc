@@ -73,10 +73,13 @@ class CpuEngine {
                               delta.mutable_data_ptr<float>());
     return absl::OkStatus();
   }
-  absl::Status Run(const AttentionForwardArgs<float>& args) {
+  // Tiles are visited whole, whatever their queries chose.
+  absl::Status Run(const AttentionForwardArgs<float>& args,
+                   const std::optional<QueryRowsPlan>& /*rows*/) {
     return reference::AttentionForward(*engine_, args);
   }
-  absl::Status Run(const AttentionBackwardArgs<float>& args) {
+  absl::Status Run(const AttentionBackwardArgs<float>& args,
+                   const std::optional<QueryRowsPlan>& /*rows*/) {
     return reference::AttentionBackward(*engine_, args);
   }
   absl::Status Run(const ColumnForwardArgs<float>& args) {

@@ -3,6 +3,8 @@
 #include <torch/utils.h>
 
 #include <algorithm>
+#include <optional>
+#include <vector>
 
 #include "base/status_macros.h"
 #include "kernels/fused/rows/attention_rows.h"
@@ -13,6 +15,7 @@
 #include "kernels/ops/attention_ops.h"
 #include "kernels/ops/cuda_call.h"
 #include "kernels/ops/device_ops.h"
+#include "kernels/ops/query_rows.h"
 #include "kernels/sm90/attention.h"
 #include "kernels/sm90/columns.h"
 
@@ -51,11 +54,23 @@ class CudaEngine {
   absl::Status Delta(const Tensor& d_out, const Tensor& out, const Tensor& delta) {
     return fused::RowDelta(View(d_out), View(out), delta.mutable_data_ptr<float>(), Stream());
   }
-  absl::Status Run(const AttentionForwardArgs<Element>& args) {
-    return Call(args, sm90::ForwardWorkspaceBytes, sm90::AttentionForward);
+  absl::Status Run(const AttentionForwardArgs<Element>& args,
+                   const std::optional<QueryRowsPlan>& rows) {
+    return OwnBlocksThenRows(
+        args, rows,
+        [&](const auto& tiles) {
+          return Call(tiles, sm90::ForwardWorkspaceBytes, sm90::AttentionForward);
+        },
+        &QueryRows::Attend);
   }
-  absl::Status Run(const AttentionBackwardArgs<Element>& args) {
-    return Call(args, sm90::BackwardWorkspaceBytes, sm90::AttentionBackward);
+  absl::Status Run(const AttentionBackwardArgs<Element>& args,
+                   const std::optional<QueryRowsPlan>& rows) {
+    return OwnBlocksThenRows(
+        args, rows,
+        [&](const auto& tiles) {
+          return Call(tiles, sm90::BackwardWorkspaceBytes, sm90::AttentionBackward);
+        },
+        &QueryRows::AttendBackward);
   }
   absl::Status Run(const sm90::ColumnForwardArgs& args) {
     return Call(args, sm90::ColumnForwardWorkspaceBytes, sm90::ColumnForward);
@@ -93,6 +108,34 @@ class CudaEngine {
     const Tensor scratch = torch::empty({std::max<int64_t>(needed, 1)},
                                         torch::device(torch::kCUDA).dtype(torch::kByte));
     return kernels(args, sm90::Workspace{scratch.mutable_data_ptr(), needed}, Stream());
+  }
+
+  // args' tiles; where queries are gathered, those of their own blocks and then the rows of the
+  // rest.
+  template <typename Args, typename Tiles, typename Rows>
+  absl::Status OwnBlocksThenRows(const Args& args, const std::optional<QueryRowsPlan>& plan,
+                                 const Tiles& attend, Rows attend_rows) {
+    if (!plan.has_value()) return attend(args);
+    const QueryChoice& choice = args.tiles.choice;
+    const int32_t heads = args.q.heads, tile = args.tiles.tile;
+    const Tensor like = torch::empty({0}, torch::device(torch::kCUDA));
+    ASSIGN_OR_RETURN(const Tensor chosen,
+                     OwnBlocks(args.query_layout, heads, tile, choice.block_size, like));
+    Args own = args;
+    own.tiles.choice = {};  // all queries of a tile are of one block
+    ASSIGN_OR_RETURN(
+        const std::vector<Tensor> lists,
+        ListTiles({.chosen = reinterpret_cast<const uint32_t*>(chosen.const_data_ptr<int32_t>()),
+                   .query_layout = args.query_layout,
+                   .key_layout = args.key_layout,
+                   .heads = heads,
+                   .tile = tile,
+                   .block_size = choice.block_size},
+                  /*kept_blocks=*/1, like, &own.tiles));
+    RETURN_IF_ERROR(attend(own));
+    ASSIGN_OR_RETURN(const QueryRows rows, QueryRows::List(args.tiles, args.query_layout,
+                                                           args.key_layout, heads, *plan, like));
+    return (rows.*attend_rows)(args);
   }
 };
 

@@ -27,11 +27,13 @@ struct DeviceOps {
                                               int64_t pattern, at::TensorList lists,
                                               const MaybeTensor& documents,
                                               const MaybeTensor& intervals, int64_t tile,
-                                              int64_t size, std::optional<double> scale,
+                                              int64_t size, int64_t topk_blocks, double density,
+                                              std::optional<double> scale,
                                               std::optional<bool> /*deterministic*/) {
     const c10::DeviceGuard guard(q.device());
     const AttentionSizes sizes = SizesOf(q, k, v);
-    const Visit visit(q, sizes, pattern, lists, documents, intervals, tile, size);
+    const Visit visit(q, sizes, pattern, lists, documents, intervals, tile, size,
+                      {.topk_blocks = topk_blocks, .density = density});
     Engine engine;
     return AttentionCalls<Engine>(engine, sizes, visit, ScaleOf(scale, sizes)).Forward(q, k, v);
   }
@@ -40,10 +42,11 @@ struct DeviceOps {
       const MaybeTensor& d_out, const MaybeTensor& d_lse, const Tensor& q, const Tensor& k,
       const Tensor& v, const Tensor& out, const Tensor& lse, int64_t pattern, at::TensorList lists,
       const MaybeTensor& documents, const MaybeTensor& intervals, int64_t tile, int64_t size,
-      std::optional<double> scale, bool deterministic) {
+      int64_t topk_blocks, double density, std::optional<double> scale, bool deterministic) {
     const c10::DeviceGuard guard(q.device());
     const AttentionSizes sizes = SizesOf(q, k, v);
-    const Visit visit(q, sizes, pattern, lists, documents, intervals, tile, size);
+    const Visit visit(q, sizes, pattern, lists, documents, intervals, tile, size,
+                      {.topk_blocks = topk_blocks, .density = density});
     Engine engine;
     return AttentionCalls<Engine>(engine, sizes, visit, ScaleOf(scale, sizes))
         .Backward(d_out, d_lse, q, k, v, out, lse, deterministic);

@@ -119,14 +119,15 @@ const int32_t* StartsOf(const std::optional<Tensor>& documents, int64_t b) {
 
 Visit::Visit(const Tensor& q, const AttentionSizes& sizes, int64_t pattern, torch::TensorList lists,
              const std::optional<Tensor>& documents, const std::optional<Tensor>& intervals,
-             int64_t tile, int64_t size)
+             int64_t tile, int64_t size, const KeptBlocks& kept)
     : sizes_(sizes),
       pattern_(PatternOf(pattern, lists.size(), size)),
       lists_(lists.vec()),
       documents_(documents),
       intervals_(intervals),
       tile_(tile),
-      size_(size) {
+      size_(size),
+      kept_(kept) {
   TORCH_CHECK(tile == 64 || tile == 128, "tile is ", tile, "; 64 and 128 are supported");
   CheckDocuments(documents, q, sizes);
   if (intervals) {
@@ -153,6 +154,9 @@ Visit::Visit(const Tensor& q, const AttentionSizes& sizes, int64_t pattern, torc
                 "; it must be a multiple of the tile (", tile, ")");
     CheckList("blocks.queries", lists_[4], q, torch::kInt,
               {batch, heads, sizes.Tiles(size), QueryWords(sizes.tokens)});
+    TORCH_CHECK(kept.topk_blocks >= 0 && kept.density >= 0 && kept.density <= 1,
+                "blocks.topk_blocks is ", kept.topk_blocks, " and blocks.density ", kept.density,
+                "; they must not be negative, and the second at most 1");
   }
 }
 
@@ -185,6 +189,18 @@ TileSelection Visit::Tiles(int64_t b) const {
     }
   }
   return tiles;
+}
+
+std::optional<QueryRowsPlan> Visit::Rows() const {
+  const bool is_known = kept_.topk_blocks > 0 || kept_.density > 0;
+  if (lists_.size() != 5 || intervals_ || !is_known) return std::nullopt;
+  const auto tile = static_cast<int32_t>(tile_), block_size = static_cast<int32_t>(size_);
+  const EarlierBlocks pairs =
+      CountEarlierBlocks(sizes_.layout(), tile, block_size, static_cast<int32_t>(kept_.topk_blocks),
+                         static_cast<float>(kept_.density), /*is_moved=*/false);
+  return PlanQueryRows(pairs, sizes_.Tiles(size_), tile, block_size,
+                       static_cast<int32_t>(sizes_.heads), static_cast<int32_t>(sizes_.kv_heads),
+                       documents_.has_value());
 }
 
 ColumnSelection Visit::Columns(int64_t b) const {

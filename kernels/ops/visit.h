@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ringleader/kernels/attention.h"
+#include "ringleader/kernels/earlier_blocks.h"
 
 namespace ringleader::kernels::ops {
 
@@ -30,6 +31,13 @@ void CheckDocuments(const std::optional<torch::Tensor>& documents, const torch::
                     const AttentionSizes& sizes);
 const int32_t* StartsOf(const std::optional<torch::Tensor>& documents, int64_t b);
 
+// What a query keeps of the blocks of a choice at most, its own counted, as QueryGateStep has it:
+// so many, or a share of those that it sees. Neither: not known.
+struct KeptBlocks {
+  int64_t topk_blocks = 0;
+  double density = 0;
+};
+
 // A selection as the operators' arguments say it. `lists`, by pattern:
 //   kFull, kCausal, kWindow: none
 //   kToeplitz: diagonals [batch, heads, words] int64; then, if there are columns, positions [batch,
@@ -40,16 +48,20 @@ const int32_t* StartsOf(const std::optional<torch::Tensor>& documents, int64_t b
 class Visit {
  public:
   // `intervals`: TileSelection::intervals, [batch, tokens, 4] int32, with kFull and kCsr.
-  // `size`: tokens of the window, or of a block that queries chose. Throws c10::Error naming what
-  // does not fit. Values in the lists are read on the CPU alone, where a tile or a column that is
-  // not there is refused.
+  // `size`: tokens of the window, or of a block that queries chose. `kept`: how many of these a
+  // query chose at most. Throws c10::Error naming what does not fit. Values in the lists are read
+  // on the CPU alone, where a tile or a column that is not there is refused.
   Visit(const torch::Tensor& q, const AttentionSizes& sizes, int64_t pattern,
         torch::TensorList lists, const std::optional<torch::Tensor>& documents,
-        const std::optional<torch::Tensor>& intervals, int64_t tile, int64_t size);
+        const std::optional<torch::Tensor>& intervals, int64_t tile, int64_t size,
+        const KeptBlocks& kept);
 
   // What sequence `b` visits.
   TileSelection Tiles(int64_t b) const;
   ColumnSelection Columns(int64_t b) const;
+  // How queries that chose blocks are gathered, of any sequence; nothing where their tiles are to
+  // be visited whole, or it is not known how many they chose.
+  std::optional<QueryRowsPlan> Rows() const;
   int64_t max_columns() const {
     return pattern_ == TilePattern::kToeplitz && lists_.size() == 3 ? lists_[1].size(2) : 0;
   }
@@ -61,6 +73,7 @@ class Visit {
   const std::optional<torch::Tensor> documents_;
   const std::optional<torch::Tensor> intervals_;
   const int64_t tile_, size_;
+  const KeptBlocks kept_;
 };
 
 }  // namespace ringleader::kernels::ops

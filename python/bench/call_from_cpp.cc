@@ -33,20 +33,21 @@ double ChainSeconds(const Attention& attention, const Tensor& q, const Tensor& k
 }
 
 double CallSeconds(const Tensor& q, const Tensor& k, const Tensor& v, int64_t pattern,
-                   at::TensorList lists, int64_t tile, int64_t size, int64_t calls, int64_t layers,
-                   bool backward) {
+                   at::TensorList lists, int64_t calls, int64_t layers, bool backward) {
   // The operator is in a library that Python has loaded.
   static const auto operation =
       c10::Dispatcher::singleton()
           .findSchemaOrThrow("ringleader::attention", "")
           .typed<std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, int64_t,
                                             at::TensorList, const std::optional<Tensor>&,
-                                            const std::optional<Tensor>&, int64_t, int64_t,
-                                            std::optional<double>, std::optional<bool>)>();
+                                            const std::optional<Tensor>&, int64_t, int64_t, int64_t,
+                                            double, std::optional<double>, std::optional<bool>)>();
   const auto attention = [&](const Tensor& x) {
     return std::get<0>(operation.call(x, k, v, pattern, lists, /*documents=*/std::nullopt,
-                                      /*intervals=*/std::nullopt, tile, size,
-                                      /*scale=*/std::nullopt, /*deterministic=*/std::nullopt));
+                                      /*intervals=*/std::nullopt, /*tile=*/128, /*size=*/0,
+                                      /*topk_blocks=*/0,
+                                      /*density=*/0, /*scale=*/std::nullopt,
+                                      /*deterministic=*/std::nullopt));
   };
   return ChainSeconds(attention, q, k, v, calls, layers, backward);
 }
@@ -76,8 +77,8 @@ double GradSeconds(const Tensor& out, const Tensor& input, int64_t calls) {
 
 TORCH_LIBRARY(ringleader_bench, m) {
   m.def(
-      "call_seconds(Tensor q, Tensor k, Tensor v, int pattern, Tensor[] lists, int tile, int size, "
-      "int calls, int layers, bool backward) -> float",
+      "call_seconds(Tensor q, Tensor k, Tensor v, int pattern, Tensor[] lists, int calls, "
+      "int layers, bool backward) -> float",
       CallSeconds);
   m.def("sdpa_seconds(Tensor q, Tensor k, Tensor v, int calls, int layers, bool backward) -> float",
         SdpaSeconds);

@@ -22,8 +22,8 @@ def operator_samples():
     q, k, v = inputs(2, 4, 2, 200, 64)
     kept = random_tiles(2, 4, 200, 64)
     starts = kernels.documents_from_ids(document_ids(2, 200)).starts
-    pattern, lists, tile, size = kernels.tiles_from_mask(kept, tokens=200, tile=64).visit()
-    arguments = (pattern, lists, starts, None, tile, size, 0.125, False)
+    pattern, lists, others = kernels.tiles_from_mask(kept, tokens=200, tile=64).visit()
+    arguments = (pattern, lists, starts, None, others["tile"], 0, 0, 0.0, 0.125, False)
     mask = kernels.key_intervals("full_window", 200, window=70, device=DEVICE).of(2, 200)
     positions = torch.arange(184, 200, device=DEVICE)
     with torch.no_grad():
@@ -32,7 +32,7 @@ def operator_samples():
     return {
         "attention": (q, k, v, *arguments),
         "attention_output": (q, k, v, *arguments),
-        "attention of intervals": (q, k, v, pattern, lists, None, mask, tile, size),
+        "attention of intervals": (q, k, v, pattern, lists, None, mask, others["tile"]),
         "attention_backward": (torch.randn_like(out), None, q.detach(), k.detach(), v.detach(), out, lse, *arguments),
         "tile_lists": (chosen, 200, 64, 64, 2 * 4 * 10),
         "spread_positions": (q.detach(), 16),
@@ -249,6 +249,8 @@ def error_cases():
          "counts has 4 for heads"),
         (lambda: kernels.Moba(block_size=100)(q, k), "block_size is 100"),
         (lambda: kernels.Moba(topk_blocks=0)(q, k), "topk_blocks is 0"),
+        (lambda: sparse_attention(q, k, v, kernels.Moba(block_size=64, tile=64)(q, k)._replace(topk_blocks=-1)),
+         "blocks.topk_blocks is -1"),
         (lambda: kernels.XAttention(stride=5)(q, k), "stride is 5"),
         (lambda: kernels.XAttention(threshold=0.0)(q, k), "threshold is 0"),
         (lambda: kernels.VerticalSlash(estimate_at="start")(q, k), "estimate_at is 'start'"),
@@ -260,10 +262,10 @@ def error_cases():
     ]
 
 
-@pytest.mark.parametrize("number", range(41))
+@pytest.mark.parametrize("number", range(42))
 def test_errors_name_the_argument(number):
     cases = error_cases()
-    assert len(cases) == 41
+    assert len(cases) == 42
     call, message = cases[number]
     with pytest.raises((RuntimeError, ValueError, TypeError, NotImplementedError), match=message):
         call()

@@ -19,7 +19,7 @@ _attention, _attention_output = ops.attention.default, ops.attention_output.defa
 
 
 def _visit(q, k, blocks, documents, columns, scale):
-    """-> (pattern, lists, tile, size) of the operator"""
+    """-> (pattern, lists, other arguments) of the operator"""
     if columns is not None:
         if not isinstance(columns, Columns):
             raise TypeError(f"columns is a {type(columns).__name__}; make it with selected_columns")
@@ -28,7 +28,7 @@ def _visit(q, k, blocks, documents, columns, scale):
                                       "blocks list the columns' tiles")
         blocks = blocks._replace(columns=columns)
     if blocks is None:
-        return CAUSAL, [], 128, 0
+        return CAUSAL, [], {}
     if isinstance(blocks, Diagonals):
         return blocks.visit(q.size(2))
     if hasattr(blocks, "visit"):
@@ -51,7 +51,7 @@ def _lists(q, blocks, causal):
 
 
 def _visit_masked(q, k, blocks, documents, columns, mask):
-    """-> (pattern, lists, tile, size, intervals) of the operator, for a mask other than causal"""
+    """-> (pattern, lists, other arguments) of the operator, for a mask other than causal"""
     batch, _, tokens, _ = q.shape
     if columns is not None:
         raise NotImplementedError("columns go with mask='causal'")
@@ -60,7 +60,7 @@ def _visit_masked(q, k, blocks, documents, columns, mask):
             raise NotImplementedError(f"mask is {mask!r}; it may be 'causal', 'full' or what key_intervals returns, which "
                                       "knows more names")
         if blocks is None and documents is None:
-            return FULL, [], 128, 0, None
+            return FULL, [], {}
         name = "full" if documents is None else "full_documents"
         mask = key_intervals(name, tokens, documents=documents, device=q.device)
     elif not isinstance(mask, KeyIntervals):
@@ -69,12 +69,13 @@ def _visit_masked(q, k, blocks, documents, columns, mask):
         raise ValueError("documents beside a mask of intervals; make the mask of them: key_intervals(..., documents=...)")
     lists = _lists(q, blocks, mask.causal)
     if lists is None:
-        return FULL, [], 128, 0, mask.of(batch, tokens)
+        return FULL, [], {"intervals": mask.of(batch, tokens)}
     if lists.mask is not None:
         raise ValueError("mask beside blocks that come from a BlockMask with a mask of its own; leave one of them out")
     if lists.causal and not mask.causal:
         raise ValueError("blocks lists no tiles ahead of their queries, which this mask may show; make it with causal=False")
-    return *lists.visit(), mask.of(batch, tokens)
+    pattern, lists, more = lists.visit()
+    return pattern, lists, {**more, "intervals": mask.of(batch, tokens)}
 
 
 def sparse_attention(q, k, v, blocks=None, *, documents=None, columns=None, mask="causal", scale=None,
@@ -110,20 +111,11 @@ def sparse_attention(q, k, v, blocks=None, *, documents=None, columns=None, mask
         if isinstance(blocks, TileLists) and blocks.mask is not None:
             return sparse_attention(q, k, v, blocks._replace(mask=None), documents=documents, columns=columns,
                                     mask=blocks.mask, scale=scale, deterministic=deterministic, return_lse=return_lse)
-        pattern, lists, tile, size = _visit(q, k, blocks, documents, columns, scale)
-        intervals = None
+        pattern, lists, more = _visit(q, k, blocks, documents, columns, scale)
+        if documents is not None:
+            more["documents"] = as_documents(documents, q.shape[0], q.shape[2])
     else:
-        pattern, lists, tile, size, intervals = _visit_masked(q, k, blocks, documents, columns, mask)
-        documents = None  # the intervals have them
-    more = {}  # each argument costs a share of a microsecond
-    if documents is not None:
-        more["documents"] = as_documents(documents, q.shape[0], q.shape[2])
-    if intervals is not None:
-        more["intervals"] = intervals
-    if tile != 128:
-        more["tile"] = tile
-    if size != 0:
-        more["size"] = size
+        pattern, lists, more = _visit_masked(q, k, blocks, documents, columns, mask)  # documents are in the intervals
     if scale is not None:
         more["scale"] = scale
     if deterministic is not None:

@@ -17,6 +17,11 @@ from ringleader.kernels.operators import ops
 FULL, CAUSAL, WINDOW, TOEPLITZ, CSR = range(5)
 
 
+def _options(tile=128, **others):
+    """The operator's other arguments, of which each costs a call a share of a microsecond: those that are not its defaults."""
+    return others if tile == 128 else {"tile": tile, **others}
+
+
 class SlidingWindow(NamedTuple):
     """The last `tokens` tokens, a query's own included."""
 
@@ -24,7 +29,8 @@ class SlidingWindow(NamedTuple):
     tile: int = 128
 
     def visit(self):
-        return WINDOW, [], self.tile, self.tokens
+        """-> (pattern, lists, other arguments) of the operator, as every visit() here returns them"""
+        return WINDOW, [], _options(self.tile, size=self.tokens)
 
 
 class Columns(NamedTuple):
@@ -51,10 +57,10 @@ class Diagonals(NamedTuple):
             raise ValueError(f"blocks has {blocks} diagonals of {tile} x {tile} tokens; q's {tokens} tokens have "
                              f"{-(-tokens // tile)}")
         if columns is None:
-            return TOEPLITZ, [bits], tile, 0
+            return TOEPLITZ, [bits], _options(tile)
         if tokens is not None and columns.tokens is not None and columns.tokens != tokens:
             raise ValueError(f"columns were selected from {columns.tokens} tokens; q has {tokens}")
-        return TOEPLITZ, [bits, columns.positions, columns.counts], tile, 0
+        return TOEPLITZ, [bits, columns.positions, columns.counts], _options(tile)
 
 
 class TileLists(NamedTuple):
@@ -69,18 +75,23 @@ class TileLists(NamedTuple):
     mask: Optional[KeyIntervals] = None  # of what listed tiles show, where that is not causal
 
     def visit(self):
-        return CSR, list(self[:4]), self.tile, 0
+        return CSR, list(self[:4]), _options(self.tile)
 
 
 class QueryBlocks(NamedTuple):
-    """Blocks that each query chose for itself, and the tiles in which one did (MoBA)."""
+    """Blocks that each query chose for itself, and the tiles in which one did (MoBA). A query chose at most `topk_blocks`
+    or, above 0, a share `density` of those that it sees, its own counted: GPUs make room for so many, gather the queries of
+    each block, and leave out a head that has more. Without either, its tiles are visited whole."""
 
     lists: TileLists
     queries: torch.Tensor  # [batch, heads, blocks, words] int32, a bit for each query
     block_size: int
+    topk_blocks: int = 0
+    density: float = 0.0
 
     def visit(self):
-        return CSR, [*self.lists[:4], self.queries], self.lists.tile, self.block_size
+        return CSR, [*self.lists[:4], self.queries], _options(
+            self.lists.tile, size=self.block_size, topk_blocks=self.topk_blocks, density=self.density)
 
 
 def lists_of_all_tiles(kept, tile):

@@ -67,7 +67,8 @@ class VerticalSlash:
 @dataclass(frozen=True)
 class Moba:
     """Each query keeps its own block of keys and the earlier ones whose mean key it scores highest (MoBA, arXiv
-    2502.13189): `topk_blocks` with its own, or a share (`density`) of those that it sees. At most 640 blocks."""
+    2502.13189): `topk_blocks` with its own, or a share (`density`) of those that it sees. At most 640 blocks. GPUs gather
+    the queries of each block, in up to 4 GiB or what one head needs, where they choose at most 80 % of what lies before them."""
 
     block_size: int = 1024
     topk_blocks: int = 8
@@ -77,7 +78,8 @@ class Moba:
     def __call__(self, q, k, *, documents=None, scale=None):
         q, k, starts, _ = _inputs(q, k, documents, scale)
         chosen, queries = ops.choose_moba(q, k, starts, self.tile, self.block_size, self.topk_blocks, self.density)
-        return QueryBlocks(lists_from_bits(chosen, q.shape[2], self.tile, self.block_size), queries, self.block_size)
+        return QueryBlocks(lists_from_bits(chosen, q.shape[2], self.tile, self.block_size), queries, self.block_size,
+                           self.topk_blocks, self.density)
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,8 @@ def _(q, k, v, pattern, lists, documents=None, intervals=None, *_, **__):
 
 
 @torch.library.register_fake("ringleader::attention_backward")
-def _(d_out, d_lse, q, k, v, out, lse, pattern, lists, documents, intervals, tile, size, scale, deterministic):
+def _(d_out, d_lse, q, k, v, out, lse, pattern, lists, documents, intervals, tile, size, topk_blocks,
+      density, scale, deterministic):
     _check_devices(q, k=k, v=v, d_out=d_out, d_lse=d_lse, blocks=lists, documents=documents, mask=intervals)
 
     def like(x):

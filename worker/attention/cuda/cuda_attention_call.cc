@@ -8,7 +8,6 @@
 #include "base/status_macros.h"
 #include "kernels/fused/rows/attention_rows.h"
 #include "kernels/index/between_ranks.h"
-#include "kernels/index/gates/blocks.h"
 #include "kernels/index/groups/group_lists.h"
 #include "kernels/ops/cast_ops.h"
 #include "kernels/ops/cuda_call.h"
@@ -49,39 +48,44 @@ absl::StatusOr<CudaCall::HopTiles> CudaCall::TilesOf(const Step& step) const {
 
 absl::StatusOr<CudaCall::HopTiles> CudaCall::ListTiles(const Step& step, const uint32_t* chosen,
                                                        int64_t kept_blocks) const {
-  const LayerIndex& index = step.index;
-  const int32_t heads = shape().heads;
-  HopTiles hop{.tiles = index.Tiles()};
-  const int64_t query_tiles = (step.mine.local_tokens() + index.tile - 1) / index.tile;
-  const int64_t key_tiles = (step.owner.local_tokens() + index.tile - 1) / index.tile;
-  // No list can be longer.
-  const int64_t capacity =
-      heads * query_tiles * std::min(key_tiles, kept_blocks * (index.block_size / index.tile));
-  const auto ints = tensors_.q.options().dtype(torch::kInt);
-  const Tensor row_offsets = torch::empty({heads, query_tiles + 1}, ints),
-               columns = torch::empty({capacity}, ints),
-               column_offsets = torch::empty({heads, key_tiles + 1}, ints),
-               rows = torch::empty({capacity}, ints);
-  const kernels::index::TileListsArgs lists = {
-      .chosen = chosen,
-      .query_layout = step.mine,
-      .key_layout = step.owner,
-      .seen = index.seen(),
-      .heads = heads,
-      .tile = index.tile,
-      .block_size = index.block_size,
-      .capacity = capacity,
-      .row_offsets = row_offsets.mutable_data_ptr<int32_t>(),
-      .columns = columns.mutable_data_ptr<int32_t>(),
-      .column_offsets = column_offsets.mutable_data_ptr<int32_t>(),
-      .rows = rows.mutable_data_ptr<int32_t>()};
-  RETURN_IF_ERROR(kernels::index::BuildTileLists(lists, Stream()));
-  hop.tiles.row_offsets = lists.row_offsets;
-  hop.tiles.columns = lists.columns;
-  hop.tiles.column_offsets = lists.column_offsets;
-  hop.tiles.rows = lists.rows;
-  hop.lists = {row_offsets, columns, column_offsets, rows};
+  HopTiles hop{.tiles = step.index.Tiles()};
+  ASSIGN_OR_RETURN(hop.lists, kernels::ops::ListTiles({.chosen = chosen,
+                                                       .query_layout = step.mine,
+                                                       .key_layout = step.owner,
+                                                       .seen = step.index.seen(),
+                                                       .heads = shape().heads,
+                                                       .tile = step.index.tile,
+                                                       .block_size = step.index.block_size},
+                                                      kept_blocks, tensors_.q, &hop.tiles));
   return hop;
+}
+
+std::optional<kernels::QueryRowsPlan> CudaCall::RowsPlanOf(const LayerIndex& index) const {
+  if (index.queries_chosen.size == 0) return std::nullopt;
+  const int64_t blocks =
+      index.queries_chosen.size / (shape().heads * kernels::QueryWords(shape().tokens));
+  return kernels::PlanQueryRows(index.earlier_blocks, blocks, index.tile, index.block_size,
+                                shape().heads, shape().kv_heads,
+                                index.document_starts() != nullptr);
+}
+
+absl::StatusOr<CudaCall::HopTiles> CudaCall::OwnBlocksOf(const Step& step) {
+  if (!own_blocks_.defined()) {
+    ASSIGN_OR_RETURN(own_blocks_, kernels::ops::OwnBlocks(step.mine, shape().heads, step.index.tile,
+                                                          step.index.block_size, tensors_.q));
+  }
+  ASSIGN_OR_RETURN(
+      HopTiles hop,
+      ListTiles(step, reinterpret_cast<const uint32_t*>(own_blocks_.const_data_ptr<int32_t>()),
+                /*kept_blocks=*/1));
+  hop.tiles.choice = {};  // all queries of a tile are of one block
+  return hop;
+}
+
+absl::StatusOr<kernels::ops::QueryRows> CudaCall::RowsOf(const Step& step,
+                                                         const kernels::QueryRowsPlan& plan) const {
+  return kernels::ops::QueryRows::List(step.index.Tiles(), step.mine, step.owner, shape().heads,
+                                       plan, tensors_.q);
 }
 
 CallShape CudaCall::shape() const {
@@ -141,26 +145,38 @@ absl::StatusOr<kernels::KeyGroups> CudaCall::GroupsOf(const Step& step) {
 }
 
 absl::Status CudaCall::Attend(const Step& step) {
-  const std::optional<kernels::QueryRowsPlan> rows = RowsPlanOf(step.index);
-  if (rows.has_value()) return AttendChosen(step, *rows);
+  const std::optional<kernels::QueryRowsPlan> plan = RowsPlanOf(step.index);
+  if (plan.has_value()) return AttendChosen(step, *plan);
   ASSIGN_OR_RETURN(HopTiles hop, TilesOf(step));
   ASSIGN_OR_RETURN(hop.tiles.groups, GroupsOf(step));
   return AttendTiles(step, hop.tiles);
 }
 
+absl::Status CudaCall::AttendChosen(const Step& step, const kernels::QueryRowsPlan& plan) {
+  ASSIGN_OR_RETURN(const HopTiles own, OwnBlocksOf(step));
+  RETURN_IF_ERROR(AttendTiles(step, own.tiles));
+  ASSIGN_OR_RETURN(const kernels::ops::QueryRows rows, RowsOf(step, plan));
+  RETURN_IF_ERROR(rows.Attend(ForwardArgs(step, {})));
+  return rows.CountTiles(device_.stats().SlotsOf(layer_).owner_tiles + step.owner.rank);
+}
+
 absl::Status CudaCall::AttendTiles(const Step& step, const kernels::TileSelection& tiles) {
-  RETURN_IF_ERROR(CallWithWorkspace(
-      kernels::AttentionForwardArgs<__nv_bfloat16>{.q = View(tensors_.q),
-                                                   .k = KeysOf(step, 0),
-                                                   .v = KeysOf(step, 1),
-                                                   .out = FloatView(sums_),
-                                                   .lse = tensors_.lse.mutable_data_ptr<float>(),
-                                                   .query_layout = step.mine,
-                                                   .key_layout = step.owner,
-                                                   .tiles = tiles,
-                                                   .scale = shape().scale()},
-      tensors_.q, sm90::ForwardWorkspaceBytes, sm90::AttentionForward));
+  RETURN_IF_ERROR(CallWithWorkspace(ForwardArgs(step, tiles), tensors_.q,
+                                    sm90::ForwardWorkspaceBytes, sm90::AttentionForward));
   return CountTiles(step, tiles);
+}
+
+kernels::AttentionForwardArgs<__nv_bfloat16> CudaCall::ForwardArgs(
+    const Step& step, const kernels::TileSelection& tiles) const {
+  return {.q = View(tensors_.q),
+          .k = KeysOf(step, 0),
+          .v = KeysOf(step, 1),
+          .out = FloatView(sums_),
+          .lse = tensors_.lse.mutable_data_ptr<float>(),
+          .query_layout = step.mine,
+          .key_layout = step.owner,
+          .tiles = tiles,
+          .scale = shape().scale()};
 }
 
 absl::Status CudaCall::CountTiles(const Step& step, const kernels::TileSelection& tiles) {
@@ -257,8 +273,13 @@ absl::Status CudaCall::ColumnsBackward(const Step& own) {
 }
 
 absl::Status CudaCall::AttendBackward(const Step& step, void* slot) {
-  const std::optional<kernels::QueryRowsPlan> rows = RowsPlanOf(step.index);
-  if (rows.has_value()) return AttendChosenBackward(step, *rows, slot);
+  const std::optional<kernels::QueryRowsPlan> plan = RowsPlanOf(step.index);
+  if (plan.has_value()) {
+    ASSIGN_OR_RETURN(const HopTiles own, OwnBlocksOf(step));
+    RETURN_IF_ERROR(AttendTilesBackward(step, own.tiles, slot));
+    ASSIGN_OR_RETURN(const kernels::ops::QueryRows rows, RowsOf(step, *plan));
+    return rows.AttendBackward(BackwardArgs(step, {}, slot));
+  }
   ASSIGN_OR_RETURN(HopTiles hop, TilesOf(step));
   ASSIGN_OR_RETURN(hop.tiles.groups, GroupsOf(step));
   return AttendTilesBackward(step, hop.tiles, slot);
@@ -266,9 +287,13 @@ absl::Status CudaCall::AttendBackward(const Step& step, void* slot) {
 
 absl::Status CudaCall::AttendTilesBackward(const Step& step, const kernels::TileSelection& tiles,
                                            void* slot) {
-  return CallWithWorkspace(
-      kernels::AttentionBackwardArgs<__nv_bfloat16>{
-          .q = View(tensors_.q),
+  return CallWithWorkspace(BackwardArgs(step, tiles, slot), dq_sums_, sm90::BackwardWorkspaceBytes,
+                           sm90::AttentionBackward);
+}
+
+kernels::AttentionBackwardArgs<__nv_bfloat16> CudaCall::BackwardArgs(
+    const Step& step, const kernels::TileSelection& tiles, void* slot) const {
+  return {.q = View(tensors_.q),
           .k = KeysOf(step, 0),
           .v = KeysOf(step, 1),
           .d_out = View(tensors_.d_out),
@@ -281,8 +306,7 @@ absl::Status CudaCall::AttendTilesBackward(const Step& step, const kernels::Tile
           .key_layout = step.owner,
           .tiles = tiles,
           .scale = shape().scale(),
-          .deterministic = device_.options().deterministic},
-      dq_sums_, sm90::BackwardWorkspaceBytes, sm90::AttentionBackward);
+          .deterministic = device_.options().deterministic};
 }
 
 absl::Status CudaCall::ScatterColumns(const Step& step, void* slot) {

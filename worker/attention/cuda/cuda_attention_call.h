@@ -10,6 +10,7 @@
 
 #include "kernels/index/estimate.h"
 #include "kernels/index/select.h"
+#include "kernels/ops/query_rows.h"
 #include "ringleader/kernels/block_choice.h"
 #include "ringleader/kernels/earlier_blocks.h"
 #include "worker/attention/cuda/cuda_device.h"
@@ -18,8 +19,8 @@
 
 namespace ringleader::attention {
 
-// Takes tensors that are aligned to 16 bytes. Attention is in cuda_attention_call.cc and, to blocks
-// that queries chose each for itself, in cuda_chosen_queries.cc; the index in cuda_index.cc.
+// Takes tensors that are aligned to 16 bytes. Attention is in cuda_attention_call.cc, the index in
+// cuda_index.cc.
 class CudaCall : public AttentionCall {
  public:
   // `tensors` outlive it; it sets their results, bf16 but for lse.
@@ -91,14 +92,18 @@ class CudaCall : public AttentionCall {
   absl::Status AttendTiles(const Step& step, const kernels::TileSelection& tiles);
   absl::Status AttendTilesBackward(const Step& step, const kernels::TileSelection& tiles,
                                    void* slot);
-  // Queries that chose blocks each for itself (kernels/index/rows/query_rows.h): each query's own
-  // block by tiles, the others by rows that are gathered some heads at a time. Nothing where their
-  // tiles are visited whole.
+  kernels::AttentionForwardArgs<__nv_bfloat16> ForwardArgs(
+      const Step& step, const kernels::TileSelection& tiles) const;
+  kernels::AttentionBackwardArgs<__nv_bfloat16> BackwardArgs(const Step& step,
+                                                             const kernels::TileSelection& tiles,
+                                                             void* slot) const;
+  // Queries that chose blocks each for itself (kernels/ops/query_rows.h). Nothing where their tiles
+  // are visited whole.
   std::optional<kernels::QueryRowsPlan> RowsPlanOf(const LayerIndex& index) const;
   absl::StatusOr<HopTiles> OwnBlocksOf(const Step& step);
+  absl::StatusOr<kernels::ops::QueryRows> RowsOf(const Step& step,
+                                                 const kernels::QueryRowsPlan& plan) const;
   absl::Status AttendChosen(const Step& step, const kernels::QueryRowsPlan& plan);
-  absl::Status AttendChosenBackward(const Step& step, const kernels::QueryRowsPlan& plan,
-                                    void* slot);
   absl::Status CountTiles(const Step& step, const kernels::TileSelection& tiles);
   kernels::index::EstimateArgs EstimateArgsOf(const patterns::VerticalSlash& work) const;
 
