@@ -102,7 +102,7 @@ inline constexpr double kComfortableShare = 0.95;
 // The share of a GPU's memory that is not planned with, for what the plan leaves out: NCCL's
 // buffers, the attention index, kernels' code and what the allocator loses in fragments, 4 to 5 GiB
 // of them on H200 (docs/memory.md).
-inline constexpr double kReservedShare = 0.06;
+inline constexpr double kReservedShare = 0.08;
 // Layers on the device with Offload::kHost: one in work, one on its way, one ahead of need.
 inline constexpr int64_t kStagedLayers = 3;
 absl::StatusOr<TrainingPlan> PlanTraining(const ModelConfig& config, const TrainingShape& shape,

@@ -15,7 +15,7 @@
 #include "kernels/ops/attention_ops.h"
 #include "kernels/ops/cuda_call.h"
 #include "kernels/ops/device_ops.h"
-#include "kernels/ops/query_rows.h"
+#include "kernels/ops/gathered_queries.h"
 #include "kernels/sm90/attention.h"
 #include "kernels/sm90/columns.h"
 

@@ -10,7 +10,7 @@
 
 #include "kernels/index/estimate.h"
 #include "kernels/index/select.h"
-#include "kernels/ops/query_rows.h"
+#include "kernels/ops/gathered_queries.h"
 #include "ringleader/kernels/block_choice.h"
 #include "ringleader/kernels/earlier_blocks.h"
 #include "worker/attention/cuda/cuda_device.h"
@@ -97,8 +97,8 @@ class CudaCall : public AttentionCall {
   kernels::AttentionBackwardArgs<__nv_bfloat16> BackwardArgs(const Step& step,
                                                              const kernels::TileSelection& tiles,
                                                              void* slot) const;
-  // Queries that chose blocks each for itself (kernels/ops/query_rows.h). Nothing where their tiles
-  // are visited whole.
+  // Queries that chose blocks each for itself (kernels/ops/gathered_queries.h). Nothing where their
+  // tiles are visited whole.
   std::optional<kernels::QueryRowsPlan> RowsPlanOf(const LayerIndex& index) const;
   absl::StatusOr<HopTiles> OwnBlocksOf(const Step& step);
   absl::StatusOr<kernels::ops::QueryRows> RowsOf(const Step& step,

@@ -1,4 +1,4 @@
-#include "kernels/ops/query_rows.h"
+#include "kernels/ops/gathered_queries.h"
 
 #include <algorithm>
 
