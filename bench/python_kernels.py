@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Measures ringleader.kernels on one GPU and writes rows to bench/results/figures/masks_schemes.json: what the PyTorch
-function takes more than the same call from C++, and training a Hugging Face model at 128K tokens and 5 % of the tiles beside
+function takes more than the same call from C++, MoBA with gathered queries beside whole tiles, and training a Hugging Face model at 128K tokens and 5 % of the tiles beside
 SDPA (bench/python_training.py). bench/python_kernels.sh says how it is started; `--device cpu` runs it on the CPU's
 operators, in small shapes and without writing rows, to see that it runs."""
 
@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from python_training import synchronize, training
-from ringleader.kernels import block_diagonals, sparse_attention
+from ringleader.kernels import Moba, block_diagonals, sparse_attention
 
 COMMAND = "bench/python_kernels.sh build/wheels"
 CALLS = 20  # in the clock at once
@@ -94,6 +94,32 @@ def rows_of_calls(device, common):
     return rows
 
 
+def rows_of_moba(device, common):
+    """MoBA whose queries are gathered by block beside the same choice with tiles visited whole."""
+    tokens, block, topk = (131072, 1024, 8) if device == "cuda" else (1024, 128, 2)
+    q, k, v = (torch.randn(1, tokens, heads, 128, device=device, dtype=torch.bfloat16).transpose(1, 2).requires_grad_()
+               for heads in (16, 2, 2))
+    choice, d_out = Moba(block_size=block, topk_blocks=topk)(q, k), torch.randn_like(q)
+
+    def milliseconds(blocks, backward):
+        seconds = []
+        for _ in range(6):
+            synchronize(device)
+            start = time.perf_counter()
+            out = sparse_attention(q, k, v, blocks)
+            if backward:
+                torch.autograd.grad(out, (q, k, v), d_out)
+            synchronize(device)
+            seconds.append(time.perf_counter() - start)
+        return statistics.median(seconds[1:]) * 1e3
+
+    for name, backward in (("forward", False), ("forward and backward", True)):
+        rows, whole = milliseconds(choice, backward), milliseconds(choice._replace(topk_blocks=0), backward)
+        yield {"row": f"MoBA, {topk} of {tokens // block} blocks, {tokens} tokens, 16 heads, 2 KV heads, {name}: speed of whole tiles'",
+               "value": round(whole / rows, 2), "asked": "reported", "met": True, "peer": "tiles visited whole",
+               "milliseconds": round(rows, 2), "of_whole_tiles": round(whole, 2), **common}
+
+
 def rows_of_training(device, common):
     result = training(device)
     speedup = result["sparse_tokens_per_second"] / result["sdpa_tokens_per_second"]
@@ -115,7 +141,7 @@ def rows_of_training(device, common):
 def rows_of(device, commit):
     common = {"hardware": torch.cuda.get_device_name() if device == "cuda" else "cpu",
               "commit": commit, "date": datetime.date.today().isoformat(), "command": COMMAND}
-    for part in (rows_of_calls, rows_of_training):
+    for part in (rows_of_calls, rows_of_moba, rows_of_training):
         for row in part(device, common):
             print(json.dumps(row), flush=True)
             yield row

@@ -121,8 +121,8 @@ class Planner {
         shape_(shape),
         wishes_(wishes),
         limits_(limits),
-        comfortable_(static_cast<int64_t>(kComfortableShare * static_cast<double>(limits.device))) {
-  }
+        comfortable_(static_cast<int64_t>(ComfortableShare(shape.device_is_host) *
+                                          static_cast<double>(limits.device))) {}
 
   std::optional<TrainingPlan> OnDevice() {
     const std::vector<RecomputePlan> plans = DevicePlans(config_, wishes_);
@@ -205,6 +205,12 @@ class Planner {
 };
 
 }  // namespace
+
+int64_t ReservedBytes(int64_t total) {
+  constexpr double kShare = 0.08, kMostShare = 0.14, kFewest = 7.0 * (int64_t{1} << 30);
+  const auto bytes = static_cast<double>(total);
+  return static_cast<int64_t>(std::max(kShare * bytes, std::min(kFewest, kMostShare * bytes)));
+}
 
 int64_t KeptBytesPerToken(const ModelConfig& config, int64_t element_bytes, Recompute recompute) {
   const Widths w(config);

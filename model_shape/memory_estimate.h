@@ -85,6 +85,18 @@ struct MemoryWishes {
   Offload offload = Offload::kAuto;
 };
 
+// Estimates are not exact, and products are not worth a failure: less so where what is too much
+// takes the machine's other memory, and ends processes.
+constexpr double ComfortableShare(bool device_is_host) {
+  return device_is_host ? 0.87 : 0.95;
+}
+// What a trainer leaves of its GPU's `total` bytes for what no plan counts, 4 to 5 GiB in use
+// (docs/memory.md): the driver, NCCL's buffers, the attention index, kernels' code, and what the
+// allocator loses in fragments, whose segments expand.
+int64_t ReservedBytes(int64_t total);
+// Layers on the device with Offload::kHost: one in work, one on its way, one ahead of need.
+inline constexpr int64_t kStagedLayers = 3;
+
 // Bytes that a rank may plan with: of its GPU, and its share of its host's memory.
 struct MemoryLimits {
   int64_t device = 0, host = 0;
@@ -93,18 +105,10 @@ struct MemoryLimits {
 // The plan that recomputes least and fits, of what is wished for. Parameters are sharded only where
 // no policy fits, and host memory is used only where that does not fit either: then with recompute
 // full, and with as many layers as fit left on the device. What could be recomputed or copied is
-// kept only in the first kComfortableShare of the device's memory: estimates are not exact, and
-// products are not worth a failure. FAILED_PRECONDITION, with the arithmetic and what to change,
-// where none fits. What NCCL, the driver and indices that the shape does not name take is not part
-// of it: leave them their share. Where device_is_host, limits.host and the wish for offload say
-// nothing.
-inline constexpr double kComfortableShare = 0.95;
-// The share of a GPU's memory that is not planned with, for what the plan leaves out: NCCL's
-// buffers, the attention index, kernels' code and what the allocator loses in fragments, 4 to 5 GiB
-// of them on H200 (docs/memory.md).
-inline constexpr double kReservedShare = 0.08;
-// Layers on the device with Offload::kHost: one in work, one on its way, one ahead of need.
-inline constexpr int64_t kStagedLayers = 3;
+// kept only in the first ComfortableShare() of the device's memory. FAILED_PRECONDITION, with the
+// arithmetic and what to change, where none fits. What the driver, NCCL and indices that the shape
+// does not name take is not part of it: leave them ReservedBytes(). Where device_is_host,
+// limits.host and the wish for offload say nothing.
 absl::StatusOr<TrainingPlan> PlanTraining(const ModelConfig& config, const TrainingShape& shape,
                                           const MemoryWishes& wishes, const MemoryLimits& limits);
 

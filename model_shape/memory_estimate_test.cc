@@ -152,8 +152,30 @@ TEST(TrainingMemoryTest, OneRankNeedsNoBuckets) {
   EXPECT_EQ(EstimateMemory(Config(), shape, {}, kWhole).buckets, 0);
 }
 
+TEST(TrainingMemoryTest, LeavesAGpuWhatNoPlanCounts) {
+  EXPECT_NEAR(static_cast<double>(ReservedBytes(140 * kGiB)) / kGiB, 11.2, 0.01);
+  EXPECT_EQ(ReservedBytes(80 * kGiB), 7 * kGiB) << "a share of it is less than what is in use";
+  EXPECT_NEAR(static_cast<double>(ReservedBytes(10 * kGiB)) / kGiB, 1.4, 0.01);
+}
+
+TEST(TrainingMemoryTest, FillsLessOfAMachineThanOfAGpu) {
+  TrainingShape shape = Shape(65536);
+  const MemoryLimits limits = {.device = 136 * kGiB, .host = 0};
+  for (const bool is_host : {false, true}) {
+    shape.device_is_host = is_host;
+    const auto plan = PlanTraining(Config(), shape, {}, limits);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    const int64_t comfortable = is_host ? 87 * limits.device / 100 : 95 * limits.device / 100;
+    EXPECT_LE(plan->memory.total(), comfortable);
+    RecomputePlan more = plan->recompute;
+    ASSERT_LT(more.kept_layers, 36);
+    ++more.kept_layers;
+    EXPECT_GT(EstimateMemory(Config(), shape, more, kWhole).total(), comfortable);
+  }
+}
+
 TEST(TrainingMemoryTest, KeepsAsMuchAsIsComfortable) {
-  const auto limit = static_cast<int64_t>(kComfortableShare * 136 * kGiB);
+  const auto limit = static_cast<int64_t>(ComfortableShare(false) * 136 * kGiB);
   int64_t kept_before = 36;
   for (const int64_t tokens : {16384, 65536, 131072, 262144}) {
     const auto plan = PlanTraining(Config(), Shape(tokens), {}, {.device = 136 * kGiB});
@@ -256,7 +278,7 @@ TEST(TrainingMemoryTest, UsesTheHostOnlyWhereNothingElseFits) {
   // No more layers than must be are on the host: one more on the device is too much for it.
   EXPECT_GT(plan->recompute.host_layers, 0);
   EXPECT_LT(plan->recompute.host_layers, 33);
-  const auto comfortable = static_cast<int64_t>(kComfortableShare * limits.device);
+  const auto comfortable = static_cast<int64_t>(ComfortableShare(false) * limits.device);
   EXPECT_LE(plan->memory.total(), comfortable);
   RecomputePlan less = plan->recompute;
   --less.host_layers;

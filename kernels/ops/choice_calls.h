@@ -36,8 +36,7 @@ std::tuple<torch::Tensor, torch::Tensor> ChooseMoba(Engine& engine, const torch:
   const AttentionSizes sizes = SizesOf(q, k);
   CheckDocuments(documents, q, sizes);
   CheckTile(tile);
-  TORCH_CHECK(block_size > 0 && block_size % tile == 0, "block_size is ", block_size,
-              "; it must be a multiple of the tile (", tile, ")");
+  CheckBlockSize("block_size", block_size, tile);
   const int64_t blocks = sizes.Tiles(block_size);
   TORCH_CHECK(blocks <= kMaxGatedBlocks, "block_size: ", block_size, " makes ", blocks,
               " blocks of ", sizes.tokens, " tokens; there may be ", kMaxGatedBlocks,
@@ -58,16 +57,17 @@ std::tuple<torch::Tensor, torch::Tensor> ChooseMoba(Engine& engine, const torch:
     ThrowIfNotOk(engine.Run(TileKeySumsStep{.tile = static_cast<int32_t>(tile),
                                             .sums = key_sums.mutable_data_ptr<float>()},
                             queries[b], keys[b]));
-    ThrowIfNotOk(engine.Run(QueryGateStep{.key_sums = key_sums.const_data_ptr<float>(),
-                                          .query_layout = sizes.layout(),
-                                          .document_starts = StartsOf(documents, b),
-                                          .tile = static_cast<int32_t>(tile),
-                                          .block_size = static_cast<int32_t>(block_size),
-                                          .topk_blocks = static_cast<int32_t>(topk_blocks),
-                                          .density = static_cast<float>(density),
-                                          .queries = Bits(of_queries[b]),
-                                          .chosen = Bits(chosen[b])},
-                            queries[b], keys[b]));
+    ThrowIfNotOk(
+        engine.Run(QueryGateStep{.key_sums = key_sums.const_data_ptr<float>(),
+                                 .query_layout = sizes.layout(),
+                                 .document_starts = StartsOf(documents, b),
+                                 .tile = static_cast<int32_t>(tile),
+                                 .block_size = static_cast<int32_t>(block_size),
+                                 .topk_blocks = static_cast<int32_t>(std::min(topk_blocks, blocks)),
+                                 .density = static_cast<float>(density),
+                                 .queries = Bits(of_queries[b]),
+                                 .chosen = Bits(chosen[b])},
+                   queries[b], keys[b]));
   }
   return {chosen, of_queries};
 }
@@ -177,8 +177,7 @@ std::tuple<torch::Tensor, torch::Tensor, torch::Tensor, torch::Tensor> TileLists
     Engine& engine, const torch::Tensor& chosen, int64_t tokens, int64_t tile, int64_t block_size,
     int64_t capacity) {
   CheckTile(tile);
-  TORCH_CHECK(block_size > 0 && block_size % tile == 0, "block_size is ", block_size,
-              "; it must be a multiple of the tile (", tile, ")");
+  CheckBlockSize("block_size", block_size, tile);
   const int64_t tiles = (tokens + tile - 1) / tile, blocks = (tokens + block_size - 1) / block_size;
   TORCH_CHECK(chosen.dim() == 4 && chosen.size(2) == tiles &&
                   chosen.size(3) == BlockWords(static_cast<int32_t>(blocks)) &&

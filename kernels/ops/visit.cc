@@ -1,10 +1,14 @@
 #include "kernels/ops/visit.h"
 
+#include <algorithm>
+
 namespace ringleader::kernels::ops {
 
 using torch::Tensor;
 
 namespace {
+
+constexpr int64_t kFewestWithDocuments = 32768;
 
 // -1 in `sizes` fits any.
 void CheckList(const char* name, const Tensor& list, const Tensor& q, torch::ScalarType type,
@@ -117,6 +121,12 @@ const int32_t* StartsOf(const std::optional<Tensor>& documents, int64_t b) {
   return documents->const_data_ptr<int32_t>() + b * documents->size(1);
 }
 
+void CheckBlockSize(const char* name, int64_t block_size, int64_t tile) {
+  TORCH_CHECK(block_size > 0 && block_size % tile == 0 && block_size <= kMostBlockTokens, name,
+              " is ", block_size, "; it must be a multiple of the tile (", tile, ") and at most ",
+              kMostBlockTokens);
+}
+
 Visit::Visit(const Tensor& q, const AttentionSizes& sizes, int64_t pattern, torch::TensorList lists,
              const std::optional<Tensor>& documents, const std::optional<Tensor>& intervals,
              int64_t tile, int64_t size, const KeptBlocks& kept)
@@ -150,8 +160,7 @@ Visit::Visit(const Tensor& q, const AttentionSizes& sizes, int64_t pattern, torc
       CheckTiles("blocks.column_offsets", lists_[2], "blocks.rows", lists_[3]);
     }
     if (lists_.size() == 4) return;
-    TORCH_CHECK(size > 0 && size % tile == 0, "blocks.block_size is ", size,
-                "; it must be a multiple of the tile (", tile, ")");
+    CheckBlockSize("blocks.block_size", size, tile);
     CheckList("blocks.queries", lists_[4], q, torch::kInt,
               {batch, heads, sizes.Tiles(size), QueryWords(sizes.tokens)});
     TORCH_CHECK(kept.topk_blocks >= 0 && kept.density >= 0 && kept.density <= 1,
@@ -194,9 +203,12 @@ TileSelection Visit::Tiles(int64_t b) const {
 std::optional<QueryRowsPlan> Visit::Rows() const {
   const bool is_known = kept_.topk_blocks > 0 || kept_.density > 0;
   if (lists_.size() != 5 || intervals_ || !is_known) return std::nullopt;
+  // With documents each head is gathered by itself: short sequences would wait for launches.
+  if (documents_ && sizes_.tokens < kFewestWithDocuments) return std::nullopt;
   const auto tile = static_cast<int32_t>(tile_), block_size = static_cast<int32_t>(size_);
   const EarlierBlocks pairs =
-      CountEarlierBlocks(sizes_.layout(), tile, block_size, static_cast<int32_t>(kept_.topk_blocks),
+      CountEarlierBlocks(sizes_.layout(), tile, block_size,
+                         static_cast<int32_t>(std::min(kept_.topk_blocks, sizes_.Tiles(size_))),
                          static_cast<float>(kept_.density), /*is_moved=*/false);
   return PlanQueryRows(pairs, sizes_.Tiles(size_), tile, block_size,
                        static_cast<int32_t>(sizes_.heads), static_cast<int32_t>(sizes_.kv_heads),

@@ -31,6 +31,10 @@ void CheckDocuments(const std::optional<torch::Tensor>& documents, const torch::
                     const AttentionSizes& sizes);
 const int32_t* StartsOf(const std::optional<torch::Tensor>& documents, int64_t b);
 
+// Throws c10::Error, naming it, unless block_size is whole tiles, and so many tokens at most.
+inline constexpr int64_t kMostBlockTokens = int64_t{1} << 30;
+void CheckBlockSize(const char* name, int64_t block_size, int64_t tile);
+
 // What a query keeps of the blocks of a choice at most, its own counted, as QueryGateStep has it:
 // so many, or a share of those that it sees. Neither: not known.
 struct KeptBlocks {

@@ -62,6 +62,13 @@ def test_moba_is_what_its_paper_says(documents, density):
             q, k, v, blocks, documents=ids if documents else None, return_lse=True), q, k, v, pairs & same_document(ids))
 
 
+@pytest.mark.parametrize("topk", [8, 2**31, 2**32, 2**63 - 1])
+def test_moba_of_all_blocks_is_causal(topk):
+    q, k, v = inputs(1, 2, 1, 500, 64)
+    check(lambda q, k, v: kernels.sparse_attention(
+        q, k, v, kernels.Moba(block_size=64, topk_blocks=topk, tile=64), return_lse=True), q, k, v, causal(500))
+
+
 @pytest.mark.parametrize("tokens, count", [(1, 1), (64, 64), (1000, 16), (131072, 256)])
 def test_where_queries_lie_that_choose(tokens, count):
     """SpreadPosition of ringleader/kernels/index.h."""

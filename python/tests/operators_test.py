@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ringleader import kernels
 from ringleader.kernels import sparse_attention
+from ringleader.kernels.blocks import CSR
 from ringleader.kernels.operators import ops
 
 
@@ -28,10 +29,12 @@ def operator_samples():
     positions = torch.arange(184, 200, device=DEVICE)
     with torch.no_grad():
         out, lse = ops.attention(q, k, v, *arguments)
+        moba = kernels.Moba(block_size=64, topk_blocks=2, tile=64)(q, k, documents=document_ids(2, 200))
         chosen = ops.choose_moba(q, k, starts, 64, 64, 2, 0.0)[0]
     return {
         "attention": (q, k, v, *arguments),
         "attention_output": (q, k, v, *arguments),
+        "attention of gathered queries": (q, k, v, CSR, [*moba.lists[:4], moba.queries], starts, None, 64, 64, 2),
         "attention of intervals": (q, k, v, pattern, lists, None, mask, others["tile"]),
         "attention_backward": (torch.randn_like(out), None, q.detach(), k.detach(), v.detach(), out, lse, *arguments),
         "tile_lists": (chosen, 200, 64, 64, 2 * 4 * 10),
@@ -42,7 +45,7 @@ def operator_samples():
     }
 
 
-@pytest.mark.parametrize("name", ["attention", "attention_output", "attention of intervals", "attention_backward", "tile_lists",
+@pytest.mark.parametrize("name", ["attention", "attention_output", "attention of gathered queries", "attention of intervals", "attention_backward", "tile_lists",
                                   "spread_positions", "choose_vertical_slash", "choose_moba", "choose_xattention"])
 def test_opcheck(name):
     checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
@@ -249,6 +252,7 @@ def error_cases():
          "counts has 4 for heads"),
         (lambda: kernels.Moba(block_size=100)(q, k), "block_size is 100"),
         (lambda: kernels.Moba(topk_blocks=0)(q, k), "topk_blocks is 0"),
+        (lambda: kernels.Moba(block_size=2**32)(q, k), "block_size is 4294967296"),
         (lambda: sparse_attention(q, k, v, kernels.Moba(block_size=64, tile=64)(q, k)._replace(topk_blocks=-1)),
          "blocks.topk_blocks is -1"),
         (lambda: kernels.XAttention(stride=5)(q, k), "stride is 5"),
@@ -262,10 +266,10 @@ def error_cases():
     ]
 
 
-@pytest.mark.parametrize("number", range(42))
+@pytest.mark.parametrize("number", range(43))
 def test_errors_name_the_argument(number):
     cases = error_cases()
-    assert len(cases) == 42
+    assert len(cases) == 43
     call, message = cases[number]
     with pytest.raises((RuntimeError, ValueError, TypeError, NotImplementedError), match=message):
         call()

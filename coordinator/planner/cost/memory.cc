@@ -91,11 +91,10 @@ model::TrainingShape ShapeOfRank(const v1::JobSpec& spec, const model::ModelConf
 
 double RecomputedShare(const v1::JobSpec& spec, const model::ModelConfig& model,
                        const ClusterShape& cluster) {
-  // What an H200's trainers plan with where memory is not given.
-  constexpr double kUsual = 139 * kGiB;
+  constexpr auto kUsual = static_cast<int64_t>(139 * kGiB);  // an H200's, where memory is not given
   if (!model.known()) return 0;
   const bool cuda = cluster.engine == v1::ResourcesSpec::CUDA;
-  const auto given = static_cast<double>(cluster.memory_bytes_per_trainer);
+  const auto given = static_cast<int64_t>(cluster.memory_bytes_per_trainer);
   const auto host = static_cast<double>(cluster.host_memory_bytes_per_trainer);
   const auto wishes = jobspec::MemoryWishesOf(spec.resources());
   if (!wishes.ok()) return 0;  // MakePlan() refuses them
@@ -103,9 +102,10 @@ double RecomputedShare(const v1::JobSpec& spec, const model::ModelConfig& model,
   shape.head_ranks = 1;  // which number the planner picks by these costs
   model::RecomputePlan chosen = {.recompute = wishes->recompute.value_or(model::Recompute::kNone)};
   if (cuda) {
+    const int64_t total = given > 0 ? given : kUsual;
     const auto plan = model::PlanTraining(
         model, shape, *wishes,
-        {.device = static_cast<int64_t>((1 - model::kReservedShare) * (given > 0 ? given : kUsual)),
+        {.device = total - model::ReservedBytes(total),
          .host = host > 0 ? static_cast<int64_t>(host) : std::numeric_limits<int64_t>::max() / 2});
     // What does not fit is for CheckMemory() to say.
     chosen = plan.ok() ? plan->recompute

@@ -36,7 +36,7 @@ __global__ void CountRowsKernel(const QueryRowsArgs args, int blocks, int words)
   for (int first = 0; first < words; first += 32) {
     const int word = first + lane;
     int count = 0;
-    if (has_keys && word < words && OwnBlock(args, word) != block) {
+    if (has_keys && word < words && block < OwnBlock(args, word)) {
       count = __popc(args.chosen[row * words + word]);
     }
     int through = count;
@@ -142,7 +142,7 @@ __device__ __forceinline__ void FindRows(const QueryRowsArgs& args, int blocks, 
   for (int block = threadIdx.x; block < blocks; block += kThreads) {
     const int64_t at = (int64_t{head} * blocks + block) * words + word;
     const int first = first_rows[block];
-    const bool has_rows = block != own && first < first_rows[block + 1];
+    const bool has_rows = block < own && first < first_rows[block + 1];
     found.bits[block] = has_rows ? args.chosen[at] : 0;
     found.rows[block] = first + args.before[at];
   }

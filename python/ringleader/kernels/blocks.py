@@ -80,8 +80,9 @@ class TileLists(NamedTuple):
 
 class QueryBlocks(NamedTuple):
     """Blocks that each query chose for itself, and the tiles in which one did (MoBA). A query chose at most `topk_blocks`
-    or, above 0, a share `density` of those that it sees, its own counted: GPUs make room for so many, gather the queries of
-    each block, and leave out a head that has more. Without either, its tiles are visited whole."""
+    or, above 0, a share `density` of those that it sees, its own counted: for so many GPUs make room to gather the queries of
+    each block. They then read `queries` alone, of blocks before a query's own, and a head that has more of them attends to
+    queries' own blocks only. With neither, as after `_replace(topk_blocks=0, density=0.0)`, tiles are visited whole."""
 
     lists: TileLists
     queries: torch.Tensor  # [batch, heads, blocks, words] int32, a bit for each query

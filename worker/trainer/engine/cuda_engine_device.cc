@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "kernels/ops/cuda_call.h"
@@ -61,12 +62,22 @@ void ComputeDeterministically() {
 }
 
 // LibTorch's allocator then maps pages where they are wanted, in place of keeping blocks of fixed
-// sizes, of which steps of these shapes leave 10 to 14 GiB in fragments. What the user set stands.
+// sizes, which left 7 to 15 GiB of an H200 in fragments (docs/memory.md). What the user's
+// environment says of segments stands, and so does what it sets besides.
 void ExpandSegments() {
-  if (std::getenv("PYTORCH_ALLOC_CONF") == nullptr &&
-      std::getenv("PYTORCH_CUDA_ALLOC_CONF") == nullptr) {
-    c10::CachingAllocator::setAllocatorSettings("expandable_segments:True");
+  std::string settings = c10::CachingAllocator::getAllocatorSettings();
+  if (absl::StrContains(settings, "expandable_segments")) return;
+  if (!settings.empty()) settings += ',';
+  c10::CachingAllocator::setAllocatorSettings(settings + "expandable_segments:True");
+}
+
+// What is not planned with of a GPU's memory.
+int64_t LeftOut(int64_t total) {
+  if (c10::CachingAllocator::AcceleratorAllocatorConfig::use_expandable_segments()) {
+    return model::ReservedBytes(total);
   }
+  constexpr double kShareOfFixedSegments = 0.2;
+  return static_cast<int64_t>(kShareOfFixedSegments * static_cast<double>(total));
 }
 
 class CudaDevice : public EngineDevice {
@@ -224,9 +235,8 @@ absl::StatusOr<model::MemoryLimits> CudaDevice::FreeMemory() {
   size_t free = 0, total = 0;
   RETURN_IF_ERROR(comm::CudaError(cudaMemGetInfo(&free, &total), "the GPU's free memory"));
   ASSIGN_OR_RETURN(const int64_t host, HostMemoryShare(job_.ranks_per_node));
-  const double reserved = model::kReservedShare * static_cast<double>(total);
-  const double left = std::max(0.0, static_cast<double>(free) - reserved);
-  return model::MemoryLimits{.device = static_cast<int64_t>(left), .host = host};
+  const int64_t left = static_cast<int64_t>(free) - LeftOut(static_cast<int64_t>(total));
+  return model::MemoryLimits{.device = std::max<int64_t>(0, left), .host = host};
 }
 
 torch::Tensor CudaDevice::Upload(const std::vector<int64_t>& values) {

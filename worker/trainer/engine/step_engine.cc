@@ -131,7 +131,7 @@ bool StepEngine::MaySumOnceAStep(const model::ParameterLayout& layout) const {
   const int64_t buffer = layout.PaddedElements(world_.size()) * static_cast<int64_t>(sizeof(float));
   const model::TrainingMemory& memory = memory_plan_.memory;
   return static_cast<double>(memory.total() - memory.buckets + buffer) <=
-         model::kComfortableShare * static_cast<double>(free_bytes_);
+         model::ComfortableShare(device_->is_host()) * static_cast<double>(free_bytes_);
 }
 
 absl::StatusOr<std::vector<float>> StepEngine::StartWeights(
