@@ -21,7 +21,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/ops/token_view.h"
-#include "kernels/ops/visit.h"
+#include "kernels/ops/visit/visit.h"
 
 namespace ringleader::kernels::ops {
 

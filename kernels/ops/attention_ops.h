@@ -13,7 +13,7 @@
 
 namespace ringleader::kernels::ops {
 
-// What attention visits; kernels/ops/visit.h says which `lists` each pattern has, and `size`.
+// What attention visits; kernels/ops/visit/visit.h says which `lists` each pattern has, and `size`.
 struct Visited {
   TilePattern pattern = TilePattern::kCausal;
   torch::TensorList lists = {};

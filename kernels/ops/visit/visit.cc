@@ -1,4 +1,4 @@
-#include "kernels/ops/visit.h"
+#include "kernels/ops/visit/visit.h"
 
 #include <algorithm>
 
