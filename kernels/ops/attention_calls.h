@@ -158,7 +158,7 @@ class AttentionCalls {
   Columns Gather(const Tensor& k, const Tensor& v, int64_t b) {
     const Tensor keys =
         torch::zeros({sizes_.heads, visit_.max_columns(), sizes_.head_dim}, k.options());
-    const Columns columns = {keys, torch::zeros_like(keys)};
+    Columns columns = {keys, torch::zeros_like(keys)};
     ThrowIfNotOk(engine_.GatherColumns(Read<Element>(k), Read<Element>(v), sizes_.layout(),
                                        visit_.Columns(b), static_cast<int32_t>(sizes_.heads),
                                        static_cast<Element*>(columns.keys.mutable_data_ptr()),

@@ -87,8 +87,8 @@ torch::Tensor ChooseXAttention(Engine& engine, const torch::Tensor& q, const tor
   TORCH_CHECK(density >= 0 && density <= 1, "density is ", density, "; it must lie in [0, 1]");
   const torch::Tensor queries = engine.Take("q", q), keys = engine.Take("k", k);
   const auto blocks = static_cast<int32_t>(sizes.Tiles(tile));
-  const torch::Tensor chosen = torch::empty({sizes.batch, sizes.heads, blocks, BlockWords(blocks)},
-                                            q.options().dtype(torch::kInt));
+  torch::Tensor chosen = torch::empty({sizes.batch, sizes.heads, blocks, BlockWords(blocks)},
+                                      q.options().dtype(torch::kInt));
   for (int64_t b = 0; b < sizes.batch; ++b) {
     ThrowIfNotOk(
         engine.Run(AntidiagonalGateStep{.query_layout = sizes.layout(),

@@ -128,8 +128,8 @@ absl::StatusOr<Tensor> OwnBlocks(const ShardLayout& queries, int32_t heads, int3
                                  int32_t block_size, const Tensor& like) {
   const int64_t tiles = (queries.local_tokens() + tile - 1) / tile,
                 blocks = (queries.tokens + block_size - 1) / block_size;
-  const Tensor chosen = torch::empty({heads, tiles, BlockWords(static_cast<int32_t>(blocks))},
-                                     like.options().dtype(torch::kInt));
+  Tensor chosen = torch::empty({heads, tiles, BlockWords(static_cast<int32_t>(blocks))},
+                               like.options().dtype(torch::kInt));
   RETURN_IF_ERROR(index::ChooseOwnBlocks(
       queries, heads, tile, block_size,
       reinterpret_cast<uint32_t*>(chosen.mutable_data_ptr<int32_t>()), Stream()));
