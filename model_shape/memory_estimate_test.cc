@@ -67,7 +67,8 @@ TEST(TrainingMemoryTest, CountsCastsOfWeightsAndRows) {
   EXPECT_EQ(without.casts, 0);
   shape.precision = Precision::kFp8;
   const TrainingMemory one = EstimateMemory(Config(), shape, {}, kWhole);
-  const int64_t mlp = 3 * 2048 * 11008, weights = 2048 * (16 + 2 * 2) * 128 + 2048 * 2048 + mlp;
+  const int64_t mlp = int64_t{3} * 2048 * 11008,
+                weights = 2048 * (16 + 2 * 2) * 128 + 2048 * 2048 + mlp;
   // With the scales of 34 layers' rows, and their norms and biases.
   const ParameterLayout layout = MakeParameterLayout(Config());
   const int64_t layer = layout.blocks[1].elements;
@@ -99,8 +100,8 @@ TEST(TrainingMemoryTest, CountsCastsOfWeightsAndRows) {
   EXPECT_EQ(values, fewer * 2 * 4 * 2048 + chunk * 2 * 3 * 11008) << "the MLP's";
   few.precision = Precision::kFp8AllLayers;
   const int64_t codes = EstimateMemory(Config(), few, {}, kWhole).working;
-  EXPECT_EQ(codes, values + chunk * (3 * 11008) + mlp);
-  const int64_t turned = chunk * (2048 + 2 * 11008) + 4 * 2048 * 2 * 11008;
+  EXPECT_EQ(codes, values + chunk * (int64_t{3} * 11008) + mlp);
+  const int64_t turned = chunk * (2048 + int64_t{2} * 11008) + int64_t{4} * 2048 * 2 * 11008;
   ModelConfig biased = Config();
   biased.mlp_bias = true;
   EXPECT_EQ(EstimateMemory(biased, few, {}, kWhole).working, codes + turned);
@@ -140,9 +141,9 @@ TEST(TrainingMemoryTest, CountsWhatSharingHeadsExchanges) {
   const TrainingMemory without = EstimateMemory(Config(), shape, {}, kWhole);
   shape.head_ranks = 4;
   const TrainingMemory with = EstimateMemory(Config(), shape, {}, kWhole);
-  const int64_t kv = 2 * 4 * 128, attended = 16 * 128;
-  EXPECT_EQ(with.working,
-            without.working + n * (4 * 4 * (kv - 2 * 2 * 128) + 2 * 2 * (3 * attended + kv)));
+  const int64_t kv = int64_t{2} * 4 * 128, attended = int64_t{16} * 128;
+  EXPECT_EQ(with.working, without.working + n * (int64_t{4} * 4 * (kv - int64_t{2} * 2 * 128) +
+                                                 int64_t{2} * 2 * (3 * attended + kv)));
   EXPECT_EQ(with.saved, without.saved);
 }
 

@@ -18,7 +18,6 @@ namespace ringleader::attention {
 
 namespace fused = kernels::fused;
 namespace sm90 = kernels::sm90;
-using kernels::ShardLayout;
 using kernels::TokenMajor;
 using kernels::ops::CallWithWorkspace;
 using kernels::ops::FloatView;
