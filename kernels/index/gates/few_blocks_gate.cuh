@@ -99,7 +99,7 @@ __device__ __forceinline__ void HideBlocks(float (&x)[2][kValues], const int (&f
 
 // A quad of lanes has a row of scores x, -infinity from column `own` on, which is the same for the
 // warp: bits of those of this lane that are among the row's `keep` best, at most kListed; ties go
-// to the lower column. -infinity is not kept. All of a warp call.
+// to the lower column. Neither -infinity nor what is not a number is kept. All of a warp call.
 template <int kListed, int kValues>
 __device__ __forceinline__ uint32_t KeepBest(const float (&x)[kValues], int own, int keep) {
   float best[kListed];
@@ -127,13 +127,14 @@ __device__ __forceinline__ uint32_t KeepBest(const float (&x)[kValues], int own,
   float least = best[0];
 #pragma unroll
   for (int i = 1; i < kListed; ++i) least = i < keep ? best[i] : least;
-  least = fmaxf(least, -FLT_MAX);
-  uint32_t less = 0;  // signs of differences, the last column's first
+  // What is at least `least` is above `below`. A difference that is not a number has no sign.
+  const float below = nextafterf(fmaxf(least, -FLT_MAX), -INFINITY);
+  uint32_t above = 0;  // signs of differences, the last column's first
 #pragma unroll
   for (int i = kValues - 1; i >= 0; --i) {
-    less = __funnelshift_l(__float_as_uint(x[i] - least), less, 1);
+    above = __funnelshift_l(__float_as_uint(below - x[i]), above, 1);
   }
-  uint32_t kept = keep > 0 ? ~less : 0;
+  uint32_t kept = keep > 0 ? above : 0;
   if constexpr (kValues < 32) kept &= (1u << kValues) - 1;
   int surplus = __popc(kept);
   surplus += __shfl_xor_sync(0xffffffffu, surplus, 1);

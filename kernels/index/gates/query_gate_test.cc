@@ -153,6 +153,43 @@ TEST_F(QueryGateTest, TiesGoToTheLowerBlock) {
   }
 }
 
+// A query whose scores are not numbers keeps no more than the others, however many blocks there are,
+// and leaves the others what they keep: lists of chosen queries have no room for more.
+TEST_F(QueryGateTest, QueriesThatAreNoNumbersKeepNoMoreThanOthers) {
+  const int64_t tokens = SmallShapes() ? 4096 : 8192, blocks = tokens / 64;
+  const int64_t words = QueryWords(tokens);
+  Rows q = Random(tokens, 4, 64);
+  const Rows k = Random(tokens, 2, 64);
+  for (const int topk : {5, 14, 40}) {  // short lists, long ones, and the other kernel
+    const QueryGateStep step = {.tile = 64, .block_size = 64, .topk_blocks = topk};
+    const Choice numbers = Choose(q, k, step, {.tokens = tokens}, {});
+    Rows broken = q;
+    const auto is_broken = [](int64_t query) { return query % 3 == 1; };
+    for (int64_t i = 0; i < tokens; ++i) {
+      if (!is_broken(i)) continue;
+      for (int64_t d = 0; d < q.width(); d += 64) {
+        broken.bf16[i * q.width() + d + i % 64] = __float2bfloat16_rn(NAN);
+      }
+    }
+    const Choice choice = Choose(broken, k, step, {.tokens = tokens}, {});
+    for (int64_t head = 0; head < 4; ++head) {
+      for (int64_t i = 0; i < tokens; ++i) {
+        int64_t kept = 0;
+        for (int64_t block = 0; block < blocks; ++block) {
+          const int64_t word = (head * blocks + block) * words + i / 32;
+          const uint32_t bit = choice.queries[word] >> i % 32 & 1;
+          kept += bit;
+          if (!is_broken(i) || block >= i / 64) {
+            ASSERT_EQ(bit, numbers.queries[word] >> i % 32 & 1)
+                << "head " << head << ", block " << block << ", query " << i << ", topk " << topk;
+          }
+        }
+        ASSERT_LE(kept, topk) << "head " << head << ", query " << i;
+      }
+    }
+  }
+}
+
 // Moved choices hold the best, as many as the CPU engine keeps: ties of rounding apart.
 TEST_F(QueryGateTest, MovesAreTheCpuEngines) {
   const int64_t tokens = 4096;
