@@ -153,8 +153,8 @@ TEST_F(QueryGateTest, TiesGoToTheLowerBlock) {
   }
 }
 
-// A query whose scores are not numbers keeps no more than the others, however many blocks there are,
-// and leaves the others what they keep: lists of chosen queries have no room for more.
+// A query whose scores are not numbers keeps no more than the others, however many blocks there
+// are, and leaves the others what they keep: lists of chosen queries have no room for more.
 TEST_F(QueryGateTest, QueriesThatAreNoNumbersKeepNoMoreThanOthers) {
   const int64_t tokens = SmallShapes() ? 4096 : 8192, blocks = tokens / 64;
   const int64_t words = QueryWords(tokens);
