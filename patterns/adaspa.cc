@@ -97,15 +97,12 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
   {
     ASSIGN_OR_RETURN(const DeviceArray<std::byte> keys,
                      GatherSequenceKeys(inputs, options.tile, device));
-    const kernels::ExactQueries queries = {.keys = keys.data(),
-                                           .query_layout = layout,
-                                           .seen = index.seen(),
-                                           .tile = options.tile,
-                                           .scale = inputs.scale};
-    const auto lse = AllocateArray<float>(device, inputs.heads * layout.local_tokens());
-    RETURN_IF_ERROR(device.Run(kernels::RowLseStep{.of = queries, .lse = lse.data()}));
-    RETURN_IF_ERROR(
-        device.Run(kernels::BlockMassStep{.of = queries, .lse = lse.data(), .mass = mass.data()}));
+    RETURN_IF_ERROR(device.Run(kernels::BlockMassStep{.keys = keys.data(),
+                                                      .query_layout = layout,
+                                                      .seen = index.seen(),
+                                                      .tile = options.tile,
+                                                      .scale = inputs.scale,
+                                                      .mass = mass.data()}));
   }
 
   const auto density = static_cast<float>(options.density);
@@ -147,11 +144,10 @@ IndexMemory MemoryOf(const AttentionOptions& options, const IndexShape& shape) {
                 rows = shape.heads * BlocksOf(local, options.tile);
   const int64_t keys = shape.tokens * shape.kv_heads * shape.head_dim * shape.element_bytes;
   const auto of_float = static_cast<int64_t>(sizeof(float));
-  // Masses of blocks; log-sum-exps; and, of a KV head at a time, outputs that nobody reads.
-  const int64_t masses = rows * blocks * of_float, lse = shape.heads * local * of_float,
-                out = shape.heads / shape.kv_heads * local * shape.head_dim * of_float;
-  return {.kept = rows * kernels::BlockWords(static_cast<int32_t>(blocks)) * of_float,
-          .working = masses + lse + out + (shape.ranks == 1 ? 0 : 2) * keys};
+  const int64_t masses = rows * blocks * of_float;
+  return {
+      .kept = rows * kernels::BlockWords(static_cast<int32_t>(blocks)) * of_float,
+      .working = masses + kernels::MassSumsBytes(shape.tokens) + (shape.ranks == 1 ? 0 : 2) * keys};
 }
 
 int64_t Kept(const AttentionOptions& options, int64_t own) {
@@ -169,9 +165,9 @@ ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const 
       [&](int64_t others) { return Kept(options, others); }, random);
 }
 
-// Three products.
+// A product.
 double PairOperations(const AttentionOptions& /*options*/, int64_t head_dim) {
-  return 3 * 2 * static_cast<double>(head_dim);
+  return 2 * static_cast<double>(head_dim);
 }
 
 void SetDensity(AttentionOptions* options, int64_t /*tokens*/, double density) {

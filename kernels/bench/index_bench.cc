@@ -18,7 +18,6 @@
 #include "kernels/index/gates/block_steps.h"
 #include "kernels/index/gates/blocks.h"
 #include "kernels/index/gates/query_gate.h"
-#include "kernels/index/gates/row_lse.h"
 #include "kernels/index/groups/group_lists.h"
 #include "kernels/index/groups/key_groups.h"
 #include "kernels/index/select.h"
@@ -204,7 +203,7 @@ void BenchBlocks(const Shape& shape, Report& report) {
   const auto &queries = rows.queries, &keys = rows.keys;
   DeviceBuffer<float> query_sums(int64_t{tiles} * heads * dim),
       key_sums(int64_t{tiles} * kv_heads * dim), means(int64_t{kv_heads} * blocks * dim),
-      lse(heads * n), density(std::vector<float>(heads, kDensity));
+      density(std::vector<float>(heads, kDensity));
   DeviceBuffer<uint32_t> chosen_by_mean(int64_t{heads} * tiles * BlockWords(blocks)),
       chosen_by_mass(int64_t{heads} * tiles * BlockWords(tiles));
   DeviceBuffer<int32_t> mass(int64_t{heads} * tiles * tiles);
@@ -234,25 +233,14 @@ void BenchBlocks(const Shape& shape, Report& report) {
                                     nullptr));
   });
   add("gate_lists", 0, [&] { build_lists(chosen_by_mean, kBlock); });
-  const RowLseStep row_lse = {.of = {.query_layout = layout,
-                                     .tile = kTile,
-                                     .scale = 1.0f / std::sqrt(static_cast<float>(dim))},
-                              .lse = lse.data()};
-  DeviceBuffer<char> workspace(
-      static_cast<int64_t>(index::RowLseWorkspaceBytes(queries, kv_heads, row_lse)));
-  add("row_lse", workspace.Bytes(),
-      [&] { Check(index::RowLse(queries, keys, row_lse, workspace.data(), nullptr)); });
-  add("block_mass", mass.Bytes(), [&] {
-    CheckCuda(cudaMemsetAsync(mass.data(), 0, mass.Bytes()), "zero");
-    Check(index::BlockMass({.q = queries,
-                            .k = keys,
-                            .lse = lse.data(),
-                            .query_layout = layout,
-                            .key_layout = layout,
+  DeviceBuffer<char> workspace(static_cast<int64_t>(index::BlockMassWorkspaceBytes(n)));
+  add("block_mass", mass.Bytes() + workspace.Bytes(), [&] {
+    Check(index::BlockMass(queries, keys,
+                           {.query_layout = layout,
                             .tile = kTile,
                             .scale = 1.0f / std::sqrt(static_cast<float>(dim)),
                             .mass = mass.data()},
-                           nullptr));
+                           workspace.data(), nullptr));
   });
   add("mass_gate", chosen_by_mass.Bytes(), [&] {
     Check(index::SelectBlocksByMass({.mass = mass.data(),

@@ -195,13 +195,14 @@ __device__ __forceinline__ void ReleaseStage(EstimateShared<kHeadDim>& shared, i
 template <int kHeadDim>
 __device__ __forceinline__ void StartLogits(float (&d)[64], const char* a, int a_rows,
                                             const char* b, int b_rows) {
+  const uint64_t rows = ptx::OperandDescriptor(a), columns = ptx::OperandDescriptor(b);
   ptx::WgmmaFence();
 #pragma unroll
   for (int step = 0; step < kHeadDim / 16; ++step) {
     const int column_block = step / 4, within = step % 4 * 32;
     ptx::Wgmma<128>::SharedShared(
-        d, ptx::OperandDescriptor(a + column_block * a_rows * 128 + within),
-        ptx::OperandDescriptor(b + column_block * b_rows * 128 + within), step > 0);
+        d, ptx::DescriptorAdvance(rows, column_block * a_rows * 128 + within),
+        ptx::DescriptorAdvance(columns, column_block * b_rows * 128 + within), step > 0);
   }
   ptx::WgmmaCommit();
 }
@@ -235,6 +236,19 @@ class ProductTurn {
   int warpgroup_;
 };
 
+// The logits of the 64 queries at `q` with the tile of a stage, in this warpgroup's turn, which it
+// has begun; then gives the tile back.
+template <int kHeadDim>
+__device__ __forceinline__ void Multiply(float (&s)[64], EstimateShared<kHeadDim>& shared,
+                                         int stage, const char* q, const ProductTurn& turn,
+                                         bool last_tile) {
+  StartLogits<kHeadDim>(s, q, kBlockQueries, reinterpret_cast<const char*>(shared.k[stage]),
+                        kKeyTile);
+  turn.End(last_tile);
+  FinishLogits(s);
+  ReleaseStage(shared, stage);
+}
+
 // One tile's logits of the 64 queries at `q`, once it is there; then gives the tile back. Leaves in
 // key_position where the tile's halves begin. False, without logits, for a tile after
 // `last_position`, up to which the warpgroup's queries see keys.
@@ -254,11 +268,7 @@ __device__ __forceinline__ bool RowLogits(float (&s)[64], EstimateShared<kHeadDi
     ReleaseStage(shared, stage);
     return false;
   }
-  StartLogits<kHeadDim>(s, q, kBlockQueries, reinterpret_cast<const char*>(shared.k[stage]),
-                        kKeyTile);
-  turn.End(last_tile);
-  FinishLogits(s);
-  ReleaseStage(shared, stage);
+  Multiply(s, shared, stage, q, turn, last_tile);
   return true;
 }
 

@@ -5,7 +5,6 @@
 #include "kernels/index/gates/block_steps.h"
 #include "kernels/index/gates/blocks.h"
 #include "kernels/index/gates/query_gate.h"
-#include "kernels/index/gates/row_lse.h"
 #include "kernels/index/groups/key_groups.h"
 #include "kernels/index/groups/narrow_rows.h"
 #include "kernels/index/move.h"
@@ -67,25 +66,8 @@ struct Step {
   absl::Status operator()(const KeyGroupGateStep& step) const {
     return ChooseKeyGroups(q.heads, k.heads, step, workspace, stream);
   }
-  absl::Status operator()(const RowLseStep& step) const {
-    return RowLse(q, SequenceKeys(step.of.keys, step.of.query_layout), step, workspace, stream);
-  }
   absl::Status operator()(const BlockMassStep& step) const {
-    const ShardLayout& layout = step.of.query_layout;
-    const int64_t blocks = (layout.tokens + step.of.tile - 1) / step.of.tile,
-                  rows = q.heads * ((q.tokens + step.of.tile - 1) / step.of.tile);
-    RETURN_IF_CUDA_ERROR(cudaMemsetAsync(step.mass, 0, sizeof(int32_t) * rows * blocks, stream),
-                         "BlockMass");
-    return BlockMass({.q = q,
-                      .k = SequenceKeys(step.of.keys, layout),
-                      .lse = step.lse,
-                      .seen = step.of.seen,
-                      .query_layout = layout,
-                      .key_layout = {.tokens = layout.tokens},
-                      .tile = step.of.tile,
-                      .scale = step.of.scale,
-                      .mass = step.mass},
-                     stream);
+    return BlockMass(q, SequenceKeys(step.keys, step.query_layout), step, workspace, stream);
   }
   absl::Status operator()(const MassGateStep& step) const {
     return SelectBlocksByMass(step, stream);
@@ -116,8 +98,8 @@ size_t BlockStepWorkspaceBytes(const TokenMajor<const __nv_bfloat16>& q,
   if (const auto* const by_query = std::get_if<QueryGateStep>(&step)) {
     return QueryGateWorkspaceBytes(q, k.heads, *by_query);
   }
-  if (const auto* const row_lse = std::get_if<RowLseStep>(&step)) {
-    return RowLseWorkspaceBytes(q, k.heads, *row_lse);
+  if (const auto* const mass = std::get_if<BlockMassStep>(&step)) {
+    return BlockMassWorkspaceBytes(mass->query_layout.tokens);
   }
   if (const auto* const key_groups = std::get_if<KeyGroupGateStep>(&step)) {
     return KeyGroupWorkspaceBytes(q.heads, *key_groups);

@@ -47,22 +47,13 @@ struct BlockGateArgs {
 };
 absl::Status SelectBlocksByMean(const BlockGateArgs& args, cudaStream_t stream);
 
-// Exact block mass: adds to mass[head, query tile, B] the sum of exp(logit - lse) over the tile's
-// queries and the keys of block B, in units of 2^-22, for the blocks that the owner of `k` has.
-// Start from zeros; with lse of dense attention a row's masses then add up, over all owners, to its
-// number of queries. Keys that a query does not see have no mass.
-struct BlockMassArgs {
-  TokenMajor<const __nv_bfloat16> q;  // [n_q, heads, d], d 64 or 128
-  TokenMajor<const __nv_bfloat16> k;  // [n_k, kv_heads, d]
-  const float* lse = nullptr;         // [heads, n_q]
-  SeenKeys seen = {};
-  ShardLayout query_layout;
-  ShardLayout key_layout;
-  int32_t tile = 128;
-  float scale = 0.0f;
-  int32_t* mass = nullptr;  // [heads, query tiles, blocks of `tile` tokens of the sequence]
-};
-absl::Status BlockMass(const BlockMassArgs& args, cudaStream_t stream);
+// BlockMassStep says what it does. q: [n, heads, d], this rank's, d 64 or 128; k: [tokens,
+// kv_heads, d], the whole sequence's. `workspace` has BlockMassWorkspaceBytes(tokens), aligned to
+// 256 bytes.
+size_t BlockMassWorkspaceBytes(int64_t tokens);
+absl::Status BlockMass(const TokenMajor<const __nv_bfloat16>& q,
+                       const TokenMajor<const __nv_bfloat16>& k, const BlockMassStep& step,
+                       void* workspace, cudaStream_t stream);
 
 // MassGateStep and AdaptDensityStep say what these do.
 absl::Status SelectBlocksByMass(const MassGateStep& step, cudaStream_t stream);

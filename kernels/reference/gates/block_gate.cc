@@ -253,11 +253,8 @@ struct Step {
   void operator()(const KeyGroupGateStep& step) const {
     ChooseKeyGroups(engine, q.heads, k.heads, step);
   }
-  void operator()(const RowLseStep& step) const {
-    RowLse(engine, q, SequenceKeys(step.of.keys, step.of.query_layout), step);
-  }
   void operator()(const BlockMassStep& step) const {
-    BlockMass(engine, q, SequenceKeys(step.of.keys, step.of.query_layout), step);
+    BlockMass(engine, q, SequenceKeys(step.keys, step.query_layout), step);
   }
   void operator()(const MassGateStep& step) const { SelectBlocksByMass(engine, step); }
   void operator()(const AdaptDensityStep& step) const { AdaptDensity(step); }

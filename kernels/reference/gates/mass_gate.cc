@@ -28,7 +28,7 @@ class ExactLogits {
   using RowSums = std::array<float, kMaxTile>;
 
   ExactLogits(Engine& engine, const TokenMajor<const float>& q, const TokenMajor<const float>& k,
-              const ExactQueries& of)
+              const BlockMassStep& of)
       : engine_(engine),
         q_(q),
         k_(k),
@@ -89,23 +89,19 @@ class ExactLogits {
 
   Engine& engine_;
   const TokenMajor<const float>&q_, &k_;
-  const ExactQueries& of_;
+  const BlockMassStep& of_;
   const int64_t stride_, tiles_;
 };
 
-}  // namespace
-
-void RowLse(Engine& engine, const TokenMajor<const float>& q, const TokenMajor<const float>& k,
-            const RowLseStep& step) {
-  const TileMath& math = engine.math();
-  // Base 2, until the end: maxima here, and sums of exp2(logit - maximum).
-  std::fill_n(step.lse, q.heads * q.tokens, kNegativeInfinity);
-  std::vector<float> sums(q.heads * q.tokens, 0.0f);
-  ExactLogits logits(engine, q, k, step.of);
-  logits.ForEach([&](int head, int64_t tile, int64_t /*block*/, float* of_block) {
-    const int rows = logits.rows(tile), columns = static_cast<int>(logits.stride());
-    const int64_t first = head * q.tokens + tile * step.of.tile;
-    float* const maxima = step.lse + first;
+// The log-sum-exp of each query, in base 2: [heads, n].
+std::vector<float> RowLse(ExactLogits& logits, const TileMath& math,
+                          const TokenMajor<const float>& q, int32_t tile) {
+  std::vector<float> lse(q.heads * q.tokens, kNegativeInfinity);  // maxima, until the end
+  std::vector<float> sums(lse.size(), 0.0f);                      // of exp2(logit - maximum)
+  logits.ForEach([&](int head, int64_t a, int64_t /*block*/, float* of_block) {
+    const int rows = logits.rows(a), columns = static_cast<int>(logits.stride());
+    const int64_t first = head * q.tokens + a * tile;
+    float* const maxima = lse.data() + first;
     std::array<float, kMaxTile> before, shift, parts;
     std::copy_n(maxima, rows, before.data());
     math.row_maximum(rows, columns, of_block, logits.stride(), maxima);
@@ -118,25 +114,24 @@ void RowLse(Engine& engine, const TokenMajor<const float>& q, const TokenMajor<c
       sum = sum * std::exp2(before[row] - shift[row]) + parts[row];
     }
   });
-  for (size_t row = 0; row < sums.size(); ++row) {
-    step.lse[row] = (step.lse[row] + std::log2(sums[row])) / kLog2E;
-  }
+  for (size_t row = 0; row < sums.size(); ++row) lse[row] += std::log2(sums[row]);
+  return lse;
 }
+
+}  // namespace
 
 void BlockMass(Engine& engine, const TokenMajor<const float>& q, const TokenMajor<const float>& k,
                const BlockMassStep& step) {
   const TileMath& math = engine.math();
-  const int64_t blocks = TileCount(step.of.query_layout.tokens, step.of.tile);
-  ExactLogits logits(engine, q, k, step.of);
+  const int64_t blocks = TileCount(step.query_layout.tokens, step.tile);
+  ExactLogits logits(engine, q, k, step);
+  const std::vector<float> lse = RowLse(logits, math, q, step.tile);
   std::fill_n(step.mass, q.heads * logits.tiles() * blocks, 0);
   logits.ForEach([&](int head, int64_t tile, int64_t block, float* of_block) {
     const int rows = logits.rows(tile);
-    std::array<float, kMaxTile> shift, shares;
-    for (int row = 0; row < rows; ++row) {
-      shift[row] = step.lse[head * q.tokens + tile * step.of.tile + row] * kLog2E;
-    }
+    std::array<float, kMaxTile> shares;
     math.exp2_row_sums(rows, static_cast<int>(logits.stride()), of_block, logits.stride(),
-                       shift.data(), shares.data());
+                       lse.data() + head * q.tokens + tile * step.tile, shares.data());
     const double mass = std::accumulate(shares.begin(), shares.begin() + rows, 0.0);
     if (!std::isfinite(mass)) return;  // the step's loss will say so
     step.mass[(head * logits.tiles() + tile) * blocks + block] =

@@ -9,8 +9,6 @@
 namespace ringleader::kernels::reference {
 
 // q: [n, heads, d], this rank's; k: [tokens, kv_heads, d], the whole sequence's.
-void RowLse(Engine& engine, const TokenMajor<const float>& q, const TokenMajor<const float>& k,
-            const RowLseStep& step);
 void BlockMass(Engine& engine, const TokenMajor<const float>& q, const TokenMajor<const float>& k,
                const BlockMassStep& step);
 

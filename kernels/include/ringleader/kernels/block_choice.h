@@ -297,7 +297,7 @@ RINGLEADER_HOST_DEVICE inline int32_t MostBlocks(float density, int32_t seen) {
 using BlockStep =
     std::variant<TileKeySumsStep, OrderTilesStep, MeanGateStep, QueryGateStep, PackKeysStep,
                  AntidiagonalGateStep, DimEnergyStep, PickDimsStep, NarrowRowsStep,
-                 KeyGroupGateStep, RowLseStep, BlockMassStep, MassGateStep, AdaptDensityStep,
-                 CountWorkStep, FindMoveStep, SumChoicesStep, MoveBudgetsStep, HoldMassStep>;
+                 KeyGroupGateStep, BlockMassStep, MassGateStep, AdaptDensityStep, CountWorkStep,
+                 FindMoveStep, SumChoicesStep, MoveBudgetsStep, HoldMassStep>;
 
 }  // namespace ringleader::kernels

@@ -12,32 +12,31 @@
 
 namespace ringleader::kernels {
 
-// What the first two steps read, beside a call's q and k.
-struct ExactQueries {
+// Two passes in one (Algorithm 1, line 1 to 14): the sum of exp(logit - lse) over the pairs of a
+// tile of queries and a block that are visible, in units of 2^-kMassBits (index.h), where lse is
+// the logarithm of the query's sum of exp(logit) over the keys that it sees. A row's masses add up
+// to its number of queries, but for rounding; what is not a number has none, nor need what it is
+// added up with: on the CPU the rest of the tile's queries, on GPUs that of 64.
+struct BlockMassStep {
   // [tokens, kv_heads, head_dim], of k's type: the keys of the whole sequence. Null: k holds them.
   const void* keys = nullptr;
   ShardLayout query_layout = {};
   SeenKeys seen = {};
-  int32_t tile = 128;  // of queries, and of the keys of a block
-  float scale = 0.0f;  // of logits
+  int32_t tile = 128;       // of queries, and of the keys of a block
+  float scale = 0.0f;       // of logits, more than 0
+  int32_t* mass = nullptr;  // [heads, query tiles, blocks of `tile` tokens of the sequence]
 };
 
-// The first pass (Algorithm 1, line 1 to 8): the natural logarithm of each query's sum of
-// exp(logit) over the keys that it sees.
-struct RowLseStep {
-  ExactQueries of;
-  float* lse = nullptr;  // [heads, n]
-};
-
-// The second pass: the sum of exp(logit - lse) over the pairs of a tile of queries and a block that
-// are visible, in units of 2^-kMassBits (index.h). A row's masses add up to its number of queries,
-// but for rounding; what is not a number has none, nor need what it is added up with: on the CPU
-// the rest of the pair, on GPUs that of 16 queries and 64 keys.
-struct BlockMassStep {
-  ExactQueries of;
-  const float* lse = nullptr;  // [heads, n]: RowLseStep's
-  int32_t* mass = nullptr;     // [heads, query tiles, blocks of `tile` tokens of the sequence]
-};
+// On GPUs the step works on so many blocks of so many queries at a time, one a multiprocessor of an
+// H100 or H200, and keeps a number for each query and 64 keys of a sequence of `tokens`.
+inline constexpr int32_t kMassSlots = 132;
+inline constexpr int32_t kMassQueries = 256;
+inline int64_t MassHalves(int64_t tokens) {
+  return (tokens + 127) / 128 * 2;
+}
+inline int64_t MassSumsBytes(int64_t tokens) {
+  return kMassSlots * kMassQueries * MassHalves(tokens) * static_cast<int64_t>(sizeof(float));
+}
 
 // Each tile of queries keeps its own block and, of the V others of which it sees a key, the
 // BlocksOfShare(density[head], V) of largest mass;
