@@ -153,7 +153,7 @@ class LoggingCall : public AttentionCall {
   absl::Status Run(const kernels::BlockStep& step) override {
     constexpr const char* kNames[] = {"tile sums", "order",         "gate",    "query gate",
                                       "pack",      "antidiagonals", "energy",  "pick",
-                                      "narrow",    "key groups",    "row lse", "block mass",
+                                      "narrow",    "key groups",    "block mass",
                                       "mass gate", "adapt",         "work",    "find move",
                                       "sum",       "move",          "hold"};
     return Say(kNames[step.index()]);
@@ -263,7 +263,7 @@ TEST(RingRunnerTest, AnExactSearchAgreesOnWhatHeadsRecall) {
   ASSERT_TRUE(runner.ok()) << runner.status();
   ASSERT_TRUE((*runner)->Forward(call).ok());
   EXPECT_THAT(absl::StrJoin(device.log, ", "),
-              ::testing::HasSubstr("index[, pack, gather, order, row lse, block mass, mass gate, "
+              ::testing::HasSubstr("index[, pack, gather, order, block mass, mass gate, "
                                    "sum, sum, adapt, mass gate, sum, sum, recall, ]"));
 }
 
