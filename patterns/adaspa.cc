@@ -144,10 +144,13 @@ IndexMemory MemoryOf(const AttentionOptions& options, const IndexShape& shape) {
                 rows = shape.heads * BlocksOf(local, options.tile);
   const int64_t keys = shape.tokens * shape.kv_heads * shape.head_dim * shape.element_bytes;
   const auto of_float = static_cast<int64_t>(sizeof(float));
-  const int64_t masses = rows * blocks * of_float;
+  // What the search works in is a GPU's where that is more than the CPU engine's log-sum-exps and sums.
+  const int64_t masses = rows * blocks * of_float,
+                search = std::max(kernels::MassSumsBytes(shape.tokens),
+                                  2 * shape.heads * local * of_float);
   return {
       .kept = rows * kernels::BlockWords(static_cast<int32_t>(blocks)) * of_float,
-      .working = masses + kernels::MassSumsBytes(shape.tokens) + (shape.ranks == 1 ? 0 : 2) * keys};
+      .working = masses + search + (shape.ranks == 1 ? 0 : 2) * keys};
 }
 
 int64_t Kept(const AttentionOptions& options, int64_t own) {
@@ -165,7 +168,7 @@ ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const 
       [&](int64_t others) { return Kept(options, others); }, random);
 }
 
-// A product.
+// A product on GPUs. (The CPU engine takes two.)
 double PairOperations(const AttentionOptions& /*options*/, int64_t head_dim) {
   return 2 * static_cast<double>(head_dim);
 }
@@ -196,8 +199,9 @@ extern constinit const PatternDefinition kAdaSpaDefinition = {
     .pair_operations = PairOperations,
     .page =
         R"(AdaSpa (arXiv 2502.21079), whose search is exact, here in training and in a ring: of all choices of tiles none
-holds more attention at its share. Per layer, head and step, a first pass over all keys finds the log-sum-exp of each
-query, a second one the attention mass of each block of `attention.tile` keys, summed over each tile of queries. A tile
+holds more attention at its share. Per layer, head and step, a pass over all keys finds the log-sum-exp of each
+query and the attention mass of each block of `attention.tile` keys, summed over each tile of queries (on GPUs the authors'
+two passes in one). A tile
 keeps its own block, as far as each query sees it, and of the others that it sees (those before it, from the one on where
 its document starts, or what `attention.mask` shows) the share `attention.density` of largest mass, so that ranks and tiles have even work (the authors' row-wise choice). With
 `attention.head_budgets: by_recall`, the default, the choice is made twice: after the first, the heads whose choice holds
@@ -205,7 +209,7 @@ more than 0.8 of the mass, at most half of all, get half of the share, and as ma
 with equal masses even heads take the earlier, odd heads the later. With `by_probe` the levels come from the probes of earlier
 steps, as under `vertical_slash`, and the choice is made once.
 
-The search takes about three products over all pairs of queries and keys, where dense attention takes two forward and five
+On GPUs the search takes one product over all pairs of queries and keys, where dense attention takes two forward and five
 backward: it is what cheaper choices are measured by, more than one to train with at length. Its authors search at two of
 fifty steps that denoise one and the same video, and keep lists and log-sum-exps from one to the next; a step of training
 has other samples, for which neither would hold. What does carry over is kept: recomputation and backward take forward's

@@ -234,7 +234,7 @@ void BenchBlocks(const Shape& shape, Report& report) {
   });
   add("gate_lists", 0, [&] { build_lists(chosen_by_mean, kBlock); });
   DeviceBuffer<char> workspace(static_cast<int64_t>(index::BlockMassWorkspaceBytes(n)));
-  add("block_mass", mass.Bytes() + workspace.Bytes(), [&] {
+  add("exact_mass", mass.Bytes() + workspace.Bytes(), [&] {
     Check(index::BlockMass(queries, keys,
                            {.query_layout = layout,
                             .tile = kTile,

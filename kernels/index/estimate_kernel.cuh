@@ -66,7 +66,7 @@ struct EstimateShared {
   alignas(1024) __nv_bfloat16 q[kBlockQueries * kHeadDim];
   alignas(1024) __nv_bfloat16 k[kStages][kKeyTile * kHeadDim];
   int query_position[kBlockQueries];  // kNoQuery for a row that is none
-  float bias[kBlockQueries];          // see MassKernel
+  float bias[kBlockQueries];          // what exponentials of a row are relative to
   int key_position[kStages][2];       // of each half of a tile
   ptx::Mbarrier full[kStages];
   ptx::Mbarrier empty[kStages];

@@ -93,7 +93,8 @@ __device__ __forceinline__ void FindReferences(const EstimateParams& p, const Ma
         }
       }
     }
-    shared.bias[row] = logit * p.scale_log2;
+    logit *= p.scale_log2;
+    shared.bias[row] = logit == -INFINITY ? 0.0f : logit;
   }
 }
 

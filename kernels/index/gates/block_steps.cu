@@ -1,5 +1,4 @@
 #include "base/status_macros.h"
-#include "kernels/fused/cuda_status.h"
 #include "kernels/index/between_ranks.h"
 #include "kernels/index/gates/antidiagonal.h"
 #include "kernels/index/gates/block_steps.h"

@@ -49,7 +49,7 @@ absl::Status SelectBlocksByMean(const BlockGateArgs& args, cudaStream_t stream);
 
 // BlockMassStep says what it does. q: [n, heads, d], this rank's, d 64 or 128; k: [tokens,
 // kv_heads, d], the whole sequence's. `workspace` has BlockMassWorkspaceBytes(tokens), aligned to
-// 256 bytes.
+// 16.
 size_t BlockMassWorkspaceBytes(int64_t tokens);
 absl::Status BlockMass(const TokenMajor<const __nv_bfloat16>& q,
                        const TokenMajor<const __nv_bfloat16>& k, const BlockMassStep& step,

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <tuple>
 
 #include "kernels/index/testing/gate_rows.h"
 #include "kernels/reference/gates/block_gate.h"
@@ -266,8 +267,8 @@ TEST_F(BlocksTest, ListsOfRandomChoicesEqualTheReference) {
   }
 }
 
-// The log-sum-exp of each of `query`'s rows [heads, n], and the mass that its tiles give to each
-// block [heads, query tiles, blocks], in double.
+// The mass that the tiles of `query`'s rows give to each block: [heads, query tiles, blocks], in
+// double.
 struct ExactMass {
   ExactMass(const Shape& s, const std::vector<Bf16>& q, const std::vector<Bf16>& k,
             const ShardLayout& query, const Sight& sight, float scale) {
@@ -401,44 +402,88 @@ TEST_F(BlocksTest, BlockMassMatchesDoubleAndIsKeptByDensity) {
   }
 }
 
-// A rank's masses are the sequence's, bit for bit, however many runs of queries a block has.
+// Masses of what a rank has of q.
+std::vector<int32_t> FindMasses(const Rows& q, const Rows& k, const Sight& sight, int tile,
+                                float scale, const ShardLayout& layout) {
+  const int64_t n = layout.local_tokens(), tiles = (n + tile - 1) / tile,
+                blocks = (layout.tokens + tile - 1) / tile;
+  const DeviceBuffer<Bf16> queries(q.Shard(layout)), keys(k.bf16);
+  const reference::testing::RankSight host = sight.Of(layout);
+  const DeviceSight of_rank(host);
+  DeviceBuffer<int32_t> mass(q.heads * tiles * blocks);
+  DeviceBuffer<char> workspace(static_cast<int64_t>(BlockMassWorkspaceBytes(layout.tokens)));
+  EXPECT_EQ(BlockMass(q.ViewOf(queries, n), k.ViewOf(keys, layout.tokens),
+                      {.query_layout = layout,
+                       .seen = of_rank.seen(),
+                       .tile = tile,
+                       .scale = scale,
+                       .mass = mass.data()},
+                      workspace.data(), nullptr),
+            absl::OkStatus());
+  return mass.Read();
+}
+
+// A rank's masses are the sequence's, bit for bit: blocks have one to four runs of queries, there
+// are more blocks than work at a time, and logits are near each other or far apart.
 TEST_F(BlocksTest, BlockMassIsTheSameOnAnyRank) {
-  for (const auto& [heads, kv_heads, tile] : {std::tuple{3, 3, 64}, {4, 1, 128}, {6, 2, 64}}) {
-    const int64_t tokens = 2304, blocks = tokens / tile;
+  struct Case {
+    int heads, kv_heads, tile, ranks;
+    int64_t tokens;
+    float scale = 0.1f;
+    Sight::Mask mask = Sight::Mask::kCausal;
+  };
+  for (const Case& c :
+       {Case{3, 3, 64, 6, 1920},                              // runs of a rank: 5
+        Case{3, 3, 64, 6, 2688, 4.0f, Sight::Mask::kPrefix},  // 7
+        Case{2, 1, 64, 9, 2880, 4.0f},                        // 5 of each of two heads
+        Case{4, 1, 128, 6, 2304, 4.0f, Sight::Mask::kBlocks},
+        Case{6, 2, 64, 6, 2304, 0.1f, Sight::Mask::kFull}, Case{24, 24, 64, 6, 2304, 4.0f}}) {
+    if (SmallShapes() && c.heads > 3) continue;
     std::mt19937 random(7);
-    const Rows q = RandomRows(tokens, heads, 128, random),
-               k = RandomRows(tokens, kv_heads, 128, random);
-    const DeviceBuffer<Bf16> keys(k.bf16);
-    const Sight sight(Sight::Mask::kCausal, tokens, {0, 500, 1900});
-    const auto find = [&](const ShardLayout& layout) {
-      const int64_t n = layout.local_tokens();
-      const DeviceBuffer<Bf16> queries(q.Shard(layout));
-      const reference::testing::RankSight host = sight.Of(layout);
-      const DeviceSight of_rank(host);
-      DeviceBuffer<int32_t> mass(heads * (n / tile) * blocks);
-      DeviceBuffer<char> workspace(static_cast<int64_t>(BlockMassWorkspaceBytes(tokens)));
-      EXPECT_EQ(BlockMass(q.ViewOf(queries, n), k.ViewOf(keys, tokens),
-                          {.query_layout = layout,
-                           .seen = of_rank.seen(),
-                           .tile = tile,
-                           .scale = 0.1f,
-                           .mass = mass.data()},
-                          workspace.data(), nullptr),
-                absl::OkStatus());
-      return mass.Read();
-    };
-    const std::vector<int32_t> whole = find({.tokens = tokens});
+    const Rows q = RandomRows(c.tokens, c.heads, 128, random),
+               k = RandomRows(c.tokens, c.kv_heads, 128, random);
+    const Sight sight(c.mask, c.tokens, {0, 500, 1900});
+    const int64_t blocks = c.tokens / c.tile;
+    const std::vector<int32_t> whole =
+        FindMasses(q, k, sight, c.tile, c.scale, {.tokens = c.tokens});
     for (const LayoutKind kind : {LayoutKind::kContiguous, LayoutKind::kStriped}) {
-      for (int rank = 0; rank < 6; ++rank) {
+      for (int rank = 0; rank < c.ranks; ++rank) {
         const ShardLayout layout = {
-            .kind = kind, .ranks = 6, .rank = rank, .stripe = tile, .tokens = tokens};
-        const std::vector<int32_t> found = find(layout);
-        const int64_t tiles = layout.local_tokens() / tile;
+            .kind = kind, .ranks = c.ranks, .rank = rank, .stripe = c.tile, .tokens = c.tokens};
+        const std::vector<int32_t> found = FindMasses(q, k, sight, c.tile, c.scale, layout);
+        const int64_t tiles = layout.local_tokens() / c.tile;
         for (int64_t i = 0; i < std::ssize(found); ++i) {
-          const int64_t row = i / blocks, a = layout.Position(row % tiles * tile) / tile;
+          const int64_t row = i / blocks, a = layout.Position(row % tiles * c.tile) / c.tile;
           ASSERT_EQ(found[i], whole[(row / tiles * blocks + a) * blocks + i % blocks])
-              << heads << " heads, rank " << rank << ", " << i;
+              << c.heads << " heads, " << c.tokens << " tokens, rank " << rank << ", " << i;
         }
+      }
+    }
+  }
+}
+
+// What is no number takes the masses of its 64 queries and of no others.
+TEST_F(BlocksTest, WhatIsNoNumberHasNoMass) {
+  constexpr int64_t kTokens = 640, kBroken = 200;
+  std::mt19937 random(7);
+  Rows q = RandomRows(kTokens, 2, 64, random);
+  const Rows k = RandomRows(kTokens, 1, 64, random);
+  const Sight sight(Sight::Mask::kCausal, kTokens);
+  for (const int tile : {64, 128}) {
+    const int64_t blocks = kTokens / tile;
+    const std::vector<int32_t> whole = FindMasses(q, k, sight, tile, 0.1f, {.tokens = kTokens});
+    Rows broken = q;
+    broken.bf16[kBroken * q.width() + 3] = __float2bfloat16_rn(NAN);  // of head 0
+    const std::vector<int32_t> found =
+        FindMasses(broken, k, sight, tile, 0.1f, {.tokens = kTokens});
+    for (int64_t i = 0; i < std::ssize(found); ++i) {
+      if (i / blocks != kBroken / tile) {
+        ASSERT_EQ(found[i], whole[i]) << i;
+      } else if (tile == 64) {
+        ASSERT_EQ(found[i], 0) << i;
+      } else {
+        ASSERT_LE(found[i], whole[i]) << i;  // the tile's other 64 queries have theirs
+        ASSERT_EQ(found[i] > 0, i % blocks <= kBroken / tile) << i;
       }
     }
   }

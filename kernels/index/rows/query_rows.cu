@@ -76,7 +76,6 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   if (first_tiles[blocks] > row_tiles) {
-    // Queries that are no numbers may have chosen more than they should; no rows, then.
     __syncthreads();
     for (int block = threadIdx.x; block <= blocks; block += kThreads) {
       first_tiles[block] = 0;

@@ -31,8 +31,7 @@ struct QueryRowsArgs {
   int32_t heads = 0;
   int32_t tile = 128;
   int32_t block_size = 1024;  // tokens, a multiple of tile
-  // Rows that a head has room for, a multiple of tile (PlanQueryRows). A head with more gets none:
-  // so may one whose queries or keys are not numbers, of which its own blocks tell.
+  // Rows that a head has room for, a multiple of tile (PlanQueryRows). A head with more gets none.
   int64_t capacity = 0;
 
   int64_t tiles() const { return capacity / tile; }

@@ -299,7 +299,6 @@ TEST_F(QueryRowsTest, OfEveryOwnerInEveryLayout) {
   }
 }
 
-// As of queries that are no numbers.
 TEST_F(QueryRowsTest, AHeadWithMoreThanItsRoomHasNone) {
   const Case c = {.queries = {.tokens = kTokens}, .keys = {.tokens = kTokens}};
   std::vector<uint32_t> host = Choose(c);
