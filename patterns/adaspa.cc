@@ -144,13 +144,13 @@ IndexMemory MemoryOf(const AttentionOptions& options, const IndexShape& shape) {
                 rows = shape.heads * BlocksOf(local, options.tile);
   const int64_t keys = shape.tokens * shape.kv_heads * shape.head_dim * shape.element_bytes;
   const auto of_float = static_cast<int64_t>(sizeof(float));
-  // What the search works in is a GPU's where that is more than the CPU engine's log-sum-exps and sums.
+  // What the search works in is a GPU's where that is more than the CPU engine's log-sum-exps and
+  // sums.
   const int64_t masses = rows * blocks * of_float,
                 search = std::max(kernels::MassSumsBytes(shape.tokens),
                                   2 * shape.heads * local * of_float);
-  return {
-      .kept = rows * kernels::BlockWords(static_cast<int32_t>(blocks)) * of_float,
-      .working = masses + search + (shape.ranks == 1 ? 0 : 2) * keys};
+  return {.kept = rows * kernels::BlockWords(static_cast<int32_t>(blocks)) * of_float,
+          .working = masses + search + (shape.ranks == 1 ? 0 : 2) * keys};
 }
 
 int64_t Kept(const AttentionOptions& options, int64_t own) {
