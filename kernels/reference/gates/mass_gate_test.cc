@@ -132,18 +132,19 @@ TEST_F(BlockMassTest, WhatIsNoNumberHasNoMass) {
 class KeptMassTest : public BlockMassTest, public ::testing::WithParamInterface<Sight::Mask> {};
 
 TEST_P(KeptMassTest, TheShareOfLargestMassIsKept) {
-  constexpr int kTiles = 40;
-  const Sight sight(GetParam(), kTiles * 64, {0, 17 * 64});
+  constexpr int64_t kTiles = 40;
+  const int64_t words = BlockWords(kTiles);
+  const Sight sight(GetParam(), kTiles * 64, {0, int64_t{17} * 64});
   const testing::RankSight whole = sight.Of({.tokens = kTiles * 64});
-  const auto is_seen = [&](int tile, int block) {
+  const auto is_seen = [&](int64_t tile, int64_t block) {
     return sight.Meets(tile * 64, tile * 64 + 63, block, 64);
   };
   std::vector<int32_t> mass(2 * kTiles * kTiles);
-  for (int i = 0; i < std::ssize(mass); ++i) {
+  for (int64_t i = 0; i < std::ssize(mass); ++i) {
     if (is_seen(i / kTiles % kTiles, i % kTiles)) mass[i] = static_cast<int32_t>(random_() % 5);
   }
   const std::vector<float> density = {0.3f, 0.15f};
-  std::vector<uint32_t> chosen(2 * kTiles * BlockWords(kTiles), ~0u);
+  std::vector<uint32_t> chosen(2 * kTiles * words, ~0u);
   std::vector<int64_t> kept(2, -1), total(2, -1);
   SelectBlocksByMass(engine_, {.mass = mass.data(),
                                .query_layout = {.tokens = kTiles * 64},
@@ -170,9 +171,8 @@ TEST_P(KeptMassTest, TheShareOfLargestMassIsKept) {
       for (size_t i = 0; i < std::min(most, order.size()); ++i) {
         want.insert(std::abs(order[i].second));
       }
-      for (int block = 0; block < BlockWords(kTiles) * 32; ++block) {
-        ASSERT_EQ(chosen[row * BlockWords(kTiles) + block / 32] >> block % 32 & 1,
-                  want.contains(block))
+      for (int block = 0; block < words * 32; ++block) {
+        ASSERT_EQ(chosen[row * words + block / 32] >> block % 32 & 1, want.contains(block))
             << head << " " << own << " " << block;
       }
       for (const int block : want) want_kept += mass[row * kTiles + block];

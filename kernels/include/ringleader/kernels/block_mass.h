@@ -35,7 +35,7 @@ inline int64_t MassHalves(int64_t tokens) {
   return (tokens + 127) / 128 * 2;
 }
 inline int64_t MassSumsBytes(int64_t tokens) {
-  return kMassSlots * kMassQueries * MassHalves(tokens) * static_cast<int64_t>(sizeof(float));
+  return static_cast<int64_t>(sizeof(float)) * kMassSlots * kMassQueries * MassHalves(tokens);
 }
 
 // Each tile of queries keeps its own block and, of the V others of which it sees a key, the
