@@ -4,7 +4,7 @@
 # In: bin (folder of binaries), run (folder for data and logs). Sets RINGLEADER_ADDRESS. The script calls stop_services
 # when it ends.
 
-pids=() services_address=
+pids=() services_address= services_metrics=
 stop_services() {
   trap - EXIT INT TERM
   ((${#pids[@]})) || return 0
@@ -49,18 +49,35 @@ await_nodes() {  # COUNT
   done
 }
 
+# Returns when the coordinator serves. A second one takes the first's place, if that is gone. Whoever else looks for a port
+# may take one between the look and the start: then others are tried.
 # shellcheck disable=SC2120
-start_coordinator() {  # [FLAG...]: a second one takes the first's place, if that is gone
-  [[ $services_address ]] || services_address=127.0.0.1:$(free_port)
-  RINGLEADER_ADDRESS=$services_address
-  export RINGLEADER_ADDRESS
-  start coordinator "$bin/ringleader-coordinator" --listen "$RINGLEADER_ADDRESS" --data-dir "$run/coordinator" \
-    --metrics-listen "127.0.0.1:$(free_port)" "$@"
+start_coordinator() {  # [FLAG...]
+  local log=$run/logs/coordinator.log known=$services_address deadline=$((SECONDS + 60))
+  while :; do
+    [[ $known ]] || services_address=127.0.0.1:$(free_port) services_metrics=127.0.0.1:$(free_port)
+    : >"$log"  # nothing of an earlier one
+    start coordinator "$bin/ringleader-coordinator" --listen "$services_address" --data-dir "$run/coordinator" \
+      --metrics-listen "$services_metrics" "$@"
+    until grep -q " serving on " "$log"; do
+      if ! kill -0 "${pids[-1]}" 2>/dev/null; then
+        unset 'pids[-1]'
+        [[ ! $known ]] && ((SECONDS < deadline)) && grep -qE "cannot (listen|serve metrics) on" "$log" && continue 2
+        echo "the coordinator did not start:" >&2
+        tail -n 5 "$log" >&2
+        exit 1
+      fi
+      ((SECONDS < deadline)) || { echo "the coordinator did not come up; see $log" >&2; exit 1; }
+      sleep 0.1
+    done
+    break
+  done
+  export RINGLEADER_ADDRESS=$services_address
 }
 
-start_worker() {  # NAME [FLAG...]
+start_worker() {  # NAME [FLAG...]; its log says where its metrics are
   local name=$1
   shift
   start "worker-$name" "$bin/ringleader-worker" --name "$name" --coordinator "$RINGLEADER_ADDRESS" \
-    --data-dir "$run/worker-$name" --metrics-listen "127.0.0.1:$(free_port)" "$@"
+    --data-dir "$run/worker-$name" --metrics-listen 127.0.0.1:0 "$@"
 }

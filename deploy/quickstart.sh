@@ -113,9 +113,8 @@ rm -rf "$run/tokens" "$run/coordinator" "$run/worker-a" "$run/worker-b" "$run/ch
 "$bin/ringctl" data pack --input "$text" --output "$run/tokens" "${suffixes[@]}"
 
 say "Starting a coordinator and workers"
-page=127.0.0.1:$(free_port)
-start_coordinator --page-listen "$page"
-echo "In a browser: http://$page"
+start_coordinator --page-listen 127.0.0.1:0
+echo "In a browser: $(sed -n 's/.* the page is //p' "$run/logs/coordinator.log")"
 if [[ $gpu ]]; then
   start_worker a  # a trainer for every GPU
   await_nodes 1

@@ -4,6 +4,7 @@
 #include <prometheus/exposer.h>
 #include <prometheus/gauge.h>
 #include <prometheus/registry.h>
+#include <spdlog/spdlog.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -104,6 +105,9 @@ absl::Status Metrics::Listen(const Address& address, bool everybody_may_read) {
                         FormatAddress(address), error.what()));
   }
   for (const auto& collectable : collectables_) exposer_->RegisterCollectable(collectable);
+  Address served = address;
+  served.port = port();
+  spdlog::info("metrics are at http://{}/metrics", FormatAddress(served));
   return absl::OkStatus();
 }
 

@@ -13,7 +13,7 @@ source "$root/deploy/loopback_services.sh"
 trap 'stop_services; rm -rf "$run"' EXIT
 fail() { echo "FAILED: $*" >&2; tail -n 20 "$run"/logs/*.log >&2 || true; exit 1; }
 
-metrics_address() { sed -n 's/^metrics-listen: //p' "$run/logs/$1.log"; }
+metrics_address() { sed -n 's|.* metrics are at http://\(.*\)/metrics$|\1|p' "$run/logs/$1.log"; }
 
 for header in /usr/include/s*.h; do cp "$header" "$run/text/$(basename "$header" .h).txt"; done
 cp "$root/deploy/quickstart/"{config.json,job.yaml} "$run/"
@@ -30,8 +30,8 @@ traces=(--trace-endpoint "http://127.0.0.1:$collector" --trace-step-seconds 1)
 
 # A coordinator whose certificate has a time to live.
 "$root/deploy/kubernetes/certificates.sh" "$run/tls" 2>"$run/logs/certificates.log" || fail "certificates.sh"
-start secured "$bin/ringleader-coordinator" --listen "127.0.0.1:$(free_port)" --data-dir "$run/secured" --tls-ca "$run/tls/ca.crt" \
-  --tls-cert "$run/tls/coordinator.crt" --tls-key "$run/tls/coordinator.key" --metrics-listen "127.0.0.1:$(free_port)"
+start secured "$bin/ringleader-coordinator" --listen 127.0.0.1:0 --data-dir "$run/secured" --tls-ca "$run/tls/ca.crt" \
+  --tls-cert "$run/tls/coordinator.crt" --tls-key "$run/tls/coordinator.key" --metrics-listen 127.0.0.1:0
 
 start_coordinator "${traces[@]}"
 coordinator=${pids[-1]}

@@ -122,7 +122,7 @@ start_node() {
     [[ $share ]] || environment+=("CUDA_VISIBLE_DEVICES=$(seq -s, $first $((first + each - 1)))")
   fi
   start "worker-$1" env "${environment[@]}" "$bin/ringleader-worker" --name "worker-$1" --data-dir "$run/worker-$1" \
-    --coordinator "$RINGLEADER_ADDRESS" --metrics-listen "127.0.0.1:$(free_port)" --trainers "$each" --pulse-timeout 6
+    --coordinator "$RINGLEADER_ADDRESS" --metrics-listen 127.0.0.1:0 --trainers "$each" --pulse-timeout 6
 }
 
 # The last one: its ranks and all others end.

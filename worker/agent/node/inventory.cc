@@ -173,8 +173,9 @@ absl::StatusOr<std::string> AddressFacing(const Address& peer, absl::Duration pa
   const absl::Time give_up = absl::Now() + patience;
   for (;;) {
     absl::StatusOr<std::string> address = RouteTo(peer);
-    if (address.ok() || absl::Now() + kRouteRetryInterval > give_up) return address;
-    absl::SleepFor(kRouteRetryInterval);
+    const absl::Duration left = give_up - absl::Now();
+    if (address.ok() || left <= absl::ZeroDuration()) return address;
+    absl::SleepFor(std::min(kRouteRetryInterval, left));
   }
 }
 
