@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
@@ -18,7 +19,6 @@ using fused::CheckSize;
 
 constexpr int kKeepThreads = 256;
 constexpr int kKeepWarps = kKeepThreads / 32;
-constexpr int kMaxWidth = 16;  // groups of a tile
 
 struct KeepParams {
   int width = 0;  // groups of a tile, and of a block
@@ -31,18 +31,14 @@ struct KeepParams {
   uint32_t* chosen = nullptr;
 };
 
-// The maxima and the reciprocal sums of a tile's rows over all that they see.
-struct RowSoftmax {
-  float maximum[kMaxWidth];
-  float inverse[kMaxWidth];
-};
-
-// A warp takes a row. The order of the sum depends on the row's position alone.
+// Of each of a tile's rows, by items [first_item, last_item]: what turns an item's sums into shares
+// of all that the row sees takes the place of its maximum. A warp takes a row. The order of the sum
+// depends on the row's position alone.
 __device__ void FinishRows(const ScoreParams& p, int64_t first_slot, int rows, int first_item,
-                           int last_item, RowSoftmax& softmax) {
+                           int last_item) {
   const int lane = threadIdx.x % 32;
   for (int row = threadIdx.x / 32; row < rows; row += kKeepWarps) {
-    const float2* const items = p.items_of + (first_slot + row) * p.items;
+    float2* const items = p.items_of + (first_slot + row) * p.items;
     float maximum = -INFINITY, sum = 0.0f;
     for (int i = first_item + lane; i <= last_item; i += 32) maximum = fmaxf(maximum, items[i].x);
 #pragma unroll
@@ -56,9 +52,9 @@ __device__ void FinishRows(const ScoreParams& p, int64_t first_slot, int rows, i
     for (int distance = 16; distance > 0; distance /= 2) {
       sum += __shfl_xor_sync(0xffffffffu, sum, distance);
     }
-    if (lane == 0) {
-      softmax.maximum[row] = maximum;
-      softmax.inverse[row] = sum > 0 ? 1.0f / sum : 0.0f;
+    const float inverse = sum > 0 ? 1.0f / sum : 0.0f;
+    for (int i = first_item + lane; i <= last_item; i += 32) {
+      items[i].x = items[i].x == -INFINITY ? 0.0f : sm90::ptx::Exp2(items[i].x - maximum) * inverse;
     }
   }
 }
@@ -68,7 +64,6 @@ __global__ void __launch_bounds__(kKeepThreads, 4)
     KeepKernel(const ScoreParams p, const KeepParams keep) {
   extern __shared__ int32_t mass[];  // of what the tile sees
   __shared__ SmallSelectShared shared;
-  __shared__ RowSoftmax softmax;
   const int a = keep.first_tile + blockIdx.x, head = blockIdx.y;
   const SeenBlocks blocks = SeenBlocksOf(p.seen, p.layout, a, keep.tile, keep.tile);
   const int first = blocks.first, own = blocks.own - first;
@@ -80,18 +75,20 @@ __global__ void __launch_bounds__(kKeepThreads, 4)
   const int last_item =
       rows == 0 ? -1
                 : GroupPositions<true>{p}.Last(p.first_row + first_row + rows - 1) / kScoreColumns;
-  FinishRows(p, first_slot, rows, item_of(first), last_item, softmax);
+  FinishRows(p, first_slot, rows, item_of(first), last_item);
   __syncthreads();
   uint64_t total = 0;
   for (int block = first + static_cast<int>(threadIdx.x); block <= blocks.last;
        block += kKeepThreads) {
+    const int item = item_of(block);
     float sum = 0.0f;
-    for (int row = 0; row < rows && item_of(block) <= last_item; ++row) {
-      const int64_t slot = first_slot + row;
-      const float of_item = p.items_of[slot * p.items + item_of(block)].x;
-      if (of_item == -INFINITY) continue;
-      sum += p.block_sums[slot * p.blocks + block] *
-             (sm90::ptx::Exp2(of_item - softmax.maximum[row]) * softmax.inverse[row]);
+    if (item <= last_item) {
+      const float2* const of_item = p.items_of + first_slot * p.items + item;
+      const float* const of_block = p.block_sums + first_slot * p.blocks + block;
+#pragma unroll 8
+      for (int row = 0; row < rows; ++row) {
+        sum += of_block[int64_t{row} * p.blocks] * of_item[int64_t{row} * p.items].x;
+      }
     }
     const int rounded = __float2int_rn(sum * static_cast<float>(1 << kMassBits));
     mass[block - first] = rounded;
@@ -232,7 +229,8 @@ absl::Status ChooseByAntidiagonals(const TokenMajor<const __nv_bfloat16>& q,
   CUtensorMap query_map = {}, key_map = {};
   if (batches.rows > 0) {
     ASSIGN_OR_RETURN(query_map, sm90::LoadGroupMap(q, step.stride, kScoreRows, kName));
-    ASSIGN_OR_RETURN(key_map, sm90::LoadGroupMap(k, step.stride, kScoreColumns, kName));
+    ASSIGN_OR_RETURN(key_map,
+                     sm90::LoadGroupMap(k, step.stride, kScoreColumns / kScoreCluster, kName));
   }
   RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                             sizeof(ScoreShared)),
@@ -251,6 +249,7 @@ absl::Status ChooseByAntidiagonals(const TokenMajor<const __nv_bfloat16>& q,
       .layout = step.query_layout,
       .seen = step.seen,
       .stride = step.stride,
+      .stride_log2 = std::countr_zero(static_cast<unsigned>(step.stride)),
       .head_blocks = q.head_dim / 64,
       .group = q.heads / k.heads,
       .blocks = static_cast<int>(batches.blocks),
@@ -280,8 +279,8 @@ absl::Status ChooseByAntidiagonals(const TokenMajor<const __nv_bfloat16>& q,
       params.rows = static_cast<int>(
           std::clamp<int64_t>(batches.rows - params.first_row, 0, batches.rows_at_once));
       if (params.rows > 0) {
-        kernel<<<multiprocessors, kScoreThreads, sizeof(ScoreShared), stream>>>(params, query_map,
-                                                                                key_map);
+        kernel<<<multiprocessors / kScoreCluster * kScoreCluster, kScoreThreads,
+                 sizeof(ScoreShared), stream>>>(params, query_map, key_map);
         RETURN_IF_CUDA_ERROR(cudaGetLastError(), "ChooseByAntidiagonals: scores");
       }
       const int tiles =

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -63,7 +64,8 @@ class TileMasses {
 
  private:
   int64_t LastGroup(int64_t row) const {
-    return LastGroupOf(step_.seen, step_.query_layout, step_.stride, row);
+    return LastGroupOf(step_.seen, step_.query_layout,
+                       std::countr_zero(static_cast<uint32_t>(step_.stride)), row);
   }
 
   // The softmax of groups [start, last], by block.

@@ -21,6 +21,19 @@ __device__ __forceinline__ void ClusterSync() {
           : "memory");
 }
 
+// Arrives at the barrier that block `rank` has where `barrier` lies here. Says that products which
+// were waited for have read shared memory; other accesses to memory are not ordered by it.
+__device__ __forceinline__ void MbarrierArriveAt(Mbarrier* barrier, int rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 bar;\n"
+      "mapa.shared::cluster.u32 bar, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [bar];\n"
+      "}" ::"r"(SmemAddress(barrier)),
+      "r"(rank)
+      : "memory");
+}
+
 // Writes two floats into block `rank`, at the place that `to` (8-byte aligned) has here, and counts
 // 8 bytes towards that block's `barrier`. Needs no fence: whoever waits for the barrier sees them.
 __device__ __forceinline__ void SendFloats(float* to, Mbarrier* barrier, int rank, float x,

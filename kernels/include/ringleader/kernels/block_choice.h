@@ -87,12 +87,13 @@ struct PackKeysStep {
   void* packed = nullptr;  // [n, kv_heads, head_dim], of k's type
 };
 
-// The last whole group of `stride` keys of which local group `row` of queries sees a key.
+// The last whole group of 1 << stride_log2 keys of which local group `row` of queries, as many,
+// sees a key.
 RINGLEADER_HOST_DEVICE inline int64_t LastGroupOf(const SeenKeys& seen, const ShardLayout& layout,
-                                                  int32_t stride, int64_t row) {
-  if (seen.intervals == nullptr) return layout.Position(row * stride) / stride;  // its own
-  const int64_t last = seen.Last(layout, (row + 1) * stride - 1) / stride,
-                whole = layout.tokens / stride;
+                                                  int32_t stride_log2, int64_t row) {
+  if (seen.intervals == nullptr) return layout.Position(row << stride_log2) >> stride_log2;  // own
+  const int64_t last = seen.Last(layout, ((row + 1) << stride_log2) - 1) >> stride_log2,
+                whole = layout.tokens >> stride_log2;
   return last < whole ? last : whole - 1;
 }
 
