@@ -14,8 +14,7 @@ fail() { echo "FAILED: $*" >&2; tail -n 20 "$run"/logs/*.log >&2 || true; exit 1
 
 eval "$(declare -f free_port | sed '1s/free_port/truly_free_port/')"
 taken=$(truly_free_port)
-take() { start taker python3 -m http.server --bind 127.0.0.1 "$taken"; }
-take
+start taker python3 -m http.server --bind 127.0.0.1 "$taken"
 for ((i = 0; ; ++i)); do
   curl -fs "http://127.0.0.1:$taken" >"$run/logs/curl.log" 2>&1 && break
   ((i < 300)) || fail "nobody took the port"

@@ -87,7 +87,10 @@ __global__ void __launch_bounds__(kKeepThreads, 4)
       const float* const of_block = p.block_sums + first_slot * p.blocks + block;
 #pragma unroll 8
       for (int row = 0; row < rows; ++row) {
-        sum += of_block[int64_t{row} * p.blocks] * of_item[int64_t{row} * p.items].x;
+        const float share = of_item[int64_t{row} * p.items].x;
+        // Sums of a row that is no number are none either: it has no mass, and the others have
+        // theirs.
+        if (share > 0) sum += of_block[int64_t{row} * p.blocks] * share;
       }
     }
     const int rounded = __float2int_rn(sum * static_cast<float>(1 << kMassBits));

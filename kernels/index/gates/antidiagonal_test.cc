@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <random>
 #include <string>
 #include <tuple>
@@ -207,6 +208,20 @@ TEST_F(AntidiagonalTest, BatchesAreWhole) {
   }
   const std::vector<uint32_t> alone = Choose(last, k, step, {.tokens = tokens}, Causal(tokens));
   EXPECT_TRUE(std::equal(alone.begin(), alone.end(), chosen.end() - std::ssize(alone)));
+}
+
+// A query that is no number takes the mass of its group of queries and of no others.
+TEST_F(AntidiagonalTest, WhatIsNoNumberHasNoMass) {
+  const int64_t tokens = 1024;
+  Rows q = Random(tokens, 2, 64);
+  const Rows k = Random(tokens, 1, 64);
+  const AntidiagonalGateStep step = {.tile = 64, .stride = 8, .scale = 0.01f, .threshold = 1.0f};
+  const std::vector<uint32_t> all = Choose(q, k, step, {.tokens = tokens}, Causal(tokens));
+  int64_t kept = 0;
+  for (const uint32_t word : all) kept += __builtin_popcount(word);
+  EXPECT_EQ(kept, 2 * 16 * 17 / 2);  // whatever is seen has mass
+  q.bf16[700 * q.width() + 3] = __float2bfloat16_rn(NAN);
+  EXPECT_EQ(Choose(q, k, step, {.tokens = tokens}, Causal(tokens)), all);
 }
 
 TEST(AntidiagonalArgumentsTest, ErrorsNameTheArgumentAndWhatIsAllowed) {
