@@ -16,6 +16,9 @@ namespace {
 // Predicted times this near to each other are even, and nothing is gained by bringing them nearer.
 constexpr double kEven = 1.02, kAlike = 1.002;
 
+// Which documents are spread whether or not a rank has room for them: [documents].
+using Chosen = std::vector<bool>;
+
 class DocumentDealer {
  public:
   DocumentDealer(std::span<const int64_t> tokens, int ranks, const SampleWeights& weights)
@@ -24,6 +27,8 @@ class DocumentDealer {
         share_(std::accumulate(tokens.begin(), tokens.end(), int64_t{0}) / ranks),
         by_length_(tokens.size()) {
     for (const int64_t length : tokens) {
+      travel_.push_back(weights.TravelMicroseconds(static_cast<uint64_t>(length)));
+      all_travel_ += travel_.back();
       microseconds_.push_back(weights.Microseconds(static_cast<uint64_t>(length)));
       attention_.push_back(weights.AttentionMicroseconds(static_cast<uint64_t>(length)));
       all_microseconds_ += microseconds_.back();
@@ -36,30 +41,26 @@ class DocumentDealer {
 
   DocumentDealing Deal(int64_t stripe) const {
     // All documents stay whole where they fill the ranks exactly: nothing travels.
-    DocumentDealing dealing = SpreadLongest(0, share_, stripe);
-    if (dealing.imbalance <= kEven && NoneIsSpread(dealing.holders)) return dealing;
-    // Otherwise every rank holds at least one stripe of those that are spread.
+    const DocumentDealing whole = SpreadAtLeast(Chosen(tokens_.size()), share_, stripe);
+    const bool none_is_spread = NoneIsSpread(whole.holders);
+    if (none_is_spread && IsGood(whole)) return whole;
     DocumentDealing best = {.holders = std::vector<std::optional<int>>(tokens_.size())};
-    const std::vector<double> times = Times(best.holders, stripe);
-    if (!times.empty()) best.imbalance = MostOverMean(times);
-    for (size_t spread = 0; spread < tokens_.size(); spread += 1 + spread / 8) {
-      if (share_ <= stripe) break;
-      dealing = SpreadLongest(spread, share_ - stripe, stripe);
-      if (NoneIsSpread(dealing.holders)) continue;
-      if (dealing.imbalance <= kEven) return dealing;
-      if (dealing.imbalance < best.imbalance) best = std::move(dealing);
-    }
-    return best;
+    Time(stripe, &best);
+    if (none_is_spread && Cost(whole) < Cost(best)) best = whole;
+    if (share_ <= stripe) return best;
+    // Otherwise every rank holds at least one stripe of those that are spread.
+    return Search(std::move(best), [&](const Chosen& chosen) {
+      DocumentDealing dealing = SpreadAtLeast(chosen, share_ - stripe, stripe);
+      if (NoneIsSpread(dealing.holders)) {
+        dealing.imbalance = std::numeric_limits<double>::infinity();
+      }
+      return dealing;
+    });
   }
 
   DocumentDealing DealApart(int64_t stripe) const {
-    DocumentDealing best = SpreadApart(0, stripe);
-    for (size_t spread = 1; best.imbalance > kEven && spread <= tokens_.size();
-         spread += 1 + spread / 8) {
-      DocumentDealing dealing = SpreadApart(spread, stripe);
-      if (dealing.imbalance < best.imbalance) best = std::move(dealing);
-    }
-    return best;
+    return Search(SpreadApart(Chosen(tokens_.size()), stripe),
+                  [&](const Chosen& chosen) { return SpreadApart(chosen, stripe); });
   }
 
  private:
@@ -73,23 +74,89 @@ class DocumentDealer {
     std::optional<size_t> away = {}, back = {};
   };
 
+  // What the ranks that share the sequence take, in microseconds: the one that takes longest, and
+  // what travels, of which nothing is counted as hidden. Tokens for which memory is not planned
+  // count a thousandfold.
+  double Cost(const DocumentDealing& dealing) const {
+    const double crowding = all_travel_ > 0 ? std::max(0.0, dealing.token_imbalance - kEven) : 0;
+    return (dealing.imbalance + 1e3 * crowding) * Mean() + dealing.travel_microseconds;
+  }
+  double Mean() const { return static_cast<double>(all_microseconds_) / ranks_; }
+
+  // Whether no other dealing is worth a look.
+  bool IsGood(const DocumentDealing& dealing) const {
+    return all_travel_ > 0 ? Cost(dealing) <= kAlike * Mean() : dealing.imbalance <= kEven;
+  }
+
+  // The best of `best` and what `deal` makes of documents to be spread: of the longest, ever more
+  // of them; and where it is known what travelling takes, of what is found from the best of those
+  // and from none.
+  template <typename Deal>
+  DocumentDealing Search(DocumentDealing best, const Deal& deal) const {
+    Chosen chosen(tokens_.size()), best_chosen = chosen;
+    double travel = 0;
+    for (size_t spread = 0, next = 0; next <= tokens_.size(); next += 1 + next / 8) {
+      for (; spread < next; ++spread) {
+        chosen[by_length_[spread]] = true;
+        travel += travel_[by_length_[spread]];
+      }
+      if (travel > 0 && Mean() + travel >= Cost(best)) break;
+      DocumentDealing dealing = deal(chosen);
+      // Where nothing is known of travelling, fewer are as good as more that are no more than even.
+      const bool is_enough = IsGood(dealing);
+      if (Cost(dealing) < Cost(best) || (is_enough && all_travel_ == 0)) {
+        best = std::move(dealing);
+        best_chosen = chosen;
+      }
+      if (is_enough) return best;
+    }
+    if (all_travel_ == 0) return best;
+    for (const Chosen& start : {best_chosen, Chosen(tokens_.size())}) {
+      DocumentDealing dealing = Improve(start, deal);
+      if (Cost(dealing) < Cost(best)) best = std::move(dealing);
+      if (IsGood(best)) break;
+    }
+    return best;
+  }
+
+  // Spreads one document more or one less, the one with which most is gained, as long as anything
+  // is and there is time.
+  template <typename Deal>
+  DocumentDealing Improve(Chosen chosen, const Deal& deal) const {
+    constexpr size_t kMostTries = 96, kFewestTries = 8, kMostWork = 65536;
+    DocumentDealing best = deal(chosen);
+    size_t tries = std::clamp(kMostWork / (tokens_.size() + 8 * ranks_), kFewestTries, kMostTries);
+    for (;;) {
+      std::optional<size_t> changed;
+      for (size_t i = 0; i < by_length_.size() && tries > 0; ++i, --tries) {
+        chosen[by_length_[i]].flip();
+        DocumentDealing dealing = deal(chosen);
+        chosen[by_length_[i]].flip();
+        if (Cost(dealing) >= Cost(best)) continue;
+        best = std::move(dealing);
+        changed = by_length_[i];
+      }
+      if (!changed.has_value() || IsGood(best)) return best;
+      chosen[*changed].flip();
+    }
+  }
+
   static bool NoneIsSpread(const std::vector<std::optional<int>>& holders) {
     return std::ranges::all_of(holders, [](const auto& holder) { return holder.has_value(); });
   }
 
-  // Spreads the `spread` longest, and those that find no room in `room` tokens a rank. Whole ones
-  // are placed as if a token of spread ones took as long on every rank; how far ranks are off that
+  // Spreads the chosen ones, and those that find no room in `room` tokens a rank. Whole ones are
+  // placed as if a token of spread ones took as long on every rank; how far ranks are off that
   // then counts when they are placed again.
-  DocumentDealing SpreadLongest(size_t spread, int64_t room, int64_t stripe) const {
+  DocumentDealing SpreadAtLeast(const Chosen& chosen, int64_t room, int64_t stripe) const {
     constexpr int kRounds = 6;
     DocumentDealing best = {.holders = {}, .imbalance = std::numeric_limits<double>::infinity()};
     std::vector<double> ahead(ranks_, 0);  // how much more a rank takes than placing takes it for
     for (int round = 0; round < kRounds && best.imbalance > kAlike; ++round) {
       std::vector<double> load = ahead;
-      DocumentDealing dealing = PlaceWhole(spread, room, load);
-      const std::vector<double> times = Times(dealing.holders, stripe);
+      DocumentDealing dealing = PlaceWhole(chosen, room, load);
+      const std::vector<double> times = Time(stripe, &dealing);
       if (times.empty()) break;
-      dealing.imbalance = MostOverMean(times);
       const double apart = (Sum(times) - Sum(load)) / ranks_;
       for (int rank = 0; rank < ranks_; ++rank) ahead[rank] += times[rank] - load[rank] - apart;
       if (dealing.imbalance >= best.imbalance) break;
@@ -101,21 +168,22 @@ class DocumentDealer {
 
   // One such dealing, without its imbalance. `load`: what ranks take already; returns what they
   // take then, less what spread documents take on a rank that holds no whole ones.
-  DocumentDealing PlaceWhole(size_t spread, int64_t room, std::vector<double>& load) const {
+  DocumentDealing PlaceWhole(const Chosen& chosen, int64_t room, std::vector<double>& load) const {
     DocumentDealing dealing = {.holders = std::vector<std::optional<int>>(tokens_.size())};
     int64_t spread_tokens = 0, spread_time = 0;
-    for (size_t i = 0; i < spread; ++i) {
-      spread_tokens += tokens_[by_length_[i]];
-      spread_time += microseconds_[by_length_[i]];
+    for (size_t i = 0; i < chosen.size(); ++i) {
+      if (!chosen[i]) continue;
+      spread_tokens += tokens_[i];
+      spread_time += microseconds_[i];
     }
     // A whole document keeps as many tokens of spread ones off its rank.
     std::vector<Placed> added;
-    for (size_t i = spread; i < by_length_.size(); ++i) {
-      const size_t document = by_length_[i];
-      const double saved = spread == 0 ? 0
-                                       : static_cast<double>(tokens_[document]) *
-                                             static_cast<double>(spread_time) /
-                                             static_cast<double>(spread_tokens);
+    for (const size_t document : by_length_) {
+      if (chosen[document]) continue;
+      const double saved = spread_tokens == 0 ? 0
+                                              : static_cast<double>(tokens_[document]) *
+                                                    static_cast<double>(spread_time) /
+                                                    static_cast<double>(spread_tokens);
       added.push_back({static_cast<double>(microseconds_[document]) - saved, document});
     }
     std::ranges::stable_sort(added, std::greater(),
@@ -216,9 +284,9 @@ class DocumentDealer {
     }
   }
 
-  // Spreads the `spread` longest. The others go to the rank that ends first of those with room, or
+  // Spreads the chosen ones. The others go to the rank that ends first of those with room, or
   // else to that with most room.
-  DocumentDealing SpreadApart(size_t spread, int64_t stripe) const {
+  DocumentDealing SpreadApart(const Chosen& chosen, int64_t stripe) const {
     DocumentDealing dealing = {.holders = std::vector<std::optional<int>>(tokens_.size())};
     std::vector<double> load(ranks_, 0);
     std::vector<int64_t> held(ranks_, 0);
@@ -228,10 +296,9 @@ class DocumentDealer {
                     static_cast<double>(tokens_[document]);
     };
     const auto room = static_cast<int64_t>(kEven * static_cast<double>(share_));
-    for (size_t i = 0; i < by_length_.size(); ++i) {
-      const size_t document = by_length_[i];
+    for (const size_t document : by_length_) {
       const int64_t length = tokens_[document];
-      if (i < spread) {
+      if (chosen[document]) {
         for (int rank = 0; rank < ranks_; ++rank) {
           add(rank, document, ring::DocumentLayout::HeldOf(length, rank, ranks_, stripe));
         }
@@ -245,7 +312,9 @@ class DocumentDealer {
       dealing.holders[document] = best;
       add(best, document, length);
     }
-    dealing.imbalance = std::max(MostOverMean(load), MostOverMean(held));
+    dealing.token_imbalance = MostOverMean(held);
+    dealing.imbalance = std::max(MostOverMean(load), dealing.token_imbalance);
+    dealing.travel_microseconds = TravelOf(dealing.holders);
     return dealing;
   }
 
@@ -260,25 +329,41 @@ class DocumentDealer {
     return std::accumulate(values.begin(), values.end(), 0.0);
   }
 
-  // What each rank takes, [ranks]; empty if documents cannot lie so. A token of a spread document
-  // takes as much of its attention as it has keys, and of the rest as much as any other.
-  std::vector<double> Times(const std::vector<std::optional<int>>& holders, int64_t stripe) const {
+  // What each rank takes, [ranks], which the dealing then has, too, with what travels; empty, and
+  // nothing is set, if documents cannot lie so. A token of a spread document takes as much of its
+  // attention as it has keys, and of the rest as much as any other.
+  std::vector<double> Time(int64_t stripe, DocumentDealing* dealing) const {
+    const std::vector<std::optional<int>>& holders = dealing->holders;
     std::vector<double> times(ranks_, 0);
     for (size_t i = 0; i < tokens_.size(); ++i) {
       if (holders[i].has_value()) times[*holders[i]] += static_cast<double>(microseconds_[i]);
     }
-    if (NoneIsSpread(holders)) return times;
-    const auto layout = ring::DocumentLayout::Create(share_ * ranks_, firsts_, holders, ranks_,
-                                                     static_cast<int>(stripe));
-    if (!layout.ok()) return {};
-    layout->VisitSpread([&](int rank, size_t document, int64_t first, int64_t count) {
-      const auto all = static_cast<double>(tokens_[document]), n = static_cast<double>(count);
-      const auto before = static_cast<double>(first - firsts_[document]);
-      const auto attention = static_cast<double>(attention_[document]);
-      times[rank] += (static_cast<double>(microseconds_[document]) - attention) * n / all +
-                     attention * n * (2 * before + n) / (all * all);
-    });
+    if (!NoneIsSpread(holders)) {
+      const auto layout = ring::DocumentLayout::Create(share_ * ranks_, firsts_, holders, ranks_,
+                                                       static_cast<int>(stripe));
+      if (!layout.ok()) return {};
+      layout->VisitSpread([&](int rank, size_t document, int64_t first, int64_t count) {
+        const auto all = static_cast<double>(tokens_[document]), n = static_cast<double>(count);
+        const auto before = static_cast<double>(first - firsts_[document]);
+        const auto attention = static_cast<double>(attention_[document]);
+        times[rank] += (static_cast<double>(microseconds_[document]) - attention) * n / all +
+                       attention * n * (2 * before + n) / (all * all);
+      });
+      std::vector<int64_t> spread(ranks_);
+      for (int rank = 0; rank < ranks_; ++rank) spread[rank] = layout->spread_tokens()[rank];
+      dealing->travel_microseconds = TravelOf(holders) * MostOverMean(spread);
+    }
+    dealing->imbalance = MostOverMean(times);
     return times;
+  }
+
+  // Of spread documents, if ranks hold as much of them.
+  double TravelOf(const std::vector<std::optional<int>>& holders) const {
+    double travel = 0;
+    for (size_t i = 0; i < tokens_.size(); ++i) {
+      if (!holders[i].has_value()) travel += travel_[i];
+    }
+    return travel;
   }
 
   const std::span<const int64_t> tokens_;
@@ -287,7 +372,9 @@ class DocumentDealer {
   std::vector<int64_t> firsts_;        // tokens before each document
   std::vector<int64_t> microseconds_;  // of each document
   std::vector<int64_t> attention_;     // what of them is attention's
+  std::vector<double> travel_;         // what each takes to travel where it is spread
   int64_t all_microseconds_ = 0;
+  double all_travel_ = 0;
   std::vector<size_t> by_length_;  // documents, the longest first
 };
 

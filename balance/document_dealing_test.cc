@@ -1,7 +1,9 @@
 #include "balance/document_dealing.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <random>
@@ -40,14 +42,15 @@ double MostOverMean(const std::vector<double>& values) {
   return *std::ranges::max_element(values) * static_cast<double>(values.size()) / sum;
 }
 
-// As Weights(), of which the square is attention's.
-SampleWeights WeightsOfAttention() {
+// As Weights(), of which the square is attention's. `travel`: milliseconds of a token.
+SampleWeights WeightsOfAttention(double travel = 0) {
   std::vector<SampleWeight> rows;
   for (uint64_t tokens = 64; tokens <= 1 << 20; tokens *= 2) {
     const auto n = static_cast<double>(tokens);
     rows.push_back({.tokens = tokens,
                     .milliseconds = n * 1e-3 + n * n * 1e-7,
-                    .attention_milliseconds = n * n * 1e-7});
+                    .attention_milliseconds = n * n * 1e-7,
+                    .travel_milliseconds = n * travel});
   }
   return *SampleWeights::Create(rows);
 }
@@ -178,6 +181,115 @@ TEST(DocumentDealingTest, WhatSpreadDocumentsTakeIsCountedWhereTheirTokensLie) {
         << trial;
   }
   EXPECT_GE(some_spread, 20) << "documents of both kinds";
+}
+
+int64_t SpreadTokens(const std::vector<int64_t>& lengths, const DocumentDealing& dealing) {
+  int64_t tokens = 0;
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    if (!dealing.holders[i].has_value()) tokens += lengths[i];
+  }
+  return tokens;
+}
+
+// What a step takes, in milliseconds, of which nothing that travels is hidden: `travel` a token, of
+// as many on all ranks as the one that holds most of them has.
+double Cost(const std::vector<int64_t>& lengths, const DocumentDealing& dealing, int ranks,
+            int64_t stripe, const SampleWeights& weights, double travel) {
+  double all = 0;
+  std::vector<int64_t> firsts;
+  int64_t tokens = 0;
+  for (const int64_t length : lengths) {
+    all += 1e-3 * static_cast<double>(weights.Microseconds(static_cast<uint64_t>(length)));
+    firsts.push_back(tokens);
+    tokens += length;
+  }
+  auto travelling = static_cast<double>(SpreadTokens(lengths, dealing));
+  const auto layout = ring::DocumentLayout::Create(tokens, firsts, dealing.holders, ranks,
+                                                   static_cast<int>(stripe));
+  if (dealing.token_imbalance == 1 && layout.ok()) {
+    travelling = 0;
+    for (int rank = 0; rank < ranks; ++rank) {
+      travelling = std::max(travelling, static_cast<double>(layout->spread_tokens()[rank] * ranks));
+    }
+  }
+  return dealing.imbalance * all / ranks + travel * travelling;
+}
+
+// What travels is weighed against ranks that wait for each other: the slower the links, the fewer
+// tokens are spread, and no dealing takes longer than the one that goes by evenness alone.
+TEST(DocumentDealingTest, TheSlowerTheLinksTheFewerTokensTravel) {
+  for (const bool apart : {false, true}) {
+    std::mt19937 random(15);
+    const auto deal = apart ? DealDocumentsApart : DealDocuments;
+    int shorter = 0, evener = 0;
+    double spread_fast = 0, spread_slow = 0, spread_slower = 0;
+    for (int trial = 0; trial < 60; ++trial) {
+      const int ranks = 2 << trial % 3;
+      const std::vector<int64_t> lengths =
+          RandomLengths(int64_t{32768} * ranks, 256, 65536, random);
+      const DocumentDealing even = deal(lengths, ranks, 128, WeightsOfAttention());
+      const auto priced = [&](double travel, double* spread) {
+        DocumentDealing dealing = deal(lengths, ranks, 128, WeightsOfAttention(travel));
+        *spread += static_cast<double>(SpreadTokens(lengths, dealing));
+        const double cost = Cost(lengths, dealing, ranks, 128, WeightsOfAttention(), travel),
+                     before = Cost(lengths, even, ranks, 128, WeightsOfAttention(), travel);
+        if (even.token_imbalance <= 1.02) {
+          EXPECT_LE(cost, before * (1 + 1e-9)) << trial;
+          EXPECT_LE(dealing.token_imbalance, 1.02) << "for which memory is planned";
+        }
+        shorter += cost < 0.99 * before ? 1 : 0;
+        return dealing;
+      };
+      const DocumentDealing fast = priced(1e-6, &spread_fast);
+      evener += fast.imbalance < even.imbalance - 1e-3 ? 1 : 0;
+      priced(3e-4, &spread_slow);
+      priced(3e-3, &spread_slower);
+    }
+    EXPECT_LT(spread_slow, 0.9 * spread_fast);
+    EXPECT_LT(spread_slower, 0.97 * spread_slow);
+    EXPECT_GE(shorter, 30);
+    EXPECT_GE(evener, 20) << "fast links are no reason to stop at 2 %";
+  }
+}
+
+// Of a few documents on two ranks every dealing is tried here.
+TEST(DocumentDealingTest, FewDocumentsAreDealtNearlyAsWellAsTheyCanBe) {
+  std::mt19937 random(16);
+  constexpr int kStripe = 64, kShare = 4096;
+  double worst = 1, sum = 0;
+  constexpr int kTrials = 12;
+  for (int trial = 0; trial < kTrials; ++trial) {
+    const double travel = std::array{1e-5, 2e-4, 2e-3}[trial % 3];
+    std::vector<int64_t> lengths = RandomLengths(2 * kShare, 300, 6000, random);
+    while (lengths.size() > 7) {
+      lengths[lengths.size() - 2] += lengths.back();
+      lengths.pop_back();
+    }
+    const SampleWeights weights = WeightsOfAttention(travel);
+    const DocumentDealing dealing = DealDocuments(lengths, 2, kStripe, weights);
+    std::vector<int64_t> firsts = {0};
+    for (const int64_t length : lengths) firsts.push_back(firsts.back() + length);
+    firsts.pop_back();
+    double best = std::numeric_limits<double>::infinity();
+    DocumentDealing tried = {.holders = std::vector<std::optional<int>>(lengths.size())};
+    const auto all = static_cast<int>(std::pow(3, lengths.size()));
+    for (int number = 0; number < all; ++number) {
+      for (int i = 0, rest = number; i < std::ssize(lengths); ++i, rest /= 3) {
+        tried.holders[i] = rest % 3 == 2 ? std::nullopt : std::optional(rest % 3);
+      }
+      if (!ring::DocumentLayout::Create(2 * kShare, firsts, tried.holders, 2, kStripe).ok()) {
+        continue;
+      }
+      tried.imbalance = Imbalance(lengths, tried.holders, 2, kStripe, weights);
+      best = std::min(best, Cost(lengths, tried, 2, kStripe, weights, travel));
+    }
+    const double ratio = Cost(lengths, dealing, 2, kStripe, weights, travel) / best;
+    EXPECT_GE(ratio, 1 - 1e-6) << trial;
+    worst = std::max(worst, ratio);
+    sum += ratio;
+  }
+  EXPECT_LE(worst, 1.05);
+  EXPECT_LE(sum / kTrials, 1.01);
 }
 
 // Where no number of spread documents makes ranks even, the one that comes nearest counts.

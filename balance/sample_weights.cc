@@ -18,18 +18,20 @@ constexpr double kMostMilliseconds = 3.2e10;
 absl::StatusOr<SampleWeights> SampleWeights::Create(std::vector<SampleWeight> rows) {
   SampleWeight last;
   for (const SampleWeight& row : rows) {
-    const bool is_number = row.milliseconds >= 0 && row.milliseconds <= kMostMilliseconds &&
-                           row.attention_milliseconds >= 0 &&
-                           row.attention_milliseconds <= row.milliseconds;
+    const bool is_number =
+        row.milliseconds >= 0 && row.milliseconds <= kMostMilliseconds &&
+        row.attention_milliseconds >= 0 && row.attention_milliseconds <= row.milliseconds &&
+        row.travel_milliseconds >= 0 && row.travel_milliseconds <= kMostMilliseconds;
     if (is_number && row.tokens > last.tokens && row.milliseconds >= last.milliseconds) {
       last = row;
       continue;
     }
     return absl::InvalidArgumentError(absl::StrFormat(
-        "sample weights: %d tokens in %g ms (attention %g) after %d in %g ms; tokens and "
-        "milliseconds ascend, up to %g ms, and attention's are a part of them",
-        row.tokens, row.milliseconds, row.attention_milliseconds, last.tokens, last.milliseconds,
-        kMostMilliseconds));
+        "sample weights: %d tokens in %g ms (attention %g, travel %g) after %d in %g ms; tokens "
+        "and milliseconds ascend, up to %g ms, attention's are a part of them, and travel's are "
+        "not negative",
+        row.tokens, row.milliseconds, row.attention_milliseconds, row.travel_milliseconds,
+        last.tokens, last.milliseconds, kMostMilliseconds));
   }
   SampleWeights weights;
   weights.rows_ = std::move(rows);
@@ -65,6 +67,10 @@ int64_t SampleWeights::AttentionMicroseconds(uint64_t tokens) const {
   const double milliseconds = Interpolate(tokens, &SampleWeight::attention_milliseconds);
   return std::min(std::llround(std::min(milliseconds, kMostMilliseconds) * 1e3),
                   static_cast<long long>(Microseconds(tokens)));
+}
+
+double SampleWeights::TravelMicroseconds(uint64_t tokens) const {
+  return rows_.empty() ? 0 : 1e3 * Interpolate(tokens, &SampleWeight::travel_milliseconds);
 }
 
 uint64_t SampleWeights::BinOf(uint64_t tokens) const {

@@ -15,6 +15,9 @@ struct SampleWeight {
   uint64_t tokens = 0;
   double milliseconds = 0;
   double attention_milliseconds = 0;  // a part of milliseconds
+  // Not a part of them: what its keys, values and their gradients take to travel where it is a
+  // document that is spread over ranks.
+  double travel_milliseconds = 0;
 
   bool operator==(const SampleWeight&) const = default;
 };
@@ -26,13 +29,16 @@ class SampleWeights {
   // A sample weighs as many microseconds as it has tokens.
   SampleWeights() = default;
   // INVALID_ARGUMENT unless tokens ascend strictly, milliseconds are finite, not negative and do
-  // not descend, and attention's are a part of them. No rows: as above.
+  // not descend, attention's are a part of them, and so are travel's finite and not negative. No
+  // rows: as above.
   static absl::StatusOr<SampleWeights> Create(std::vector<SampleWeight> rows);
 
   // Returns at least 1; outside of the rows, by the line from the origin through the nearest.
   int64_t Microseconds(uint64_t tokens) const;
   // Returns what attention takes of Microseconds(); 0 where the rows do not say.
   int64_t AttentionMicroseconds(uint64_t tokens) const;
+  // Returns what its keys take to travel where it is spread; 0 where the rows do not say.
+  double TravelMicroseconds(uint64_t tokens) const;
   // Returns the bin by which figures of a length are kept: the tokens of the first row with at
   // least so many, or of the last row; without rows, the next power of two.
   uint64_t BinOf(uint64_t tokens) const;

@@ -52,6 +52,22 @@ TEST(SampleWeightsTest, WhatDoesNotGrowDoesNotBulgeBetweenRows) {
   }
 }
 
+TEST(SampleWeightsTest, TravelIsNoPartOfThem) {
+  const auto weights =
+      SampleWeights::Create({{.tokens = 100, .milliseconds = 2.0, .travel_milliseconds = 3.0},
+                             {.tokens = 200, .milliseconds = 6.0, .travel_milliseconds = 6.0}});
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  EXPECT_EQ(weights->Microseconds(100), 2000);
+  EXPECT_DOUBLE_EQ(weights->TravelMicroseconds(150), 4500);
+  EXPECT_DOUBLE_EQ(weights->TravelMicroseconds(400), 12000);
+  EXPECT_EQ(SampleWeights::Create({{100, 2.0}})->TravelMicroseconds(100), 0);
+  EXPECT_EQ(SampleWeights().TravelMicroseconds(100), 0);
+  for (const double travel : {-1.0, 1e30, std::numeric_limits<double>::quiet_NaN()}) {
+    const auto refused = SampleWeights::Create({{.tokens = 100, .travel_milliseconds = travel}});
+    EXPECT_THAT(std::string(refused.status().message()), HasSubstr("travel")) << travel;
+  }
+}
+
 TEST(SampleWeightsTest, AttentionIsAPartOfThem) {
   const auto weights = SampleWeights::Create({{100, 2.0, 1.0}, {200, 6.0, 4.0}});
   ASSERT_TRUE(weights.ok()) << weights.status();

@@ -322,29 +322,34 @@ def sockets_live_rows(folder):
 
 
 def recall_rows(folder):
-    """The task that tuning moves furthest, of all patterns, in points of its answers; and the mean over tasks. Where it moved
-    no choice that says nothing."""
-    jobs = {(job["pattern"], job["anchor"]): job
+    """The task that tuning moves furthest, of all patterns, in points of its answers, by the mean over seeds; and the mean over
+    tasks. Where it moved no choice that says nothing."""
+    jobs = {(job["pattern"], job["seed"], job["anchor"]): job
             for job in json.loads((pathlib.Path(folder) / "tuning.json").read_text())["jobs"]}
-    moved, is_tuned = {}, True
-    for (pattern, anchor), tuned in jobs.items():
+    by_seed, is_tuned = {}, True  # by pattern and task: points of each seed
+    for (pattern, seed, anchor), tuned in jobs.items():
         if anchor == "none":
             continue
-        fixed = jobs[pattern, "none"]
+        fixed = jobs[pattern, seed, "none"]
         is_tuned = is_tuned and tuned["balance"]["moved"] > 0
         micro_batches = len(tuned["density_per_layer"]) * tuned["samples"]["micro_batches"]
-        print(f"{pattern}, {anchor}: {tuned['balance']['moved'] / micro_batches:.0%} of the choices moved; held-out loss "
+        print(f"{pattern}, seed {seed}: {tuned['balance']['moved'] / micro_batches:.0%} of the choices moved; held-out loss "
               f"{tuned['last_evaluation']['loss'] / fixed['last_evaluation']['loss'] - 1:+.3%}", file=sys.stderr)
         for task, answers in tuned["last_evaluation"]["answers"].items():
             if task == "text" or not answers["asked"]:
                 continue
             of_fixed = fixed["last_evaluation"]["answers"][task]
-            moved[pattern, task] = 100 * (answers["right"] / answers["asked"] - of_fixed["right"] / of_fixed["asked"])
-            print(f"{pattern}, {task}: {of_fixed['right'] / of_fixed['asked']:.1%} with fixed budgets, {moved[pattern, task]:+.2f} "
-                  f"points tuned, of {answers['asked']} asked", file=sys.stderr)
+            moved = 100 * (answers["right"] / answers["asked"] - of_fixed["right"] / of_fixed["asked"])
+            by_seed.setdefault((pattern, task), []).append(moved)
+            print(f"{pattern}, seed {seed}, {task}: {of_fixed['right'] / of_fixed['asked']:.1%} with fixed budgets, "
+                  f"{moved:+.2f} points tuned, of {answers['asked']} asked", file=sys.stderr)
+    moved = {key: statistics.fmean(points) for key, points in by_seed.items()}
+    for (pattern, task), points in moved.items():
+        print(f"{pattern}, {task}: {points:+.2f} points in the mean", file=sys.stderr)
     command, (pattern, task) = "bench/balance.sh --recall", max(moved, key=lambda key: abs(moved[key]))
     worst = abs(moved[pattern, task])
-    return [row(RECALL, worst, 1, worst <= 1 and is_tuned, None, command, pattern=pattern, task=task),
+    return [row(RECALL, worst, 1, worst <= 1 and is_tuned, None, command, pattern=pattern, task=task,
+                points_by_seed=[round(points, 2) for points in by_seed[pattern, task]]),
             row(f"{RECALL}, the mean over tasks and patterns", statistics.fmean(moved.values()), None, None, None, command)]
 
 

@@ -4,9 +4,10 @@
 # bench/results/figures/balance.json, which name the layers where they are not all 36, and the steps to CSV: of each layout the
 # median of STEPS, of an even number the slower of the two in the middle.
 #
-#   bench/document_layout.sh [CSV]       from a checkout or a bundle; GPUS (2), TOKENS, STEPS, LAYERS and BIN may be set; ENGINE=cpu
-#                                        tries the script on two CPU ranks, without rows. Steps have sequences of their own:
-#                                        calls with other STEPS compare other documents
+#   bench/document_layout.sh [CSV]       from a checkout or a bundle; GPUS (2), TOKENS, STEPS, LAYERS and BIN may be set, and
+#                                        SOCKET_GBYTES, what jobs measure of the sockets before they are planned (GB/s; 5.9);
+#                                        ENGINE=cpu tries the script on two CPU ranks, without rows. Steps have sequences of
+#                                        their own: calls with other STEPS compare other documents
 #   bench/document_layout.sh --rows CSV  the rows alone, of steps that were measured before with the same STEPS
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -30,7 +31,7 @@ measure() {  # CSV
   for nodes in 2 1; do
     # Between processes that NCCL takes for machines of their own it goes through sockets, not through what GPUs share.
     NCCL_IB_DISABLE=1 "$bin/training_bench" --engine "$engine" --config "$config" --gpus "$gpus" --nodes $nodes --tokens "$tokens" --mode dense --ring flat \
-      --layout striped,documents --documents ProLong-like --steps "$steps" --timeout 900 --commit "$commit" \
+      --inter-node-gbytes "${SOCKET_GBYTES:-5.9}" --layout striped,documents --documents ProLong-like --steps "$steps" --timeout 900 --commit "$commit" \
       --hardware "$hardware" --csv "$csv.part"
     cat "$csv.part" >>"$csv"
     rm "$csv.part"

@@ -5,7 +5,7 @@
 //   training_bench [--tokens 32768,131072] [--gpus 1,2,4] [--mode dense,sparse] [--ring flat]
 //       [--nodes 1] [--steps 3] [--csv FILE] [--profile FOLDER] [--trainer bin/ringleader-trainer]
 //       [--config FILE] [--engine cuda|cpu] [--layout striped,documents] [--documents ProLong-like]
-//       [--precision bfloat16,fp8,fp8_all_layers] [--heads 1,2]
+//       [--precision bfloat16,fp8,fp8_all_layers] [--heads 1,2] [--dense-below 0,4096]
 //
 // Sparse: vertical-slash by top-k, --verticals columns and --slash-share of all block diagonals a
 // head. A pattern's name instead has it visit --density of the causal tiles. Weights and tokens are
@@ -29,6 +29,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "bench/length_distributions.h"
@@ -55,6 +56,7 @@ struct Flags {
   std::vector<std::string> rings = {"auto"};
   std::vector<std::string> layouts = {"striped"};
   std::vector<std::string> precisions = {"bfloat16"};
+  std::vector<uint64_t> dense_below = {0};
   double peak_tflops = 989;
   int timeout_seconds = 300;
 };
@@ -64,16 +66,19 @@ struct Flags {
   std::exit(1);
 }
 
-// Lengths of documents that are `tokens` together: one, or drawn from the distribution `name`.
+// Lengths of documents that are `tokens` together: one, all of the length that `name` is, or drawn
+// from the distribution of that name.
 std::vector<uint64_t> DocumentLengths(uint64_t tokens, const std::string& name) {
   const auto* const drawn =
       std::find_if(std::begin(kLengthDistributions), std::end(kLengthDistributions),
                    [&](const LengthDistribution& d) { return d.name == name; });
-  if (drawn == std::end(kLengthDistributions)) return {tokens};
+  uint64_t length = 0;
+  const bool are_alike = absl::SimpleAtoi(name, &length) && length > 0;
+  if (drawn == std::end(kLengthDistributions) && !are_alike) return {tokens};
   LengthRandom random(1);
   std::vector<uint64_t> lengths;
   for (uint64_t left = tokens; left > 0; left -= lengths.back()) {
-    lengths.push_back(std::min(left, drawn->draw(random)));
+    lengths.push_back(std::min(left, are_alike ? length : drawn->draw(random)));
   }
   return lengths;
 }
@@ -150,7 +155,7 @@ v1::StepReport Measure(const Flags& flags, const model::ModelConfig& config,
   const int threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / run.gpus);
   const auto spec = MakeSpec(flags.options, run, folder.path());
   if (!spec.ok()) Die(std::string(spec.status().message()));
-  const auto plan = MakePlan(*spec, config, run, flags.options.nodes);
+  const auto plan = MakePlan(*spec, config, run, flags.options);
   if (!plan.ok()) Die(std::string(plan.status().message()));
   FakeAgent agent(folder.path() + "/agent.sock", *spec, *plan, run.gpus, threads);
   agent.Spawn(flags.trainer, folder.path(), flags.options.nodes);
@@ -215,8 +220,8 @@ void PrintSettings(const TokenFolder& folder) {
 
 std::string CsvHeader() {
   std::string header =
-      "date,commit,hardware,model,gpus,nodes,tokens,mode,heads,ring,layout,documents,kv_gradients,"
-      "precision,density,recall,step_seconds,tokens_per_second";
+      "date,commit,hardware,model,gpus,nodes,tokens,mode,heads,ring,layout,documents,dense_below,"
+      "kv_gradients,precision,density,recall,step_seconds,tokens_per_second";
   ForEachPhase({}, [&](const std::string& name, double) { absl::StrAppend(&header, ",", name); });
   return header +
          ",mfu,token_wise_tflops,exposed_share,ring_gib,head_gib,peak_gib,worker_imbalance,"
@@ -233,11 +238,12 @@ std::string CsvRow(const Flags& flags, const TrainingCase& run, const TrainingFi
     absl::StrAppendFormat(&phases, ",%.4f", seconds);
   });
   const CaseOptions& options = flags.options;
-  const std::string head = absl::StrFormat(
-      "%s,%s,%s,%s,%d,%d,%d,%s,%d,%s,%s,%s,%s,%s", date, flags.commit, flags.hardware,
-      std::filesystem::path(options.config).stem().string(), run.gpus, options.nodes, run.tokens,
-      run.mode, run.heads, run.ring, run.layout,
-      options.documents.empty() ? "one" : options.documents, options.kv_gradients, run.precision);
+  const std::string head =
+      absl::StrFormat("%s,%s,%s,%s,%d,%d,%d,%s,%d,%s,%s,%s,%d,%s,%s", date, flags.commit,
+                      flags.hardware, std::filesystem::path(options.config).stem().string(),
+                      run.gpus, options.nodes, run.tokens, run.mode, run.heads, run.ring,
+                      run.layout, options.documents.empty() ? "one" : options.documents,
+                      run.dense_below, options.kv_gradients, run.precision);
   return absl::StrFormat("%s,%.4f,%.3f,%.4f,%.0f%s,%.4f,%.1f,%.4f,%.3f,%.3f,%.2f,%.4f,%.4f,%.4f\n",
                          head, figures.density, figures.recall, figures.step_seconds,
                          figures.tokens_per_second, phases, figures.mfu, figures.token_wise_tflops,
@@ -289,13 +295,21 @@ void AddOptions(CLI::App& app, Flags* flags) {
   app.add_option("--layout", flags->layouts, "striped, documents")
       ->delimiter(',')
       ->check(CLI::IsMember({"striped", "documents"}));
-  app.add_option("--documents", flags->options.documents, "whose lengths documents have")
-      ->check(CLI::IsMember({"LongAlign-like", "ChatQA2-like", "ProLong-like"}));
+  app.add_option("--documents", flags->options.documents,
+                 "whose lengths documents have, or the length of each")
+      ->check(CLI::IsMember({"LongAlign-like", "ChatQA2-like", "ProLong-like"}) |
+              CLI::PositiveNumber);
+  app.add_option("--dense-below", flags->dense_below,
+                 "attention.dense_below of sparse cases, in tokens; 0: off")
+      ->delimiter(',');
   app.add_option("--precision", flags->precisions, "training.precision of the job")
       ->delimiter(',')
       ->check(CLI::IsMember({"bfloat16", "fp8", "fp8_all_layers"}));
   app.add_option("--nodes", flags->options.nodes,
                  "equal parts of the GPUs that NCCL takes for machines")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--inter-node-gbytes", flags->options.inter_node_gbytes,
+                 "GB/s of a GPU to another machine, by which documents are laid out; 45")
       ->check(CLI::PositiveNumber);
   app.add_option("--recompute", flags->options.recompute, "resources.recompute of the job")
       ->check(CLI::IsMember({"auto", "none", "attention_only", "full"}));
@@ -336,6 +350,7 @@ std::vector<TrainingCase> Cases(const Flags& flags) {
   each(flags.rings, &TrainingCase::ring);
   each(flags.layouts, &TrainingCase::layout);
   each(flags.precisions, &TrainingCase::precision);
+  each(flags.dense_below, &TrainingCase::dense_below);
   return cases;
 }
 

@@ -60,12 +60,17 @@ absl::Status SetPattern(const std::string& name, double density, int64_t tokens,
   return absl::OkStatus();
 }
 
-// What documents are predicted to take, as jobs get it on machines that nobody has measured.
-absl::Status SetWeights(v1::JobSpec spec, const model::ModelConfig& config, v1::StepPlan* plan) {
+// What documents are predicted to take, as jobs get it on machines of which only links are known.
+absl::Status SetWeights(v1::JobSpec spec, const model::ModelConfig& config,
+                        const CaseOptions& options, v1::StepPlan* plan) {
   jobspec::ApplyDefaults(&spec);
   spec.mutable_parallelism()->set_layout(v1::ParallelismSpec::DOCUMENTS);
-  const planner::ClusterShape cluster = planner::TypicalCluster(
-      spec.resources().engine(), /*nodes=*/1, static_cast<int>(spec.resources().trainers()));
+  planner::ClusterShape cluster =
+      planner::TypicalCluster(spec.resources().engine(), options.nodes,
+                              static_cast<int>(spec.resources().trainers()) / options.nodes);
+  if (options.inter_node_gbytes > 0) {
+    cluster.inter_node.bytes_per_second = 1e9 * options.inter_node_gbytes;
+  }
   const planner::CostModel costs(spec, config, cluster);
   ASSIGN_OR_RETURN(const v1::StepPlan made, planner::MakePlan(spec, config, cluster, costs));
   *plan->mutable_sample_weights() = made.sample_weights();
@@ -100,6 +105,7 @@ absl::StatusOr<v1::JobSpec> MakeSpec(const CaseOptions& options, const TrainingC
     attention->set_max_slashes(
         static_cast<uint32_t>(static_cast<double>(run.tokens) / 128 * options.slash_share));
   }
+  if (run.mode != "dense" && run.dense_below > 0) attention->set_dense_below(run.dense_below);
   spec.mutable_parallelism()->set_context(run.gpus);
   spec.mutable_parallelism()->set_heads(run.heads);
   spec.mutable_parallelism()->set_data(1);
@@ -130,14 +136,14 @@ absl::StatusOr<v1::JobSpec> MakeSpec(const CaseOptions& options, const TrainingC
 }
 
 absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const model::ModelConfig& config,
-                                      const TrainingCase& run, int nodes) {
+                                      const TrainingCase& run, const CaseOptions& options) {
   v1::StepPlan plan;
   plan.set_version(1);
   plan.set_effective_step(1);
   plan.set_layout(v1::ParallelismSpec::STRIPED);
   if (run.layout == "documents") {
     plan.set_layout(v1::ParallelismSpec::DOCUMENTS);
-    RETURN_IF_ERROR(SetWeights(spec, config, &plan));
+    RETURN_IF_ERROR(SetWeights(spec, config, options, &plan));
   }
   v1::JobSpec job = spec;
   jobspec::ApplyDefaults(&job);
@@ -150,7 +156,7 @@ absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const model::Mode
   if (run.ring == "all_gather") shape->set_kind(v1::ParallelismSpec::ALL_GATHER);
   if (run.ring == "hierarchical") {
     shape->set_kind(v1::ParallelismSpec::HIERARCHICAL);
-    shape->set_inner(std::max(1, ranks / std::max(2, nodes)));
+    shape->set_inner(std::max(1, ranks / std::max(2, options.nodes)));
     shape->set_outer(ranks / shape->inner());
   }
   return plan;

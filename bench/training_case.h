@@ -19,14 +19,16 @@ struct TrainingCase {
   std::string ring = "auto";           // auto, flat, hierarchical or all_gather; auto is flat
   std::string layout = "striped";      // or documents
   std::string precision = "bfloat16";  // training.precision
+  uint64_t dense_below = 0;            // attention.dense_below of sparse cases
 };
 
 // What all cases of a call have alike.
 struct CaseOptions {
   std::string config;  // config.json of the model
   std::string engine = "cuda";
-  std::string documents;  // a LengthDistribution's name; empty: a sequence is one document
-  int nodes = 1;          // machines that NCCL takes the GPUs for, in equal parts
+  std::string documents;         // a LengthDistribution's name; empty: a sequence is one document
+  int nodes = 1;                 // machines that NCCL takes the GPUs for, in equal parts
+  double inter_node_gbytes = 0;  // GB/s of a GPU to another of them, for plans; 0: as is usual
   std::string recompute = "auto", offload = "auto", kv_gradients = "float32";
   int steps = 3;
   // Of sparse cases, a head: columns, and the share of all block diagonals.
@@ -41,9 +43,9 @@ struct CaseOptions {
 absl::StatusOr<v1::JobSpec> MakeSpec(const CaseOptions& options, const TrainingCase& run,
                                      const std::string& folder);
 
-// Its plan: what the case says, and for documents the weights that jobs get on machines that nobody
-// has measured. Errors are those of planner::MakePlan.
+// Its plan: what the case says, and for documents the weights that jobs get on machines of which
+// nobody has measured more than the links between them. Errors are those of planner::MakePlan.
 absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const model::ModelConfig& config,
-                                      const TrainingCase& run, int nodes);
+                                      const TrainingCase& run, const CaseOptions& options);
 
 }  // namespace ringleader::bench

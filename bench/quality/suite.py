@@ -381,16 +381,19 @@ class Suite:
 
     def tune(self, curriculum, init):
         """The same samples with fixed budgets and with tuned ones, by patterns of both kinds: whose scores are masses, and
-        whose are not. What is found is in tuning.json when all is done."""
+        whose are not; with several seeds, as answers move by themselves from run to run. What is found is in tuning.json when
+        all is done."""
         plan, found = self.plan, []
-        for pattern in ("key-groups", "vertical-slash, spread"):
-            for anchor in ("none", "mean"):
-                attention = {**attentions(plan.tuned_density, plan.tokens)[pattern], "balance": {"anchor": anchor}}
-                name = f"{pattern.replace(',', '').replace(' ', '-')}-{anchor}"
-                report = self.job(name, plan.tuned, init, attention, seed=SEED)
-                by_task = ", ".join(f"{task} {share:.1%}" for task, share in shares(report["last_evaluation"]).items())
-                self.say(f"{name}: {report['wall_seconds']:.0f} s, {report['density']:.1%} visited; {by_task}")
-                found.append({**report, "pattern": pattern, "anchor": anchor})
+        for seed in [SEED, *plan.repeat_seeds]:
+            for pattern in ("key-groups", "vertical-slash, spread"):
+                for anchor in ("none", "mean"):
+                    attention = {**attentions(plan.tuned_density, plan.tokens)[pattern], "balance": {"anchor": anchor}}
+                    name = f"{pattern.replace(',', '').replace(' ', '-')}-{anchor}-seed-{seed}"
+                    report = self.job(name, plan.tuned, init, attention, seed=seed)
+                    shutil.rmtree(self.dir / "jobs" / name, ignore_errors=True)  # its model has served
+                    by_task = ", ".join(f"{task} {share:.1%}" for task, share in shares(report["last_evaluation"]).items())
+                    self.say(f"{name}: {report['wall_seconds']:.0f} s, {report['density']:.1%} visited; {by_task}")
+                    found.append({**report, "pattern": pattern, "anchor": anchor, "seed": seed})
         (self.dir / "tuning.json").write_text(json.dumps({"steps": plan.tuned.steps, "jobs": found}, indent=1))
 
     def run(self):

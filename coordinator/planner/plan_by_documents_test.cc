@@ -68,6 +68,32 @@ TEST_F(PlanByDocumentsTest, WhatLiesWholeDoesNotTravel) {
   EXPECT_GT(rows.rbegin()->milliseconds(), 2.5 * (rows.rbegin() + 2)->milliseconds());
 }
 
+// Two ranks send each other the keys and values of half of a spread document, in bf16, forward and
+// backward, and gradients home.
+TEST_F(PlanByDocumentsTest, WeightsSayWhatSpreadDocumentsTakeToTravel) {
+  const auto travel = [&](ParallelismSpec::Layout layout = ParallelismSpec::DOCUMENTS) {
+    const v1::StepPlan plan = Plan(layout, {});
+    if (layout != ParallelismSpec::DOCUMENTS) {
+      EXPECT_TRUE(plan.sample_weights().empty());
+      return 0.0;
+    }
+    const v1::SampleWeight& row = plan.sample_weights(3);
+    const double of_a_token = row.travel_milliseconds() / static_cast<double>(row.tokens());
+    const v1::SampleWeight& last = *plan.sample_weights().rbegin();
+    EXPECT_NEAR(last.travel_milliseconds() / static_cast<double>(last.tokens()), of_a_token, 1e-12);
+    return of_a_token;
+  };
+  const double values = 36 * 2 * 2 * 128 / 2.0;  // layers, keys and values, KV heads, half of them
+  EXPECT_NEAR(travel(), 1e3 * values * (2 + 2 + 4) / 1e9, 1e-9);
+  spec_.mutable_parallelism()->set_kv_gradients(ParallelismSpec::BFLOAT16);
+  EXPECT_NEAR(travel(), 1e3 * values * (2 + 2 + 2) / 1e9, 1e-9);
+  cluster_.inter_node.bytes_per_second = 2e9;
+  EXPECT_NEAR(travel(), 1e3 * values * (2 + 2 + 2) / 2e9, 1e-9);
+  cluster_ = Gpus(1, 2);
+  EXPECT_NEAR(travel(), 1e3 * values * (2 + 2 + 2) / cluster_.intra_node.bytes_per_second, 1e-9);
+  travel(ParallelismSpec::STRIPED);
+}
+
 TEST_F(PlanByDocumentsTest, OneDocumentIsInStripes) {
   const v1::StepPlan unknown = Plan(ParallelismSpec::DOCUMENTS, {});
   EXPECT_THAT(unknown.reasons(), Contains(HasSubstr("lengths of documents are not known here")));

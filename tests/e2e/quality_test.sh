@@ -66,7 +66,23 @@ END
 
 # With fixed budgets and with tuned ones, by two groups, which the samples leave apart.
 "$root/bench/balance.sh" --cpus --recall --text "$root/base" >"$work/recall.json" 2>"$work/recall.log" || fail "the suite with tuning"
-grep -q "key-groups, mean: [1-9][0-9]*% of the choices moved" "$work/recall.log" || fail "nothing was tuned"
+for seed in 100 101; do
+  grep -q "key-groups, seed $seed: [1-9][0-9]*% of the choices moved" "$work/recall.log" || fail "nothing was tuned"
+done
+python3 - "$work" <<'END' || fail "what tuning moves is not the mean over seeds"
+import json, re, sys
+work = sys.argv[1]
+worst, mean = (row for row in json.load(open(f"{work}/recall.json")) if row["row"].startswith("answers of the recall tasks"))
+points = {}  # by pattern and task
+for line in open(f"{work}/recall.log"):
+    if of_seed := re.match(r"(.*), seed \d+, (.*): .* ([+-][\d.]+) points tuned", line):
+        points.setdefault(of_seed[1, 2], []).append(float(of_seed[3]))
+assert points and all(len(of_seeds) == 2 for of_seeds in points.values()), points
+means = {key: sum(of_seeds) / 2 for key, of_seeds in points.items()}
+assert abs(worst["value"] - max(map(abs, means.values()))) < 0.02, (worst, means)
+assert worst["points_by_seed"] == points[worst["pattern"], worst["task"]], (worst, points)
+assert abs(mean["value"] - sum(means.values()) / len(means)) < 0.02, (mean, means)
+END
 
 # Answers of several seeds: the mean, with its standard error. Rows that were made once, and no more, are gone.
 python3 - "$work" <<'END' || fail "figures of several seeds"

@@ -146,7 +146,10 @@ double SparseDensity(const v1::JobSpec& spec, const model::ModelConfig& model, d
 absl::Status WeighSamples(const v1::JobSpec& spec, const model::ModelConfig& model,
                           const CostModel& cost_model, Pricer& pricer, v1::StepPlan* plan) {
   plan->clear_sample_weights();
-  double milliseconds = 0;
+  double milliseconds = 0, travel = 0;
+  if (jobspec::IsByDocuments(plan->layout())) {
+    ASSIGN_OR_RETURN(travel, pricer.TravelSeconds(*plan));
+  }
   for (const uint64_t length : WeighedLengths(spec, plan->layout())) {
     ASSIGN_OR_RETURN(const v1::Prediction alone,
                      pricer.PriceAlone(*plan, cost_model, length, /*find_exposed=*/false));
@@ -161,6 +164,7 @@ absl::Status WeighSamples(const v1::JobSpec& spec, const model::ModelConfig& mod
     row->set_milliseconds(milliseconds);
     row->set_attention_milliseconds(std::min(milliseconds, factor * attention));
     row->set_density(density);
+    row->set_travel_milliseconds(1e3 * travel * static_cast<double>(length));
   }
   return absl::OkStatus();
 }

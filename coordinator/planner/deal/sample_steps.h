@@ -20,7 +20,8 @@ double SparseDensity(const v1::JobSpec& spec, const model::ModelConfig& model, d
 
 // Sets the plan's weights of samples: what one is predicted to take as a micro-batch of its own, by
 // the pattern's assumed density, and where attention of the job's shape was measured at what it
-// took there. Nothing unless documents are samples.
+// took there; of documents that are laid out by themselves, what one takes to travel, too. Nothing
+// unless documents are samples or laid out so.
 absl::Status WeighSamples(const v1::JobSpec& spec, const model::ModelConfig& model,
                           const CostModel& cost_model, Pricer& pricer, v1::StepPlan* plan);
 

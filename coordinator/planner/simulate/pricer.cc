@@ -53,7 +53,8 @@ int SampledHeads(const patterns::AttentionOptions& attention, int ranks) {
 absl::StatusOr<balance::SampleWeights> WeightsOf(const v1::StepPlan& plan) {
   std::vector<balance::SampleWeight> rows;
   for (const v1::SampleWeight& row : plan.sample_weights()) {
-    rows.push_back({row.tokens(), row.milliseconds(), row.attention_milliseconds()});
+    rows.push_back({row.tokens(), row.milliseconds(), row.attention_milliseconds(),
+                    row.travel_milliseconds()});
   }
   return balance::SampleWeights::Create(std::move(rows));
 }
@@ -302,6 +303,42 @@ const CarriedShares* Pricer::CarriedIn(const Setting& setting, uint64_t tokens, 
   return result();
 }
 
+int Pricer::HeadGroupsOf(const Setting& setting) const {
+  return setting.ring.kind == ring::RingKind::kAllGather
+             ? static_cast<int>(jobspec::HeadGroups(spec_.parallelism()))
+             : 1;
+}
+
+RingSetup Pricer::RingOf(const Setting& setting, double travelling, bool backward) const {
+  const bool cuda = cluster_.engine == v1::ResourcesSpec::CUDA;
+  const double kv =
+      travelling * 2.0 * static_cast<double>(setting.heads.local_kv_heads() * model_.head_dim);
+  // All-gathers sum gradients in float32.
+  const bool is_rounded = setting.ring.kind != ring::RingKind::kAllGather &&
+                          spec_.parallelism().kv_gradients() == v1::ParallelismSpec::BFLOAT16;
+  return {
+      .shape = setting.ring,
+      .group = GroupOf(cluster_, setting.ring.ranks() * setting.heads.ranks, setting.heads.ranks),
+      .intra_node = cluster_.intra_node,
+      .inter_node = cluster_.inter_node,
+      .kv_bytes = kv * (cuda ? 2 : 4),
+      .gradient_bytes = backward ? kv * (is_rounded ? 2 : 4) : 0,
+      .head_groups = HeadGroupsOf(setting)};
+}
+
+absl::StatusOr<double> Pricer::TravelSeconds(const v1::StepPlan& plan) const {
+  ASSIGN_OR_RETURN(const Setting setting, SettingOf(plan));
+  if (setting.ring.ranks() == 1) return 0;
+  double seconds = 0;
+  for (const bool backward : {false, true}) {
+    RingSetup ring = RingOf(setting, 1.0 / setting.ring.ranks(), backward);
+    // Of a hop that all documents share.
+    ring.intra_node.latency_seconds = ring.inter_node.latency_seconds = 0;
+    seconds += TransferSeconds(ring);
+  }
+  return static_cast<double>(model_.layers) * seconds;
+}
+
 absl::StatusOr<Pricer::LayerSums> Pricer::PlayLayers(const Setting& setting,
                                                      const CostModel& cost_model, uint64_t tokens,
                                                      bool find_exposed) {
@@ -330,23 +367,8 @@ absl::StatusOr<Pricer::LayerSums> Pricer::PlayLayers(const Setting& setting,
               .rows = static_cast<double>(documents.chosen_tokens),
               .calls = static_cast<double>(documents.chosen_calls)};
   }
-  const double kv =
-      travelling * 2.0 * static_cast<double>(setting.heads.local_kv_heads() * model_.head_dim);
-  RingSetup ring = {
-      .shape = setting.ring,
-      .group = GroupOf(cluster_, setting.ring.ranks() * setting.heads.ranks, setting.heads.ranks),
-      .intra_node = cluster_.intra_node,
-      .inter_node = cluster_.inter_node,
-      .kv_bytes = kv * (cuda ? 2 : 4),
-      .head_groups = setting.ring.kind == ring::RingKind::kAllGather
-                         ? static_cast<int>(jobspec::HeadGroups(spec_.parallelism()))
-                         : 1};
   // Each group of heads has calls of its own, and the others' rows are not its.
-  for (Work* const step : {&own_step, &other_step}) step->calls *= ring.head_groups;
-  // All-gathers sum gradients in float32.
-  const bool is_rounded = setting.ring.kind != ring::RingKind::kAllGather &&
-                          spec_.parallelism().kv_gradients() == v1::ParallelismSpec::BFLOAT16;
-  if (travelling == 0) ring.intra_node.latency_seconds = ring.inter_node.latency_seconds = 0;
+  for (Work* const step : {&own_step, &other_step}) step->calls *= HeadGroupsOf(setting);
   // Seconds of a layer's backward pass, with what it computes again.
   const double mlp_backward =
       0.75 * static_cast<double>(model_.layers * model_.mlp_weights()) /
@@ -360,7 +382,8 @@ absl::StatusOr<Pricer::LayerSums> Pricer::PlayLayers(const Setting& setting,
     const RingSimulator simulator(setting.ring, alike.loads);
     for (const bool backward : {false, true}) {
       const Phase phase = backward ? Phase::kAttentionBackward : Phase::kAttentionForward;
-      ring.gradient_bytes = backward ? kv * (is_rounded ? 2 : 4) : 0;
+      RingSetup ring = RingOf(setting, travelling, backward);
+      if (travelling == 0) ring.intra_node.latency_seconds = ring.inter_node.latency_seconds = 0;
       ring.carried = CarriedIn(setting, tokens, alike.are_dense, backward);
       StepSeconds step = {.per_tile = cost_model.Seconds(phase, {.tiles = 1}),
                           .per_own_step = cost_model.Seconds(phase, own_step),

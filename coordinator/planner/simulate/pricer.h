@@ -68,6 +68,9 @@ class Pricer {
   // `find_exposed`: Price's, not Compare's.
   absl::StatusOr<v1::Prediction> PriceAlone(const v1::StepPlan& plan, const CostModel& cost_model,
                                             uint64_t tokens, bool find_exposed);
+  // What the keys and values of one token that is spread over the plan's ring, and their gradients,
+  // take to travel in all layers of a step, hidden or not.
+  absl::StatusOr<double> TravelSeconds(const v1::StepPlan& plan) const;
   // Adds what the optimizer takes once a step.
   void AddOptimizer(const CostModel& cost_model, v1::Prediction* prediction) const;
 
@@ -111,6 +114,10 @@ class Pricer {
     double bytes = 0, seconds = 0;
   };
   HeadExchangeCost HeadsOf(const Setting& setting, double local_tokens) const;
+  // In how many groups of heads a ring's keys are gathered.
+  int HeadGroupsOf(const Setting& setting) const;
+  // A layer's ring, around which `travelling` tokens of each rank go.
+  RingSetup RingOf(const Setting& setting, double travelling, bool backward) const;
   // All layers of one sequence, forward and backward, without what is token by token.
   struct LayerSums {
     RingTimes ring;

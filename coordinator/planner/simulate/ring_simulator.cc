@@ -362,10 +362,11 @@ void VisitHops(const RingSetup& setup, const RingSchedule& schedule, const Visit
   }
 }
 
-// Seconds of the hops that a rank makes, in the mean; an inner ring that is no part of a node goes
-// at the speed of its slowest link.
-double TransferSeconds(const RingSetup& setup, const RingSchedule& schedule) {
+}  // namespace
+
+double TransferSeconds(const RingSetup& setup) {
   const Link& slowest = setup.group.outer > 1 ? setup.inter_node : setup.intra_node;
+  // An inner ring that is no part of a node goes at the speed of its slowest link.
   const Link& inner = setup.group.inner % setup.shape.inner == 0 ? setup.intra_node : slowest;
   if (Gathers(setup)) {  // each rank's share to every other
     const int transfers = (setup.shape.ranks() - 1) * setup.head_groups;
@@ -373,14 +374,13 @@ double TransferSeconds(const RingSetup& setup, const RingSchedule& schedule) {
                         Transfer(slowest, setup.gradient_bytes / setup.head_groups));
   }
   double total = 0;
-  VisitHops(setup, schedule, [&](const RingHop& hop, double keys, double gradients, int ranks) {
-    const double bytes = keys * setup.kv_bytes + gradients * setup.gradient_bytes;
-    total += ranks * Transfer(hop.link == RingLink::kInner ? inner : slowest, bytes);
-  });
+  VisitHops(setup, ScheduleOf(setup),
+            [&](const RingHop& hop, double keys, double gradients, int ranks) {
+              const double bytes = keys * setup.kv_bytes + gradients * setup.gradient_bytes;
+              total += ranks * Transfer(hop.link == RingLink::kInner ? inner : slowest, bytes);
+            });
   return total / setup.shape.ranks();
 }
-
-}  // namespace
 
 RingBytes BytesOf(const RingSetup& setup) {
   const int ranks = setup.shape.ranks();
@@ -412,7 +412,7 @@ RingTimes RingSimulator::Play(const RingSetup& setup, const StepSeconds& seconds
   RingTimes times;
   times.busy_seconds = seconds.lead + most * seconds.per_tile + seconds.per_own_step +
                        static_cast<double>(schedule.steps.size() - 1) * seconds.per_other_step;
-  times.transfer_seconds = TransferSeconds(setup, schedule);
+  times.transfer_seconds = TransferSeconds(setup);
   const auto play = [&](const RingSetup& links) {
     if (Gathers(links)) return PlayGather(links, loads_, totals_, seconds);
     times.rank_steps += static_cast<int64_t>(schedule.steps.size()) * loads_.ranks();

@@ -63,6 +63,9 @@ struct RingBytes {
 };
 RingBytes BytesOf(const RingSetup& setup);
 
+// Seconds of the hops that a rank makes, one after the other, hidden or not; in the mean.
+double TransferSeconds(const RingSetup& setup);
+
 // The loads, arranged once for all plays of one shape of ring.
 class RingSimulator {
  public:

@@ -63,7 +63,8 @@ absl::StatusOr<balance::SampleWeights> ToWeights(
   for (const v1::SampleWeight& row : rows) {
     weights.push_back({.tokens = row.tokens(),
                        .milliseconds = row.milliseconds(),
-                       .attention_milliseconds = row.attention_milliseconds()});
+                       .attention_milliseconds = row.attention_milliseconds(),
+                       .travel_milliseconds = row.travel_milliseconds()});
   }
   return balance::SampleWeights::Create(std::move(weights));
 }

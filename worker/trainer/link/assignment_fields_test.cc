@@ -275,6 +275,8 @@ TEST(PlanFieldsTest, WeightsOfSamplesAscend) {
   row->set_tokens(1000);
   row->set_milliseconds(2.5);
   row->set_attention_milliseconds(1.5);
+  row->set_travel_milliseconds(0.5);
+  EXPECT_EQ(ToPlan(proto, 1)->sample_weights.TravelMicroseconds(1000), 500);
   EXPECT_EQ(ToPlan(proto, 1)->sample_weights.Microseconds(1000), 2500);
   EXPECT_EQ(ToPlan(proto, 1)->sample_weights.AttentionMicroseconds(1000), 1500);
   *proto.add_sample_weights() = *row;
