@@ -322,8 +322,8 @@ def sockets_live_rows(folder):
 
 
 def recall_rows(folder):
-    """The task that tuning moves furthest, of all patterns, in points of its answers, by the mean over seeds; and the mean over
-    tasks. Where it moved no choice that says nothing."""
+    """The task that tuning moves furthest, up or down, of all patterns, and the one that loses most, in points of answers, by
+    the mean over seeds; and the mean over tasks. Where it moved no choice that says nothing."""
     jobs = {(job["pattern"], job["seed"], job["anchor"]): job
             for job in json.loads((pathlib.Path(folder) / "tuning.json").read_text())["jobs"]}
     by_seed, is_tuned = {}, True  # by pattern and task: points of each seed
@@ -346,11 +346,15 @@ def recall_rows(folder):
     moved = {key: statistics.fmean(points) for key, points in by_seed.items()}
     for (pattern, task), points in moved.items():
         print(f"{pattern}, {task}: {points:+.2f} points in the mean", file=sys.stderr)
-    command, (pattern, task) = "bench/balance.sh --recall", max(moved, key=lambda key: abs(moved[key]))
-    worst = abs(moved[pattern, task])
-    return [row(RECALL, worst, 1, worst <= 1 and is_tuned, None, command, pattern=pattern, task=task,
-                points_by_seed=[round(points, 2) for points in by_seed[pattern, task]]),
-            row(f"{RECALL}, the mean over tasks and patterns", statistics.fmean(moved.values()), None, None, None, command)]
+    def of_task(name, key, value, asked):
+        return row(name, value, asked, None if asked is None else value <= asked and is_tuned, None, "bench/balance.sh --recall",
+                   pattern=key[0], task=key[1], points_by_seed=[round(points, 2) for points in by_seed[key]])
+
+    furthest, lost = max(moved, key=lambda key: abs(moved[key])), min(moved, key=moved.get)
+    return [of_task(RECALL, furthest, abs(moved[furthest]), 1),
+            of_task(f"{RECALL} that the task which loses most loses", lost, max(0.0, -moved[lost]), 1),
+            row(f"{RECALL}, the mean over tasks and patterns", statistics.fmean(moved.values()), None, None, None,
+                "bench/balance.sh --recall")]
 
 
 ROWS = {"dealing": dealing_rows, "gpus": gpu_rows, "one": one_rows, "plan": plan_rows, "pair-plan": pair_plan_rows,

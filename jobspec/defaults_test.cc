@@ -2,7 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "jobspec/jobspec.h"
 #include "jobspec/testing/job_file.h"
 #include "jobspec/values/attention_spec.h"
@@ -103,6 +106,35 @@ TEST(DefaultsTest, WhatIsAPatternsDoesNotGoWithoutItsName) {
                         "that is meant, attention.pattern: key_groups for the default"));
   share.mutable_attention()->set_pattern(v1::AttentionSpec::KEY_GROUPS);
   EXPECT_TRUE(Validate(share).ok()) << Validate(share);
+}
+
+// Where each document is a call of its own, short ones attend to everything unless the job says
+// otherwise, or its pattern says what a query sees whatever the data.
+TEST(DefaultsTest, ShortDocumentsAreDenseWhereTheyLieByThemselves) {
+  const auto dense_below = [](std::vector<std::string> changes) {
+    // What the example says of its own pattern.
+    for (const char* field : {"select", "vertical_mass", "slash_mass"}) {
+      changes.push_back(absl::StrCat("attention.", field, "="));
+    }
+    v1::JobSpec spec = Job(std::move(changes));
+    ApplyDefaults(&spec);
+    EXPECT_TRUE(Validate(spec).ok()) << Validate(spec);
+    return spec.attention().dense_below();
+  };
+  const std::string documents = "parallelism.layout=documents";
+  EXPECT_EQ(dense_below({documents, "attention.pattern=xattention"}), 3072);
+  EXPECT_EQ(dense_below({documents}), 3072) << "vertical_slash";
+  EXPECT_EQ(dense_below({documents, "attention.pattern=xattention", "attention.dense_below=0"}), 0);
+  EXPECT_EQ(dense_below({documents, "attention.pattern=xattention", "attention.dense_below=500"}),
+            500);
+  EXPECT_EQ(dense_below({"attention.pattern=xattention"}), 0);
+  EXPECT_EQ(dense_below({documents, "attention.pattern=sliding_window"}), 0);
+  EXPECT_EQ(dense_below({documents, "attention.pattern=block_topk"}), 3072);
+  EXPECT_EQ(dense_below({documents, "attention.pattern=block_topk", "attention.selection=causal"}),
+            0);
+  v1::JobSpec dense = Job({documents, "attention.pattern=dense"});
+  ApplyDefaults(&dense);
+  EXPECT_FALSE(dense.attention().has_dense_below());
 }
 
 TEST(DefaultsTest, TheDocumentMaskCanBeSwitchedOff) {

@@ -123,6 +123,16 @@ v1::AttentionSpec::Pattern DefaultPattern(const v1::JobSpec& spec) {
   return fits ? v1::AttentionSpec::KEY_GROUPS : v1::AttentionSpec::VERTICAL_SLASH;
 }
 
+// Below which length attending to everything takes less time than choosing, where each document is
+// a call of its own (docs/balance.md, Short documents); elsewhere it takes more.
+uint64_t DefaultDenseBelow(const v1::JobSpec& spec) {
+  constexpr uint64_t kMeasured = 3072;
+  const auto options = AttentionOptionsOf(spec.attention());
+  const bool chooses = options.ok() && options->selection == patterns::Selection::kFull &&
+                       !patterns::DefinitionOf(options->pattern).is_known_before_data();
+  return chooses && IsByDocuments(spec.parallelism().layout()) ? kMeasured : 0;
+}
+
 // Several patterns have a share, each of something else.
 absl::Status CheckWhoseDensity(const v1::JobSpec& given, const v1::JobSpec& spec) {
   if (IsSet(given, "attention.pattern") || !IsSet(given, "attention.density")) {
@@ -414,6 +424,10 @@ void ApplyDefaults(v1::JobSpec* spec) {
     if (IsSet(*spec, field.path) || !Fits(field, *spec)) continue;
     // The table's own defaults always parse: a test reads every one of them.
     SetScalar(FindSlot(spec, field.path), field, field.default_value).IgnoreError();
+  }
+  if (!spec->attention().has_dense_below() &&
+      spec->attention().pattern() != v1::AttentionSpec::DENSE) {
+    spec->mutable_attention()->set_dense_below(DefaultDenseBelow(*spec));
   }
   v1::ParallelismSpec* parallelism = spec->mutable_parallelism();
   if (!parallelism->has_context() && parallelism->data() != 0) {

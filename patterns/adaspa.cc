@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "patterns/chosen_blocks.h"
+#include "patterns/index/moved_choice.h"
 #include "patterns/index/sequence_keys.h"
 #include "patterns/pattern.h"
 #include "ringleader/kernels/index.h"
@@ -80,7 +81,8 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
   RETURN_IF_ERROR(CheckLength(options, layout.tokens));
   const int64_t blocks = BlocksOf(layout.tokens, options.tile);
   const int64_t local = BlocksOf(layout.local_tokens(), options.tile), rows = inputs.heads * local;
-  const int64_t most = 1 + Most(options, blocks - 1);
+  const int64_t unmoved = 1 + Most(options, blocks - 1),
+                most = std::min(blocks, options.balance.RoomFor(unmoved));
   if (rows * std::min(local, most) > std::numeric_limits<int32_t>::max()) {
     return absl::InvalidArgumentError(
         absl::StrFormat("attention.pattern: adaspa: %d tokens a trainer in %d heads would list %d "
@@ -113,19 +115,19 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
   const auto densities = UploadArray(device, of_heads);
   const HeadMasses masses = {.kept = AllocateArray<int64_t>(device, inputs.heads),
                              .total = AllocateArray<int64_t>(device, inputs.heads)};
-  const kernels::MassGateStep keep = {.mass = mass.data(),
-                                      .query_layout = layout,
-                                      .seen = index.seen(),
-                                      .content = ContentOf(inputs),
-                                      .heads = inputs.heads,
-                                      .tile = options.tile,
-                                      .density = densities.data(),
-                                      .chosen = index.chosen.data(),
-                                      .kept = masses.kept.data(),
-                                      .total = masses.total.data()};
-  RETURN_IF_ERROR(device.Run(keep));
-  RETURN_IF_ERROR(SumOverRanks(layout, masses, device));
+  kernels::MassGateStep keep = {.mass = mass.data(),
+                                .query_layout = layout,
+                                .seen = index.seen(),
+                                .content = ContentOf(inputs),
+                                .heads = inputs.heads,
+                                .tile = options.tile,
+                                .density = densities.data(),
+                                .chosen = index.chosen.data(),
+                                .kept = masses.kept.data(),
+                                .total = masses.total.data()};
   if (options.adapt_heads && !options.adapt_by_probe) {
+    RETURN_IF_ERROR(device.Run(keep));
+    RETURN_IF_ERROR(SumOverRanks(layout, masses, device));
     RETURN_IF_ERROR(
         device.Run(kernels::AdaptDensityStep{.kept = masses.kept.data(),
                                              .total = masses.total.data(),
@@ -133,9 +135,13 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
                                              .density = density,
                                              .threshold = static_cast<float>(kernels::kGoodRecall),
                                              .head_density = densities.data()}));
-    RETURN_IF_ERROR(device.Run(keep));
-    RETURN_IF_ERROR(SumOverRanks(layout, masses, device));
   }
+  RETURN_IF_ERROR(ChooseBlocks(options.balance, options.tile, /*tells_work_before=*/false, inputs,
+                               device, index, [&](const kernels::ChoiceMove& move) {
+                                 keep.move = move;
+                                 return device.Run(keep);
+                               }));
+  RETURN_IF_ERROR(SumOverRanks(layout, masses, device));
   return device.CountRecall(masses.kept.data(), masses.total.data(), inputs.heads);
 }
 
@@ -186,7 +192,7 @@ extern constinit const PatternDefinition kAdaSpaDefinition = {
     .count_tiles = nullptr,
     .causal_choice = CausalChoice::kNever,
     .takes_masks = true,
-    .balancing = Balancing::kNever,
+    .balancing = Balancing::kByAnother,
     .needs_whole_tiles = true,
     .fields = kFields,
     .check = Check,

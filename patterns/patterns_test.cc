@@ -248,6 +248,9 @@ TEST(IndexMemoryTest, CountsListsOfSparseLayersAndGatheredKeys) {
   const int64_t alone = IndexMemoryOf(options, shape, 36).working;
   options.dense_below = 512;
   EXPECT_EQ(IndexMemoryOf(options, shape, 36).working - alone, 1024 * (3 * 16 + 2 * 2) * 128 * 2);
+  options.by_documents = true;
+  EXPECT_EQ(IndexMemoryOf(options, shape, 36).working, alone) << "each is in one call alone";
+  options.by_documents = false;
   shape.ranks = 4;
   const int64_t with = IndexMemoryOf(options, shape, 36).working;
   options.dense_below = 0;

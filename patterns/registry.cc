@@ -89,7 +89,10 @@ IndexMemory IndexMemoryOf(const AttentionOptions& options, const IndexShape& sha
   IndexMemory memory;
   if (definition.index_memory != nullptr) memory = definition.index_memory(options, shape);
   memory.kept *= std::max<int64_t>(0, layers - std::ssize(options.dense_layers));
-  if (options.dense_below > 0) memory.working += ShortDocumentBytes(shape);
+  // Documents that lie by themselves are each in one call alone, short or long.
+  if (options.dense_below > 0 && !options.by_documents) {
+    memory.working += ShortDocumentBytes(shape);
+  }
   memory.working += PackedRowBytes(options, shape);
   return memory;
 }

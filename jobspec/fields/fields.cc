@@ -97,9 +97,11 @@ constexpr Field kFieldsAfterPatterns[] = {
      "Tokens in a block, counted from the first token of the document that the sequence holds."},
     {"attention.dense_layers", Need::kOptional, "[]", {0, 4095}, kSparse,
      "Layers that stay dense, by index from 0."},
-    {"attention.dense_below", Need::kDefault, "0", {0, kMaxTokens}, kSparse,
+    {"attention.dense_below", Need::kDerived, "0, or 3072", {0, kMaxTokens}, kSparse,
      "Documents of fewer tokens attend to all of their own tokens, whatever the pattern keeps, where documents "
-     "are kept apart (`data.document_mask` or `data.batching: samples`); 0: none do. A sequence with documents "
+     "are kept apart (`data.document_mask` or `data.batching: samples`); 0: none do. Left out it is 3072 with "
+     "`parallelism.layout: documents` and a pattern that chooses online, for all such documents are one call there and take "
+     "less time than by any choice ([balance.md](balance.md#short-documents)), and else 0: in stripes a sequence with documents "
      "of both kinds is computed twice, once for each, and its keys travel twice."},
     {"attention.selection", Need::kDefault, "full", {}, kSparse,
      "By which queries what a query attends to may be chosen: by whichever the pattern takes "
@@ -115,7 +117,7 @@ constexpr Field kFieldsAfterPatterns[] = {
      "To what those that wait for each other are brought by keeping less or more than the pattern would: "
      "data-parallel groups, and trainers of a ring where their tiles of queries choose apart "
      "([balance.md](balance.md)). The one that takes least (`min`), the mean (`mean`), the one that takes "
-     "most (`max`), or nothing is moved (`none`). Goes with every pattern that chooses online but `adaspa`."},
+     "most (`max`), or nothing is moved (`none`). Goes with every pattern that chooses online."},
     {"attention.balance.tolerance", Need::kDefault, "0.1", {0, 0.5}, kSparse,
      "The most that who takes longer than the anchor may lose of the share of attention that its choice was "
      "estimated to cover; 0: nothing is moved."},

@@ -72,7 +72,7 @@ done
 python3 - "$work" <<'END' || fail "what tuning moves is not the mean over seeds"
 import json, re, sys
 work = sys.argv[1]
-worst, mean = (row for row in json.load(open(f"{work}/recall.json")) if row["row"].startswith("answers of the recall tasks"))
+worst, lost, mean = (row for row in json.load(open(f"{work}/recall.json")) if row["row"].startswith("answers of the recall tasks"))
 points = {}  # by pattern and task
 for line in open(f"{work}/recall.log"):
     if of_seed := re.match(r"(.*), seed \d+, (.*): .* ([+-][\d.]+) points tuned", line):
@@ -80,7 +80,9 @@ for line in open(f"{work}/recall.log"):
 assert points and all(len(of_seeds) == 2 for of_seeds in points.values()), points
 means = {key: sum(of_seeds) / 2 for key, of_seeds in points.items()}
 assert abs(worst["value"] - max(map(abs, means.values()))) < 0.02, (worst, means)
-assert worst["points_by_seed"] == points[worst["pattern"], worst["task"]], (worst, points)
+assert abs(lost["value"] - max(0, -min(means.values()))) < 0.02, (lost, means)
+for row in (worst, lost):
+    assert row["points_by_seed"] == points[row["pattern"], row["task"]], (row, points)
 assert abs(mean["value"] - sum(means.values()) / len(means)) < 0.02, (mean, means)
 END
 

@@ -57,8 +57,9 @@ double GatheredShards(const v1::ParallelismSpec& parallelism) {
 
 patterns::IndexMemory ChoiceMemory(const v1::JobSpec& spec, const model::ModelConfig& model,
                                    int64_t element_bytes) {
-  const auto attention = jobspec::AttentionOptionsOf(spec.attention());
+  auto attention = jobspec::AttentionOptionsOf(spec.attention());
   if (!attention.ok()) return {};  // MakePlan() refuses them
+  attention->by_documents = jobspec::IsByDocuments(spec.parallelism().layout());
   const ring::HeadShares shares = SharesOf(spec, model);
   return patterns::IndexMemoryOf(
       *attention,

@@ -6,10 +6,13 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "kernels/index/gates/blocks.h"
 #include "kernels/index/testing/block_shapes.h"
+#include "kernels/reference/gates/mass_gate.h"
+#include "kernels/reference/math/engine.h"
 #include "kernels/testing/device_buffer.h"
 #include "kernels/testing/gpu_test.h"
 #include "ringleader/kernels/index.h"
@@ -238,6 +241,58 @@ TEST_F(BlockMassTest, WhatIsNoNumberHasNoMass) {
       } else {
         ASSERT_LE(found[i], whole[i]) << i;  // the tile's other 64 queries have theirs
         ASSERT_EQ(found[i] > 0, i % blocks <= kBroken / tile) << i;
+      }
+    }
+  }
+}
+
+// Of the same masses the CPU engine keeps the same blocks, however they are moved.
+TEST_F(BlockMassTest, MovedChoicesEqualTheReference) {
+  reference::Engine engine(1);
+  std::mt19937 random(7);
+  for (const auto& [tokens, tile] : {std::pair{4096, 64}, {20000, 128}}) {
+    constexpr int kHeads = 3;
+    const ShardLayout layout = {.tokens = tokens};
+    const int64_t tiles = (tokens + tile - 1) / tile, rows = kHeads * tiles;
+    const int32_t words = BlockWords(static_cast<int32_t>(tiles));
+    std::vector<int32_t> mass(rows * tiles, 0);
+    for (int64_t row = 0; row < rows; ++row) {
+      double left = std::ldexp(tile, kMassBits);
+      for (int64_t block = 0; block <= row % tiles; ++block) {
+        const double part = left * std::generate_canonical<double, 32>(random);
+        mass[row * tiles + (block * 7 + row) % (row % tiles + 1)] += static_cast<int32_t>(part);
+        left -= part;
+      }
+    }
+    const DeviceBuffer<int32_t> gpu_mass(mass);
+    for (const float factor : {0.5f, 0.8f, 1.4f}) {
+      for (const float tolerance : {0.001f, 0.05f, 0.5f}) {
+        const std::vector<float> density = {0.1f, 0.3f, 0.6f};
+        std::vector<uint32_t> chosen(rows * words);
+        std::vector<int64_t> kept(kHeads), total(kHeads);
+        MassGateStep step = {.mass = mass.data(),
+                             .query_layout = layout,
+                             .heads = kHeads,
+                             .tile = tile,
+                             .density = density.data(),
+                             .move = {.factor = &factor, .tolerance = tolerance},
+                             .chosen = chosen.data(),
+                             .kept = kept.data(),
+                             .total = total.data()};
+        reference::SelectBlocksByMass(engine, step);
+        const DeviceBuffer<float> gpu_density(density), gpu_factor(std::vector<float>{factor});
+        DeviceBuffer<uint32_t> gpu_chosen(chosen.size());
+        DeviceBuffer<int64_t> gpu_kept(kHeads), gpu_total(kHeads);
+        step.mass = gpu_mass.data();
+        step.density = gpu_density.data();
+        step.move.factor = gpu_factor.data();
+        step.chosen = gpu_chosen.data();
+        step.kept = gpu_kept.data();
+        step.total = gpu_total.data();
+        ASSERT_TRUE(SelectBlocksByMass(step, nullptr).ok());
+        EXPECT_EQ(gpu_chosen.Read(), chosen) << tokens << ", " << factor << ", " << tolerance;
+        EXPECT_EQ(gpu_kept.Read(), kept);
+        EXPECT_EQ(gpu_total.Read(), total);
       }
     }
   }

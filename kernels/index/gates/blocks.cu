@@ -163,13 +163,33 @@ struct MoveShared {
   double slots[kGateWarps];
 };
 
-// How many of a row's candidates it keeps that would keep `keep`, besides its own block: as the CPU
-// engine's. All threads call.
-__device__ int MovedKeep(const uint32_t* keys, const SeenBlocks& seen, int keep, double scale,
-                         const ChoiceMove& move, uint32_t place, MoveShared& shared) {
+// How many of a row's candidates `move` would have it keep that would keep `keep`, besides its own
+// block, whatever that loses.
+__device__ __forceinline__ int MovedKeep(const SeenBlocks& seen, int keep, const ChoiceMove& move,
+                                         uint32_t place) {
+  return min(max(MovedCount(keep + 1, *move.factor, place) - 1, 0), seen.count() - 1);
+}
+
+// How many of them it then keeps, at least `moved`, so that of `mass_of` the candidates, and of
+// `own_mass` besides, no more is lost than the tolerance: as the CPU engine's. All threads call.
+template <typename MassOf>
+__device__ int HeldKeep(const SeenBlocks& seen, int keep, int moved, int64_t own_mass,
+                        float tolerance, const MassOf& mass_of, MoveShared& shared) {
   const int first = seen.first, count = RowKeys(seen);
-  const int moved = min(max(MovedCount(keep + 1, *move.factor, place) - 1, 0), seen.count() - 1);
-  if (moved >= keep) return moved;
+  const Threshold all =
+      FindThreshold<1, kGateThreads>(shared.select, first, count, mass_of, INT_MAX, INT_MAX, One());
+  const Threshold kept =
+      FindThreshold<1, kGateThreads>(shared.select, first, count, mass_of, keep, INT_MAX, One());
+  const Threshold held =
+      FindThreshold<1, kGateThreads>(shared.select, first, count, mass_of, keep,
+                                     HeldMass(kept.mass, all.mass + own_mass, tolerance), One());
+  return max(moved, static_cast<int>(held.count));
+}
+
+// The same of scores, whose softmax is the candidates' mass.
+__device__ int HeldKeepOfScores(const uint32_t* keys, const SeenBlocks& seen, int keep, int moved,
+                                double scale, float tolerance, MoveShared& shared) {
+  const int first = seen.first, count = RowKeys(seen);
   double most = -INFINITY, sum = 0.0;
   for (int i = first + static_cast<int>(threadIdx.x); i < count; i += kGateThreads) {
     if (i != seen.own) most = fmax(most, static_cast<double>(ScoreOf(keys[i])));
@@ -187,14 +207,7 @@ __device__ int MovedKeep(const uint32_t* keys, const SeenBlocks& seen, int keep,
     const double share = weight_of(i) / sum;
     return share <= 1.0 ? static_cast<int>(rint(ldexp(share, kMassBits))) : 0;
   };
-  const Threshold all =
-      FindThreshold<1, kGateThreads>(shared.select, first, count, mass_of, INT_MAX, INT_MAX, One());
-  const Threshold kept =
-      FindThreshold<1, kGateThreads>(shared.select, first, count, mass_of, keep, INT_MAX, One());
-  const Threshold held =
-      FindThreshold<1, kGateThreads>(shared.select, first, count, mass_of, keep,
-                                     HeldMass(kept.mass, all.mass, move.tolerance), One());
-  return max(moved, static_cast<int>(held.count));
+  return HeldKeep(seen, keep, moved, /*own_mass=*/0, tolerance, mass_of, shared);
 }
 
 template <bool kMoves>
@@ -237,14 +250,19 @@ __global__ void __launch_bounds__(kGateThreads)
     const int64_t token = static_cast<int64_t>(a) * args.tile;
     const int queries =
         min(args.queries, static_cast<int>(args.query_layout.local_tokens() - token));
-    keep = MovedKeep(row_keys, seen, keep,
-                     static_cast<double>(args.scale) / static_cast<double>(queries), args.move,
-                     MovePlace(args.query_layout.Position(token) / args.tile, head), move_shared);
+    const int moved = MovedKeep(seen, keep, args.move,
+                                MovePlace(args.query_layout.Position(token) / args.tile, head));
+    keep = moved >= keep
+               ? moved
+               : HeldKeepOfScores(row_keys, seen, keep, moved,
+                                  static_cast<double>(args.scale) / static_cast<double>(queries),
+                                  args.move.tolerance, move_shared);
   }
   KeepLargest(row_keys, count, keep, seen.own, words, TiesGoLate(head),
               args.chosen + (static_cast<int64_t>(head) * query_tiles + a) * words, shared);
 }
 
+template <bool kMoves>
 __global__ void __launch_bounds__(kGateThreads)
     MassGateKernel(const MassGateStep args, int query_tiles, int blocks) {
   __shared__ GateShared shared;
@@ -258,7 +276,17 @@ __global__ void __launch_bounds__(kGateThreads)
     row_keys[b] = IsCandidate(seen, b) ? static_cast<uint32_t>(mass[b]) + 1 : 0;
   }
   __syncthreads();
-  const int keep = BlocksOfShare(args.density[head], seen.count() - 1);
+  int keep = BlocksOfShare(args.density[head], seen.count() - 1);
+  if constexpr (kMoves) {
+    __shared__ MoveShared move_shared;
+    const int64_t token = static_cast<int64_t>(a) * args.tile;
+    const int moved = MovedKeep(seen, keep, args.move,
+                                MovePlace(args.query_layout.Position(token) / args.tile, head));
+    const auto mass_of = [&](int i) { return i == seen.own ? 0 : mass[i]; };
+    keep = moved >= keep ? moved
+                         : HeldKeep(seen, keep, moved, mass[seen.own], args.move.tolerance, mass_of,
+                                    move_shared);
+  }
   const int words = (blocks + 31) / 32;
   uint32_t* chosen = args.chosen + row * words;
   KeepLargest(row_keys, count, keep, seen.own, words, TiesGoLate(head), chosen, shared);
@@ -359,13 +387,13 @@ absl::Status SelectBlocksByMass(const MassGateStep& args, cudaStream_t stream) {
                        "SelectBlocksByMass");
   RETURN_IF_CUDA_ERROR(cudaMemsetAsync(args.total, 0, sizeof(int64_t) * args.heads, stream),
                        "SelectBlocksByMass");
+  const auto kernel = args.move.factor == nullptr ? MassGateKernel<false> : MassGateKernel<true>;
   // With what a block has anyway, a longest row is more than it may have unasked.
-  RETURN_IF_CUDA_ERROR(
-      cudaFuncSetAttribute(MassGateKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           sizeof(uint32_t) * kMaxBlocks),
-      "SelectBlocksByMass: shared memory");
-  MassGateKernel<<<dim3(query_tiles, args.heads), kGateThreads, sizeof(uint32_t) * blocks,
-                   stream>>>(args, query_tiles, static_cast<int>(blocks));
+  RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                            sizeof(uint32_t) * kMaxBlocks),
+                       "SelectBlocksByMass: shared memory");
+  kernel<<<dim3(query_tiles, args.heads), kGateThreads, sizeof(uint32_t) * blocks, stream>>>(
+      args, query_tiles, static_cast<int>(blocks));
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "SelectBlocksByMass");
   return absl::OkStatus();
 }

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <numeric>
 #include <utility>
 
 #include "kernels/reference/gates/antidiagonal_gate.h"
 #include "kernels/reference/gates/key_group_gate.h"
 #include "kernels/reference/gates/mass_gate.h"
+#include "kernels/reference/gates/moved_keep.h"
 #include "kernels/reference/gates/score_dims.h"
 #include "kernels/reference/tiles/tile_lists.h"
 #include "ringleader/kernels/index.h"
@@ -79,13 +79,12 @@ std::vector<int64_t> Best(Scores scores, int64_t keep, bool ties_go_late) {
   return best;
 }
 
-// How many a row keeps that would keep `keep`, besides its own block. Of its masses, the softmax of
-// `scale` times the scores, it then holds what HeldMass asks for.
-int64_t MovedKeep(const Scores& scores, int64_t keep, double scale, const ChoiceMove& move,
-                  uint32_t place) {
+// How many a row keeps that would keep `keep`, besides its own block, by the softmax of `scale`
+// times the scores.
+int64_t KeepOfScores(const Scores& scores, int64_t keep, double scale, const ChoiceMove& move,
+                     uint32_t place) {
   keep = std::clamp<int64_t>(keep, 0, std::ssize(scores));
-  const int64_t moved =
-      std::clamp<int64_t>(MovedCount(keep + 1, *move.factor, place) - 1, 0, std::ssize(scores));
+  const int64_t moved = MovedKeep(keep, std::ssize(scores), move, place);
   if (moved >= keep) return moved;
   const double most = -double{std::min_element(scores.begin(), scores.end())->first};
   std::vector<double> weights;
@@ -93,20 +92,13 @@ int64_t MovedKeep(const Scores& scores, int64_t keep, double scale, const Choice
     weights.push_back(std::exp((-double{negative} - most) * scale));
   }
   const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
-  std::vector<int64_t> masses;  // the largest first, as scores are
+  std::vector<int64_t> masses;
   for (const double weight : weights) {
     const double share = weight / sum;
     // What is not a number has no mass: the step's loss will say so.
     masses.push_back(std::isfinite(share) ? std::llrint(std::ldexp(share, kMassBits)) : 0);
   }
-  std::ranges::sort(masses, std::greater<>());
-  const int64_t total = std::accumulate(masses.begin(), masses.end(), int64_t{0});
-  const int64_t kept = std::accumulate(masses.begin(), masses.begin() + keep, int64_t{0});
-  const int64_t held = HeldMass(kept, total, move.tolerance);
-  int64_t mass = std::accumulate(masses.begin(), masses.begin() + moved, int64_t{0});
-  int64_t count = moved;
-  while (mass < held && count < keep) mass += masses[count++];
-  return count;
+  return HeldKeep(std::move(masses), keep, moved, /*own_mass=*/0, move.tolerance);
 }
 
 }  // namespace
@@ -139,8 +131,8 @@ std::vector<char> SelectBlocks(Engine& engine, const BlockTopKArgs& args) {
     int64_t keep = args.topk_blocks;
     if (args.move.factor != nullptr) {
       const auto queries = static_cast<double>(end - a * args.tile);
-      keep = MovedKeep(scores, keep, double{args.scale} / queries, args.move,
-                       MovePlace(args.query_layout.Position(a * args.tile) / args.tile, head));
+      keep = KeepOfScores(scores, keep, double{args.scale} / queries, args.move,
+                          MovePlace(args.query_layout.Position(a * args.tile) / args.tile, head));
     }
     for (const int64_t block : Best(std::move(scores), keep, late)) row[block] = 1;
   });
@@ -170,8 +162,8 @@ void ChooseByQuery(Engine& engine, const TokenMajor<const float>& q, int kv_head
                       means.data() + head / group * blocks * d, d,
                       {.first = first, .own = own, .last = own}, /*ties_go_late=*/false);
       if (step.move.factor != nullptr) {
-        keep = MovedKeep(scores, keep, double{step.scale}, step.move,
-                         MovePlace(step.query_layout.Position(i), static_cast<int>(head)));
+        keep = KeepOfScores(scores, keep, double{step.scale}, step.move,
+                            MovePlace(step.query_layout.Position(i), static_cast<int>(head)));
       }
       std::vector<int64_t> kept = Best(std::move(scores), keep, /*ties_go_late=*/false);
       kept.push_back(own);

@@ -7,9 +7,11 @@
 #include <limits>
 #include <numbers>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "kernels/reference/gates/moved_keep.h"
 #include "kernels/reference/math/panels.h"
 #include "kernels/reference/tiles/tile_lists.h"
 #include "ringleader/kernels/index.h"
@@ -159,7 +161,16 @@ void SelectBlocksByMass(Engine& engine, const MassGateStep& step) {
       }
       if (TiesGoLate(static_cast<int32_t>(head))) std::ranges::reverse(order);
       std::ranges::stable_sort(order, std::greater<>(), [&](int64_t block) { return mass[block]; });
-      order.resize(BlocksOfShare(step.density[head], seen.count() - 1));
+      int64_t keep = BlocksOfShare(step.density[head], seen.count() - 1);
+      if (step.move.factor != nullptr) {
+        const int64_t moved =
+            MovedKeep(keep, std::ssize(order), step.move,
+                      MovePlace(layout.Position(token) / step.tile, static_cast<int32_t>(head)));
+        std::vector<int64_t> masses;
+        for (const int64_t block : order) masses.push_back(mass[block]);
+        keep = HeldKeep(std::move(masses), keep, moved, mass[seen.own], step.move.tolerance);
+      }
+      order.resize(keep);
       order.push_back(seen.own);
       for (const int64_t block : order) {
         step.chosen[row * words + block / 32] |= 1u << block % 32;

@@ -313,7 +313,7 @@ TEST_P(CudaRanksTest, MovedChoices) {
   const Result moved = RunOnGpu(Small(), blocks, Gpus::kShared, {}, 0.6f);
   EXPECT_LT(tiles(moved), tiles(RunOnGpu(Small(), With(XAttention()))));
   for (const AttentionStats& stats : moved.stats) EXPECT_EQ(stats.layers.at(0).balanced, 1u);
-  for (patterns::AttentionOptions chosen : {Moba(), MobaOfMost(), KeyGroups()}) {
+  for (patterns::AttentionOptions chosen : {Moba(), MobaOfMost(), KeyGroups(), AdaSpa()}) {
     SCOPED_TRACE(::testing::Message()
                  << static_cast<int>(chosen.pattern) << " of " << chosen.topk_blocks);
     const double unmoved = tiles(RunOnGpu(Small(), chosen));

@@ -126,6 +126,19 @@ class BalanceMovesTest : public ::testing::Test {
             .tile = kTile};
   }
 
+  static patterns::AttentionOptions AdaSpa(float tolerance, bool adapt_heads = false) {
+    return {.pattern = patterns::Pattern::kAdaSpa,
+            .balance = {.anchor = Anchor::kMean, .tolerance = tolerance},
+            .adapt_heads = adapt_heads,
+            .density = 0.3,
+            .tile = kTile};
+  }
+  // Whether a tile of queries keeps a block.
+  static bool Keeps(const RankResult& result, int head, int64_t row, int64_t block) {
+    const int64_t word = (head * kBlocks + row) * BlockWords(kBlocks) + block / 32;
+    return (result.index.chosen[word] >> block % 32 & 1) != 0;
+  }
+
   static double Work(const std::vector<kernels::HeadChoice>& choices) {
     double work = 0;
     for (const kernels::HeadChoice& head : choices) {
@@ -220,7 +233,7 @@ TEST(HoldMassTest, OnePartMayLoseWhatTheOtherLeaves) {
 
 TEST_F(BalanceMovesTest, WithoutToleranceOrStepNothingChanges) {
   for (patterns::AttentionOptions options :
-       {VerticalSlash(0), BlockTopK(0), XAttention(0), Moba(0), KeyGroups(0)}) {
+       {VerticalSlash(0), BlockTopK(0), XAttention(0), Moba(0), KeyGroups(0), AdaSpa(0)}) {
     for (const int ranks : {1, 2}) {
       options.ring.inner = ranks;
       options.balance.tolerance = 0.0f;
@@ -258,7 +271,8 @@ TEST_F(BalanceMovesTest, AMovedChoiceIsTheSameOnAnyNumberOfRanks) {
 
 // Fewer are the best of those that were kept, and more hold all of them.
 TEST_F(BalanceMovesTest, BlocksComeToTheAnchor) {
-  for (const patterns::AttentionOptions& options : {BlockTopK(0.5f), XAttention(0.5f)}) {
+  for (const patterns::AttentionOptions& options :
+       {BlockTopK(0.5f), XAttention(0.5f), AdaSpa(0.5f), AdaSpa(0.5f, /*adapt_heads=*/true)}) {
     const RankResult base = Run(options, 1.0f)[0];
     for (const float move : {0.7f, 1.3f}) {
       const RankResult moved = Run(options, move)[0];
@@ -334,9 +348,10 @@ TEST_F(BalanceMovesTest, QueriesThatChooseForThemselvesKeepLessAndMore) {
 // it kept: the largest share of the softmax of its scores that it lost.
 class LossTest : public BalanceMovesTest {
  protected:
-  using Keeps = std::function<bool(const RankResult& result, int head, int64_t row, int64_t block)>;
+  using KeepsBlock =
+      std::function<bool(const RankResult& result, int head, int64_t row, int64_t block)>;
   double LargestLoss(const RankResult& base, const RankResult& moved, int64_t queries,
-                     const Keeps& keeps) const {
+                     const KeepsBlock& keeps) const {
     double largest = 0;
     for (int64_t row = 0; row < kHeads * kTokens / queries; ++row) {
       const auto head = static_cast<int>(row % kHeads);
@@ -370,13 +385,45 @@ TEST_F(LossTest, NoRowLosesMoreThanTheTolerance) {
                    moved = Run(BlockTopK(kTolerance), 0.5f)[0];
   EXPECT_LT(Chosen(moved), Chosen(base));
   EXPECT_EQ(moved.stats.anchor_missed, 1u);
-  const double largest = LargestLoss(
-      base, moved, kTile, [](const RankResult& result, int head, int64_t row, int64_t block) {
-        const int64_t word = (head * kBlocks + row) * BlockWords(kBlocks) + block / 32;
-        return (result.index.chosen[word] >> block % 32 & 1) != 0;
-      });
+  const double largest = LargestLoss(base, moved, kTile, Keeps);
   EXPECT_LE(largest, double{kTolerance} + 1e-4);
   EXPECT_GT(largest, 0.5 * double{kTolerance});
+}
+
+// Exact masses: of the attention of each tile's queries.
+TEST_F(LossTest, NoTileLosesMoreOfItsAttentionThanTheTolerance) {
+  constexpr float kTolerance = 0.05f;
+  for (const bool adapt_heads : {false, true}) {
+    const RankResult base = Run(AdaSpa(kTolerance, adapt_heads), 1.0f)[0],
+                     moved = Run(AdaSpa(kTolerance, adapt_heads), 0.5f)[0];
+    EXPECT_LT(Chosen(moved), Chosen(base));
+    EXPECT_EQ(moved.stats.anchor_missed, 1u);
+    double largest = 0;
+    for (const int head : {0, kHeads - 1}) {
+      std::vector<double> lost(kBlocks, 0);  // by tile of queries
+      for (int64_t i = 0; i < kTokens; ++i) {
+        std::vector<double> of_blocks(kBlocks, 0);
+        double all = 0;
+        for (int64_t t = 0; t <= i; ++t) {
+          double logit = 0;
+          for (int x = 0; x < kHeadDim; ++x) {
+            logit += double{q_.at(i, head, x)} * double{k_.at(t, head / (kHeads / kKvHeads), x)};
+          }
+          const double weight = std::exp(logit / std::sqrt(static_cast<double>(kHeadDim)));
+          of_blocks[t / kTile] += weight;
+          all += weight;
+        }
+        for (int64_t block = 0; block <= i / kTile; ++block) {
+          const bool is_lost =
+              Keeps(base, head, i / kTile, block) && !Keeps(moved, head, i / kTile, block);
+          if (is_lost) lost[i / kTile] += of_blocks[block] / all / kTile;
+        }
+      }
+      largest = std::max(largest, *std::ranges::max_element(lost));
+    }
+    EXPECT_LE(largest, double{kTolerance} + 1e-4);
+    EXPECT_GT(largest, 0.5 * double{kTolerance});
+  }
 }
 
 TEST_F(LossTest, NoQueryLosesMoreThanTheTolerance) {
@@ -396,7 +443,7 @@ TEST_F(LossTest, NoQueryLosesMoreThanTheTolerance) {
 // Ranks that choose apart are brought to each other: in contiguous pieces the later one sees more.
 TEST_F(BalanceMovesTest, RanksOfARingComeToTheirAnchor) {
   for (patterns::AttentionOptions options :
-       {XAttention(0.5f), BlockTopK(0.5f), Moba(0.5f), KeyGroups(0.5f)}) {
+       {XAttention(0.5f), BlockTopK(0.5f), Moba(0.5f), KeyGroups(0.5f), AdaSpa(0.5f)}) {
     SCOPED_TRACE(static_cast<int>(options.pattern));
     options.layout = LayoutKind::kContiguous;
     options.ring.inner = 2;

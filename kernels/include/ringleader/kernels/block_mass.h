@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "ringleader/kernels/balance_steps.h"
 #include "ringleader/kernels/seen_keys.h"
 #include "ringleader/kernels/shard_layout.h"
 
@@ -42,6 +43,8 @@ inline int64_t MassSumsBytes(int64_t tokens) {
 // BlocksOfShare(density[head], V) of largest mass;
 // ties go to the lower block in even heads, to the higher one in odd heads (TiesGoLate).
 // kept[head] and total[head] are the masses of what is kept and of all, of this rank's queries.
+// Moved (balance_steps.h), a tile keeps `move.factor` of its blocks, its own counted (MovedCount,
+// by MovePlace), but as many at least as HeldMass asks for, of the masses of all that it sees.
 struct MassGateStep {
   const int32_t* mass = nullptr;  // BlockMassStep's
   ShardLayout query_layout = {};
@@ -52,9 +55,10 @@ struct MassGateStep {
   int32_t heads = 0;
   int32_t tile = 128;
   const float* density = nullptr;  // [heads], in [0, 1]
-  uint32_t* chosen = nullptr;      // [heads, query tiles, BlockWords(blocks)]
-  int64_t* kept = nullptr;         // [heads]
-  int64_t* total = nullptr;        // [heads]
+  ChoiceMove move = {};
+  uint32_t* chosen = nullptr;  // [heads, query tiles, BlockWords(blocks)]
+  int64_t* kept = nullptr;     // [heads]
+  int64_t* total = nullptr;    // [heads]
 };
 // How many of `seen` blocks a share of them is, rounded up.
 RINGLEADER_HOST_DEVICE inline int32_t BlocksOfShare(float density, int32_t seen) {
