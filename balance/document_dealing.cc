@@ -125,7 +125,7 @@ class DocumentDealer {
   DocumentDealing Improve(Chosen chosen, const Deal& deal) const {
     constexpr size_t kMostTries = 96, kFewestTries = 8, kMostWork = 65536;
     DocumentDealing best = deal(chosen);
-    size_t tries = std::clamp(kMostWork / (tokens_.size() + 8 * ranks_), kFewestTries, kMostTries);
+    size_t tries = std::clamp(kMostWork / (tokens_.size() + 64 * ranks_), kFewestTries, kMostTries);
     for (;;) {
       std::optional<size_t> changed;
       for (size_t i = 0; i < by_length_.size() && tries > 0; ++i, --tries) {
