@@ -68,7 +68,7 @@ mkdir -p "$bundle/deploy" "$bundle/tests" "$bundle/bench"
 cp tests/run_gpu.sh "$bundle/"
 cp -r deploy/quickstart.sh deploy/loopback_services.sh deploy/gpu_libraries.sh deploy/quickstart "$bundle/deploy/"
 cp -r tests/gpu tests/golden "$bundle/tests/"
-cp -r bench/balance.sh bench/balance_rows.py bench/document_layout.sh bench/pattern_speed.sh bench/pattern_rows.py bench/compare_peer.sh bench/full_run.sh \
+cp -r bench/balance.sh bench/balance_rows.py bench/dense_below.sh bench/document_layout.sh bench/pattern_speed.sh bench/pattern_rows.py bench/compare_peer.sh bench/full_run.sh \
   bench/fp8.sh bench/fp8_rows.py bench/sparse_quality.sh bench/models bench/quality "$bundle/bench/"
 cp -r --parents bench/longca/rings "$bundle/"
 

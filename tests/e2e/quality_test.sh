@@ -72,7 +72,8 @@ done
 python3 - "$work" <<'END' || fail "what tuning moves is not the mean over seeds"
 import json, re, sys
 work = sys.argv[1]
-worst, lost, mean = (row for row in json.load(open(f"{work}/recall.json")) if row["row"].startswith("answers of the recall tasks"))
+told = open(f"{work}/recall.json").read()  # what the suite says, then the rows
+worst, lost, mean = (row for row in json.loads(told[told.index("[\n"):]) if row["row"].startswith("answers of the recall tasks"))
 points = {}  # by pattern and task
 for line in open(f"{work}/recall.log"):
     if of_seed := re.match(r"(.*), seed \d+, (.*): .* ([+-][\d.]+) points tuned", line):

@@ -176,10 +176,13 @@ template <typename MassOf>
 __device__ int HeldKeep(const SeenBlocks& seen, int keep, int moved, int64_t own_mass,
                         float tolerance, const MassOf& mass_of, MoveShared& shared) {
   const int first = seen.first, count = RowKeys(seen);
+  // A threshold that all elements together do not reach returns without a last barrier.
   const Threshold all =
       FindThreshold<1, kGateThreads>(shared.select, first, count, mass_of, INT_MAX, INT_MAX, One());
+  __syncthreads();
   const Threshold kept =
       FindThreshold<1, kGateThreads>(shared.select, first, count, mass_of, keep, INT_MAX, One());
+  __syncthreads();
   const Threshold held =
       FindThreshold<1, kGateThreads>(shared.select, first, count, mass_of, keep,
                                      HeldMass(kept.mass, all.mass + own_mass, tolerance), One());
