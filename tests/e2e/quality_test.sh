@@ -77,7 +77,7 @@ worst, lost, mean = (row for row in json.loads(told[told.index("[\n"):]) if row[
 points = {}  # by pattern and task
 for line in open(f"{work}/recall.log"):
     if of_seed := re.match(r"(.*), seed \d+, (.*): .* ([+-][\d.]+) points tuned", line):
-        points.setdefault(of_seed[1, 2], []).append(float(of_seed[3]))
+        points.setdefault(of_seed.group(1, 2), []).append(float(of_seed[3]))
 assert points and all(len(of_seeds) == 2 for of_seeds in points.values()), points
 means = {key: sum(of_seeds) / 2 for key, of_seeds in points.items()}
 assert abs(worst["value"] - max(map(abs, means.values()))) < 0.02, (worst, means)
