@@ -105,7 +105,7 @@ absl::StatusOr<v1::JobSpec> MakeSpec(const CaseOptions& options, const TrainingC
     attention->set_max_slashes(
         static_cast<uint32_t>(static_cast<double>(run.tokens) / 128 * options.slash_share));
   }
-  if (run.mode != "dense" && run.dense_below > 0) attention->set_dense_below(run.dense_below);
+  if (run.mode != "dense") attention->set_dense_below(run.dense_below);
   spec.mutable_parallelism()->set_context(run.gpus);
   spec.mutable_parallelism()->set_heads(run.heads);
   spec.mutable_parallelism()->set_data(1);

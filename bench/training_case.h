@@ -26,8 +26,8 @@ struct TrainingCase {
 struct CaseOptions {
   std::string config;  // config.json of the model
   std::string engine = "cuda";
-  std::string documents;         // a LengthDistribution's name; empty: a sequence is one document
-  int nodes = 1;                 // machines that NCCL takes the GPUs for, in equal parts
+  std::string documents;  // a LengthDistribution's name, or a length; empty: a sequence is one
+  int nodes = 1;          // machines that NCCL takes the GPUs for, in equal parts
   double inter_node_gbytes = 0;  // GB/s of a GPU to another of them, for plans; 0: as is usual
   std::string recompute = "auto", offload = "auto", kv_gradients = "float32";
   int steps = 3;
