@@ -41,12 +41,12 @@ class DocumentDealer {
 
   DocumentDealing Deal(int64_t stripe) const {
     // All documents stay whole where they fill the ranks exactly: nothing travels.
-    const DocumentDealing whole = SpreadAtLeast(Chosen(tokens_.size()), share_, stripe);
+    DocumentDealing whole = SpreadAtLeast(Chosen(tokens_.size()), share_, stripe);
     const bool none_is_spread = NoneIsSpread(whole.holders);
     if (none_is_spread && IsGood(whole)) return whole;
     DocumentDealing best = {.holders = std::vector<std::optional<int>>(tokens_.size())};
     Time(stripe, &best);
-    if (none_is_spread && Cost(whole) < Cost(best)) best = whole;
+    if (none_is_spread && Cost(whole) < Cost(best)) best = std::move(whole);
     if (share_ <= stripe) return best;
     // Otherwise every rank holds at least one stripe of those that are spread.
     return Search(std::move(best), [&](const Chosen& chosen) {
@@ -125,7 +125,8 @@ class DocumentDealer {
   DocumentDealing Improve(Chosen chosen, const Deal& deal) const {
     constexpr size_t kMostTries = 96, kFewestTries = 8, kMostWork = 65536;
     DocumentDealing best = deal(chosen);
-    size_t tries = std::clamp(kMostWork / (tokens_.size() + 64 * ranks_), kFewestTries, kMostTries);
+    const size_t work = tokens_.size() + 64 * static_cast<size_t>(ranks_);
+    size_t tries = std::clamp(kMostWork / work, kFewestTries, kMostTries);
     for (;;) {
       std::optional<size_t> changed;
       for (size_t i = 0; i < by_length_.size() && tries > 0; ++i, --tries) {

@@ -255,7 +255,8 @@ TEST(DocumentDealingTest, TheSlowerTheLinksTheFewerTokensTravel) {
 // Of a few documents on two ranks every dealing is tried here.
 TEST(DocumentDealingTest, FewDocumentsAreDealtNearlyAsWellAsTheyCanBe) {
   std::mt19937 random(16);
-  constexpr int kStripe = 64, kShare = 4096;
+  constexpr int kStripe = 64;
+  constexpr int64_t kShare = 4096;
   double worst = 1, sum = 0;
   constexpr int kTrials = 12;
   for (int trial = 0; trial < kTrials; ++trial) {

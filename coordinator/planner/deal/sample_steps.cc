@@ -170,7 +170,7 @@ absl::Status WeighSamples(const v1::JobSpec& spec, const model::ModelConfig& mod
 }
 
 absl::StatusOr<v1::Prediction> PredictSamples(const v1::JobSpec& spec,
-                                              const model::ModelConfig& model,
+                                              const model::ModelConfig& /*model*/,
                                               const CostModel& cost_model, const v1::StepPlan& plan,
                                               std::span<const uint64_t> lengths, Pricer& pricer) {
   RETURN_IF_ERROR(CheckLengths(lengths, spec.data().sequence_length()));

@@ -167,6 +167,7 @@ void SelectBlocksByMass(Engine& engine, const MassGateStep& step) {
             MovedKeep(keep, std::ssize(order), step.move,
                       MovePlace(layout.Position(token) / step.tile, static_cast<int32_t>(head)));
         std::vector<int64_t> masses;
+        masses.reserve(order.size());
         for (const int64_t block : order) masses.push_back(mass[block]);
         keep = HeldKeep(std::move(masses), keep, moved, mass[seen.own], step.move.tolerance);
       }
