@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "balance/sample_weights.h"
 #include "coordinator/planner/cost/cost_model.h"
 #include "coordinator/planner/cost/shapes.h"
 #include "coordinator/planner/simulate/laid_documents.h"
 #include "coordinator/planner/simulate/ring_simulator.h"
+#include "coordinator/planner/simulate/stand_ins.h"
 #include "model_shape/model_config.h"
 #include "patterns/attention_options.h"
 #include "patterns/sample.h"
@@ -25,20 +25,6 @@
 #include "ringleader/v1/plan.pb.h"
 
 namespace ringleader::planner {
-
-// How many layers, and heads of each, are sampled to stand for all of a pattern's, on `ranks`
-// ranks.
-int SampledLayers(const patterns::AttentionOptions& attention, int64_t layers, int ranks);
-int SampledHeads(const patterns::AttentionOptions& attention, int ranks);
-
-// What a plan's samples or documents weigh when its trainers deal them. INVALID_ARGUMENT where that
-// makes no sense.
-absl::StatusOr<balance::SampleWeights> WeightsOf(const v1::StepPlan& plan);
-
-// The lengths of samples or documents for which plans say what they take, ascending: two an octave,
-// in whole tiles for every rank; of many ranks four or two in all, an octave apart. Empty unless
-// documents are samples, or are laid out by themselves in `layout`.
-std::vector<uint64_t> WeighedLengths(const v1::JobSpec& spec, v1::ParallelismSpec::Layout layout);
 
 // What ranks visit depends on a sequence's length and on the layout alone: it is counted once and
 // kept for all rings and cost models. Not thread-safe.
