@@ -6,7 +6,7 @@
 #include <set>
 
 #include "patterns/check_options.h"
-#include "patterns/chosen_blocks.h"
+#include "patterns/kinds/chosen_blocks.h"
 #include "patterns/pattern.h"
 #include "ringleader/kernels/block_choice.h"
 

@@ -9,7 +9,7 @@
 
 namespace ringleader::patterns {
 
-// Each is defined in the file of its name.
+// Each is defined in the file of its name in patterns/kinds/.
 extern const PatternDefinition kDenseDefinition;
 extern const PatternDefinition kSlidingWindowDefinition;
 extern const PatternDefinition kVerticalSlashDefinition;

@@ -52,8 +52,8 @@ Beside its kernels and tests, a pattern takes these files:
 
 1. `proto/ringleader/v1/job_spec.proto`: an enumerator of `AttentionSpec.Pattern`, and its fields if it has any.
 2. `patterns/attention_options.h`: an enumerator of `patterns::Pattern`, and the options that its fields fill.
-3. `patterns/<name>.cc`: its definition (`patterns/pattern.h`). `build` says how a layer's index is built from the verbs
-   of a device (`patterns/index/index_device.h`), the same for CPU and GPU.
+3. `patterns/kinds/<name>.cc`: its definition (`patterns/pattern.h`). `build` says how a layer's index is built from the
+   verbs of a device (`patterns/index/index_device.h`), the same for CPU and GPU.
 4. `patterns/registry.cc`: a line for the definition. Its name is the protocol's enumerator in lower case.
 5. `patterns/CMakeLists.txt`: the source.
 

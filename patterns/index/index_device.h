@@ -1,7 +1,7 @@
-// What patterns ask of a device when they build an index. A pattern (patterns/vertical_slash.cc,
-// patterns/block_topk.cc, patterns/key_groups.cc) owns the numbers, the order of the steps and what
-// ranks exchange; a device owns the arithmetic. Everything that ranks merge is an integer sum, a
-// maximum or a concatenation in rank order, so that an index is the same on any number of ranks.
+// What patterns ask of a device when they build an index. A pattern (a file of patterns/kinds/)
+// owns the numbers, the order of the steps and what ranks exchange; a device owns the arithmetic.
+// Everything that ranks merge is an integer sum, a maximum or a concatenation in rank order, so
+// that an index is the same on any number of ranks.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // The numbers and the memory of one build of the vertical-slash index (MTraining, arXiv 2510.18830,
-// section 4.1, Algorithm 1), which patterns/vertical_slash.cc walks through: estimate, merge over
-// ranks, select. ringleader/kernels/index.h defines the arithmetic.
+// section 4.1, Algorithm 1), which patterns/kinds/vertical_slash.cc walks through: estimate, merge
+// over ranks, select. ringleader/kernels/index.h defines the arithmetic.
 #pragma once
 
 #include <cstdint>

@@ -8,8 +8,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
-#include "patterns/chosen_blocks.h"
 #include "patterns/index/sequence_keys.h"
+#include "patterns/kinds/chosen_blocks.h"
 #include "patterns/pattern.h"
 
 namespace ringleader::patterns {

@@ -2,9 +2,9 @@
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
-#include "patterns/chosen_blocks.h"
 #include "patterns/index/key_sums.h"
 #include "patterns/index/moved_choice.h"
+#include "patterns/kinds/chosen_blocks.h"
 #include "patterns/pattern.h"
 #include "ringleader/kernels/earlier_blocks.h"
 

@@ -1,4 +1,4 @@
-#include "patterns/chosen_blocks.h"
+#include "patterns/kinds/chosen_blocks.h"
 
 #include <algorithm>
 #include <iterator>
