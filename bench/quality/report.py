@@ -15,9 +15,22 @@ import pathlib
 import shutil
 import statistics
 
-from suite import DEFAULT
+from suite import CAUSAL, DEFAULT, ENOUGH, learned
+from tasks import TEXT
 
 NEEDLES = ("needles", "needles-by-4")
+MOST_MINUTES = 25  # of a whole run on one GPU
+
+
+def kept(job):
+    return "kept apart" if job["apart"] else "not kept apart"
+
+
+def named(job):
+    if "apart" in job:  # of text alone
+        return (f"{job['pattern']}, text alone, {job['tokens']} tokens, documents of {job['document_tokens']} "
+                f"{kept(job)}")
+    return job["pattern"] + ("" if job["asked_density"] is None else f" of {job['asked_density']:.0%}")
 
 
 class Results:
@@ -34,6 +47,7 @@ class Results:
         self.found = found
         self.is_long = found["plan"] == "long"
         self.name = "quality_long" if self.is_long else "quality"  # of its files
+        self.learned = learned(found["curriculum"][-1]["last_evaluation"])
         self.dense = found["patterns"][0]
         assert self.dense["pattern"] == "dense", "the first job goes on dense"
         names = [job["pattern"] for job in found["patterns"]]
@@ -93,24 +107,66 @@ class Results:
         ratios = self.text_ratios(job, way)
         return statistics.fmean(ratios) if ratios else None
 
+    def foresight(self, job, way):
+        """What later queries of a tile tell earlier ones of text, as shares of the loss of the same model asked dense:
+        how much further the loss falls for the eight queries before the last of a tile than for the last, behind which
+        none has chosen, with its standard error from how far the eight scatter; and how much further for all before the
+        last. None where text was not told apart by place."""
+        evaluation = self.WAYS[way](job)
+        sparse = evaluation.get("text_by_place")
+        if not sparse or not sparse[TEXT[-1]]["asked"]:
+            return None
+        dense = evaluation["dense"]["text_by_place"]
+        loss = lambda parts, places: sum(parts[place]["asked"] * parts[place]["loss"] for place in places)
+        over_dense = lambda *places: loss(sparse, places) / loss(dense, places)
+        *before, last = TEXT
+        eight = [over_dense(place) for place in before[1:]]
+        return {"eight": over_dense(last) - statistics.fmean(eight),
+                "error": statistics.stdev(eight) * math.sqrt(1 + 1 / len(eight)),
+                "all": over_dense(last) - over_dense(*before)}
+
+    def seeing_ahead(self):
+        """(job, foresight at once, foresight after) of those that have it."""
+        jobs = [*self.sparse, *self.found["texts"][1::2]]
+        found = [(job, self.foresight(job, "at once"), self.foresight(job, "after")) for job in jobs]
+        return [(job, first, last) for job, first, last in found if first is not None]
+
+    def beside_causal(self):
+        """(job, text's loss over that with the causal choice of as many blocks at once, after) where queries of a tile
+        choose together and there was text."""
+        causal = {(job["pattern"], job["asked_density"]): job for job in self.sparse}
+        found = []
+        for job in self.sparse:
+            other = causal.get((job["pattern"] + CAUSAL, job["asked_density"]))
+            if other is not None and self.text_ratios(job, "at once"):
+                loss = lambda of, way: self.WAYS[way](of)["answers"]["text"]["loss"]
+                found.append((job, *(loss(job, way) / loss(other, way) for way in ("at once", "after"))))
+        return found
+
 
 def table(results):
     found, steps = results.found, results.found["more_steps"]
     last = found["curriculum"][-1]
     percent = lambda share: "-" if share is None else f"{100 * share:.0f}"
+    missed = {task: of["share"] for task, of in results.learned.items() if not of["learned"]}
+    marked = [f"{task} *" if task in missed else task for task in results.tasks]
+    whole = f", the whole run {found['wall_seconds'] / 60:.1f} minutes" if "wall_seconds" in found else ""
     lines = [
         "# What each attention pattern keeps of what dense attention learns", "",
         f"{last['tokens']:,} tokens, {found['hardware']}, {found['date']}, commit {found['commit']}, made by "
-        f"`{found['command']}`. The curriculum took {sum(job['wall_seconds'] for job in found['curriculum']):.0f} s; its "
-        "model answers, by task, in percent:", "",
-        "| " + " | ".join(results.tasks) + " |", "|" + "---|" * len(results.tasks),
+        f"`{found['command']}`. The curriculum took {sum(job['wall_seconds'] for job in found['curriculum']):.0f} s"
+        f"{whole}; its model answers, by task, in percent:", "",
+        "| " + " | ".join(marked) + " |", "|" + "---|" * len(results.tasks),
         "| " + " | ".join(percent(a["right"] / a["asked"]) for a in
                           (results.dense_answers("at once", task) for task in results.tasks)) + " |", "",
+        *([f"\\* Not learned: of {', '.join(f'{task} ({share:.1%})' for task, share in missed.items())} dense "
+           f"attention answers less than {ENOUGH:.0%}. What patterns keep of these is a share of what it does answer, "
+           "and says nothing of the rest.", ""] if missed else []),
         *([f"{found['jobs_left']} jobs are not done yet.", ""] if found["jobs_left"] else []),
         f"Below, percent of what dense attention answers: at once / after {steps} more steps with the pattern / then asked "
         "dense. Text is the loss over dense attention's after as many steps.", "",
         *repeated(results),
-        "| pattern | visited | " + " | ".join(results.tasks) + " | text |", "|" + "---|" * (len(results.tasks) + 3)]
+        "| pattern | visited | " + " | ".join(marked) + " | text |", "|" + "---|" * (len(results.tasks) + 3)]
     for job in results.patterns:
         cells = [" / ".join(percent(results.share(job, way, task)) for way in Results.WAYS) for task in results.tasks]
         ratio = results.text_ratio(job, "after")
@@ -121,9 +177,31 @@ def table(results):
                   "| tokens | documents of | | visited | the default | dense | |", "|" + "---|" * 7]
     for dense, job in zip(found["texts"][::2], found["texts"][1::2]):
         losses = [of["last_evaluation"]["loss"] for of in (job, dense)]
-        lines.append(f"| {job['tokens']:,} | {job['document_tokens']:,} | {'kept apart' if job['apart'] else 'not kept apart'} | "
+        lines.append(f"| {job['tokens']:,} | {job['document_tokens']:,} | {kept(job)} | "
                      f"{job['density']:.1%} | {losses[0]:.4f} | {losses[1]:.4f} | {losses[0] / losses[1]:.4f} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines + ahead(results)) + "\n"
+
+
+def ahead(results):
+    """What later queries tell of text, where it was told apart by place."""
+    steps = results.found["more_steps"]
+    seeing, beside = results.seeing_ahead(), results.beside_causal()
+    lines = []
+    if seeing:
+        cell = lambda found: f"{100 * found['eight']:.2f} ± {100 * found['error']:.2f} / {100 * found['all']:.2f}"
+        lines += ["", "What later queries of a tile tell: by how many percent of the same model's dense loss that of "
+                  "text lies lower for the eight queries before a tile's last one / for all before it than for the "
+                  "last one, behind which none has chosen. Under window, moba, vertical-slash and causal choice no "
+                  "later query of a tile has a say: what they show is chance.", "",
+                  f"| pattern | visited | at once | after {steps} steps |", "|" + "---|" * 4]
+        lines += [f"| {named(job)} | {job['density']:.1%} | {cell(first)} | {cell(last)} |"
+                  for job, first, last in seeing]
+    if beside:
+        lines += ["", "Text's loss where all queries of a tile choose, over that where its first one chooses as many "
+                  "blocks (causal): both what later queries tell and how much better a choice by all serves all.", "",
+                  f"| pattern | visited | at once | after {steps} steps |", "|" + "---|" * 4]
+        lines += [f"| {named(job)} | {job['density']:.1%} | {first:.4f} | {last:.4f} |" for job, first, last in beside]
+    return lines
 
 
 def repeated(results):
@@ -133,8 +211,7 @@ def repeated(results):
         seeds, task = len(results.runs(job, "after")), results.worst_task(job, "after")
         if seeds > 1 and task is not None:
             error = results.standard_error(job, "after", task)
-            of = job["pattern"] + ("" if job["asked_density"] is None else f" of {job['asked_density']:.0%}")
-            lines.append(f"{of} after these steps is the mean of {seeds} seeds, each "
+            lines.append(f"{named(job)} after these steps is the mean of {seeds} seeds, each "
                          f"beside dense attention's with the same: {100 * results.share(job, 'after', task):.1f} ± "
                          f"{100 * error:.1f} % of {task}, the least, of which "
                          f"{results.dense_answers('after', task)['asked']} answers are asked each time.")
@@ -156,19 +233,21 @@ def picture(results, path):
     rows = -(-len(panels) // columns)
     figure, axes = pyplot.subplots(rows, columns, figsize=(3.4 * columns, 2.6 * rows), squeeze=False)
     names = list(dict.fromkeys(job["pattern"] for job in results.sparse))
+    lines = dict(zip(Results.WAYS, (":", "-", "--")))
     for axis, panel in zip(axes.flat, panels):
-        for colour, name in enumerate(names):
+        for number, name in enumerate(names):
             jobs = sorted((job for job in results.sparse if job["pattern"] == name), key=lambda job: job["density"])
-            for way, line in zip(Results.WAYS, (":", "-", "--")):
+            for way, line in lines.items():
                 if panel in results.tasks:
                     values = [results.share(job, way, panel) for job in jobs]
                 elif panel.startswith("loss of text"):
                     values = [results.text_ratio(job, way) for job in jobs]
                 else:
                     values = [Results.WAYS[way](job)["loss"] / Results.WAYS[way](results.dense)["loss"] for job in jobs]
-                axis.plot([100 * job["density"] for job in jobs], values, line, marker="o", markersize=3,
-                          color=f"C{colour}", label=f"{name}, {way}")
-        axis.set_title(panel, fontsize=9)
+                axis.plot([100 * job["density"] for job in jobs], values, line, marker="os"[number // 10], markersize=3,
+                          color=f"C{number}", label=name if way == "after" else None)  # there are ten colours
+        of_dense = results.learned.get(panel, {"learned": True})
+        axis.set_title(panel if of_dense["learned"] else f"{panel} (dense answers {of_dense['share']:.0%})", fontsize=9)
         axis.set_xscale("log")
         axis.set_xticks([2, 5, 10, 20, 50], ["2", "5", "10", "20", "50"])
         axis.minorticks_off()
@@ -179,13 +258,16 @@ def picture(results, path):
         axis.axis("off")
     figure.supxlabel("causal tiles visited, percent", fontsize=9)
     figure.supylabel("answers, of what dense attention answers", fontsize=9)
-    figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="upper center", ncols=len(names), fontsize=7)
-    figure.tight_layout(rect=(0.01, 0.01, 1, 0.91))
+    for way, line in lines.items():
+        axes.flat[0].plot([], [], line, color="black", label=way)
+    figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="upper center", ncols=7, fontsize=8)
+    figure.tight_layout(rect=(0.01, 0.01, 1, 0.94))
     figure.savefig(path, metadata={"Date": None})
 
 
 def figure_rows(results):
-    """The asked figures of recall, text and the probe's recall (its mean over layers and heads)."""
+    """The figures of recall, text, the probe's recall (its mean over layers and heads), what later queries tell, and
+    the time of the whole run."""
     found, steps = results.found, results.found["more_steps"]
 
     tokens = f"{found['curriculum'][-1]['tokens']:,} tokens: " if results.is_long else ""
@@ -215,10 +297,12 @@ def figure_rows(results):
             value, error = round(results.share(job, way, task), 4), results.standard_error(job, way, task)
             more = {"task": task, "answers": results.dense_answers(way, task)["asked"],
                     "seeds": len(results.runs(job, way)), "standard_error": error and round(error, 4)}
+        missed = {task: round(results.learned[task]["share"], 4) for task in tasks or results.tasks
+                  if not results.learned[task]["learned"]}
         which = "needles asked at the end" if tasks else "every recall task"
         when = "at once" if way == "at once" else f"after {steps} steps"
         rows.append(row(f"{which}, best pattern at <= {limit:.0%} visited, of what dense answers, {when}", job, value,
-                        f">= {least}", value is not None and value >= least, **more))
+                        f">= {least}", value is not None and value >= least, **more, dense_has_not_learned=missed))
     for job in results.patterns:
         if job["pattern"] == DEFAULT and (ratios := results.text_ratios(job, "after")):
             value = statistics.fmean(ratios)
@@ -227,20 +311,29 @@ def figure_rows(results):
                             round(value, 4), "<= 1.0025", value <= 1.0025, seeds=len(ratios), **error))
     for dense, job in zip(found["texts"][::2], found["texts"][1::2]):
         value = job["last_evaluation"]["loss"] / dense["last_evaluation"]["loss"]
-        kept = "kept apart" if job["apart"] else "not kept apart"
         rows.append(row(f"text alone, {DEFAULT}, sparse-trained over dense, {job['tokens']} tokens, documents of "
-                        f"{job['document_tokens']} {kept}, after {job['steps']} steps", job, round(value, 4), "<= 1.0025",
-                        value <= 1.0025))
+                        f"{job['document_tokens']} {kept(job)}, after {job['steps']} steps", job, round(value, 4),
+                        "<= 1.0025", value <= 1.0025))
     for job in results.sparse:
         heads = [share for layer in (job.get("probed_recall_per_head") or {}).values() for share in layer]
         if not heads:
             continue
-        value = round(sum(heads) / len(heads), 4)
-        of = job["pattern"] + ("" if job["asked_density"] is None else f" of {job['asked_density']:.0%}")
-        if job["pattern"] == DEFAULT:
-            rows.append(row(f"out-of-sample recall (probe), {of}", job, value, ">= 0.95", value >= 0.95))
-        else:
-            rows.append(row(f"out-of-sample recall (probe), {of}", job, value, "reported", True))
+        value, name = round(sum(heads) / len(heads), 4), f"recall of sampled queries (probe), {named(job)}"
+        asked, met = (">= 0.95", value >= 0.95) if job["pattern"] == DEFAULT else ("reported", True)
+        rows.append(row(name, job, value, asked, met))
+    for job, first, last in results.seeing_ahead():
+        rounded = {f"{when}{what}": round(found_then[key], 5) for when, found_then in (("", first), ("after_", last))
+                   for key, what in (("eight", "value"), ("error", "standard_error"), ("all", "of_all_before"))}
+        rows.append(row(f"text, what later queries of a tile save of the dense loss, {named(job)}, at once", job,
+                        rounded.pop("value"), "reported", True, peer="the same model asked dense", **rounded))
+    for job, first, last in results.beside_causal():
+        rows.append(row(f"text, all queries of a tile choose over its first alone, {named(job)}, at once", job,
+                        round(first, 4), "reported", True, peer="the causal choice of as many blocks",
+                        after_value=round(last, 4)))
+    if "wall_seconds" in found and not found["jobs_left"]:
+        minutes = round(found["wall_seconds"] / 60, 1)
+        asked, met = ("reported", True) if results.is_long else (f"<= {MOST_MINUTES}", minutes <= MOST_MINUTES)
+        rows.append(row("quality suite, whole, minutes", None, minutes, asked, met, peer=None))
     return rows
 
 
@@ -258,12 +351,12 @@ def main():
     print(table(results))
     path = output / "figures" / "patterns.json"
     rows = figure_rows(results)
-    kept = json.loads(path.read_text()) if path.exists() else []
+    others = json.loads(path.read_text()) if path.exists() else []
     is_ours = lambda row: (row["command"].startswith("bench/quality/run.sh") and
                            ("--plan long" in row["command"]) == results.is_long)
     is_old = lambda row: not results.found["jobs_left"] and is_ours(row)
-    kept = [old for old in kept if old["row"] not in {row["row"] for row in rows} and not is_old(old)]
-    path.write_text(json.dumps(kept + rows, indent=1) + "\n")
+    others = [old for old in others if old["row"] not in {row["row"] for row in rows} and not is_old(old)]
+    path.write_text(json.dumps(others + rows, indent=1) + "\n")
     for row in rows:
         print(f"{'met    ' if row['met'] else 'NOT MET'} {row['row']}: {row['value']} (asked {row['asked']})" +
               (f", standard error {row['standard_error']}" if row.get("standard_error") is not None else ""))

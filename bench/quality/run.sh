@@ -67,7 +67,7 @@ hardware=$([[ $engine == cpu ]] && echo "$(nproc) CPU cores" || nvidia-smi --que
 commit=$(cat "$root/COMMIT" 2>/dev/null || git -C "$root" rev-parse --short HEAD 2>/dev/null || echo unknown)
 code=0
 python3 "$root/bench/quality/suite.py" --dir "$run" --plan "$plan" --engine "$engine" --text "$text" \
-  --seconds "$((seconds - SECONDS))" --at-once "$at_once" --ringctl "$bin/ringctl" --hardware "$hardware" --commit "$commit" \
-  --command "$command" || code=$?
+  --seconds "$((seconds - SECONDS))" --began-before "$SECONDS" --at-once "$at_once" --ringctl "$bin/ringctl" \
+  --hardware "$hardware" --commit "$commit" --command "$command" || code=$?
 [[ ! -e $run/quality.json ]] || python3 "$root/bench/quality/report.py" "$run/quality.json" --output "${output:-$run}"
 exit "$code"

@@ -14,10 +14,17 @@ SEPARATOR, ASK, ANSWER, SET, LINK = range(BYTES, BYTES + 5)
 FIRST_KIND = 264  # the first token of a document says which kind it is
 FIRST_SYMBOL = 320
 
+TILE = 64  # queries, which most patterns choose for together
+
+# Text is told apart by the place in its tile of the query that predicts a token, for the last of a tile: behind all but
+# the very last one come queries that help to choose what it sees. `text` is all before these.
+LAST_PLACES = range(TILE - 9, TILE)
+TEXT = ["text", *(f"text-{place}" for place in LAST_PLACES)]
+
 # What answers are counted by. Recall is split by how far back the key was last shown: `far` is more than a sixteenth of
 # the document.
 TASKS = ["recall-near", "recall-far", "recall-power-near", "recall-power-far", "needles", "needles-by-4", "variables",
-         "frequent-words", "hashes", "text"]
+         "frequent-words", "hashes", *TEXT]
 PLAIN, GIVEN = 0, 255
 
 
@@ -174,10 +181,11 @@ def hashes(random, length, symbols, document):
 
 
 def text(random, length, document, corpus):
-    """A piece of `corpus`, bytes that hold more than `length`."""
+    """A piece of `corpus`, bytes that hold more than `length`. Places are right where a document begins with a tile."""
     start = random.randrange(len(corpus) - length)
     for byte in corpus[start:start + length - 2]:
-        document.answer(byte, "text")
+        place = (len(document.tokens) - 1) % TILE  # a token is predicted by the one before it
+        document.answer(byte, f"text-{place}" if place in LAST_PLACES else "text")
 
 
 KINDS = {

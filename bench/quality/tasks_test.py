@@ -2,6 +2,7 @@
 """The tasks can be answered from the tokens alone, and not without the tokens far back; and the same seed gives the same
 bytes. A solver knows what the documents' words mean, and nothing of how they were made."""
 
+import bisect
 import collections
 import pathlib
 import random
@@ -13,46 +14,71 @@ import unittest
 import generate
 import tasks
 
-SYMBOLS = 512
-LENGTHS = (64, 256, 2048, 16384)
-CORPUS = random.Random(0).randbytes(1 << 16)
+LENGTHS = (64, 256, 2048, 16384, 131072)
+CORPUS = random.Random(0).randbytes(1 << 18)
 
 
-def find(tokens, wanted):
-    """Where `wanted` first stands in `tokens`; -1 if it does not."""
-    for i in range(len(tokens) - len(wanted)):
-        if tokens[i:i + len(wanted)] == wanted:
-            return i
-    return -1
+class Reader:
+    """Answers from the tokens of a document that come before a place."""
 
+    def __init__(self, tokens):
+        self.tokens = tokens
+        self.places = collections.defaultdict(list)  # of each run of one, two and three tokens, in order
+        for run in (1, 2, 3):
+            for i, found in enumerate(zip(*(tokens[k:] for k in range(run)))):
+                self.places[found].append(i)
+        self.heard = {}  # frequent words: how often each subject says each word, by where from and where to
 
-def solve(task, seen, asked):
-    """The token that follows `seen`, or None. Of the question itself, `asked` answers stand in `seen` already."""
-    if task.startswith("recall"):
-        before = seen[-2::-1]  # the latest first
-        return before[before.index(seen[-1]) - 1] if seen[-1] in before else None
-    if task == "needles":
-        at = find(seen, [tasks.SET, seen[-1]])
-        return None if at < 0 else seen[at + 2]
-    if task == "needles-by-4":
-        at = find(seen, [tasks.SET, seen[-5]])  # ASK, four keys, ANSWER, and the values so far
-        return None if at < 0 else seen[at + 2]
-    if task == "variables":
-        at = find(seen, [tasks.SET, seen[-1]])  # SET name source value
-        return None if at < 0 else seen[at + 3]
-    if task == "frequent-words":
-        body = seen[1:seen.index(tasks.ASK)] if tasks.ASK in seen else []
-        heard = collections.Counter(w for subject, w in zip(body[::2], body[1::2]) if subject == seen[-1])
-        return heard.most_common(1)[0][0] if heard else None
-    if task == "hashes":
-        first = asked % 2 == 0
-        at = find(seen, [tasks.LINK, *(seen[-2:] if first else seen[-3:-1])])
-        return None if at < 0 else seen[at + (3 if first else 4)]
-    raise AssertionError(task)
+    def behind(self, run, start, end, offset):
+        """The token `offset` behind where `run` first stands in [start, end); None if it does not, or ends there."""
+        places = self.places.get(tuple(run), [])
+        i = bisect.bisect_left(places, start)
+        return self.tokens[places[i] + offset] if i < len(places) and places[i] + max(offset, len(run)) < end else None
+
+    def latest(self, token, start, end):
+        """The last place of `token` in [start, end), or None."""
+        places = self.places.get((token,), [])
+        i = bisect.bisect_left(places, end) - 1
+        return places[i] if i >= 0 and places[i] >= start else None
+
+    def words(self, start, end):
+        """What each subject says between the first token in [start, end) and the questions."""
+        places = self.places.get((tasks.ASK,), [])
+        i = bisect.bisect_left(places, start)
+        if i == len(places) or places[i] >= end:
+            return {}
+        if (start, places[i]) not in self.heard:
+            body = self.tokens[start + 1:places[i]]
+            heard = self.heard[start, places[i]] = collections.defaultdict(collections.Counter)
+            for subject, word in zip(body[::2], body[1::2]):
+                heard[subject][word] += 1
+        return self.heard[start, places[i]]
+
+    def solve(self, task, start, end, asked):
+        """The token that follows those in [start, end), or None. `asked` answers of the question are among them."""
+        last = self.tokens[end - 1]
+        if task.startswith("recall"):
+            shown = self.latest(last, start, end - 1)
+            return None if shown is None else self.tokens[shown + 1]
+        if task == "needles":
+            return self.behind([tasks.SET, last], start, end, 2)
+        if task == "needles-by-4":  # ASK, four keys, ANSWER, and the values so far
+            return self.behind([tasks.SET, self.tokens[end - 5]], start, end, 2)
+        if task == "variables":  # SET name source value
+            return self.behind([tasks.SET, last], start, end, 3)
+        if task == "frequent-words":
+            heard = self.words(start, end).get(last)
+            return heard.most_common(1)[0][0] if heard else None
+        if task == "hashes":
+            first = asked % 2 == 0
+            link = self.tokens[end - 2:end] if first else self.tokens[end - 3:end - 1]
+            return self.behind([tasks.LINK, *link], start, end, 3 if first else 4)
+        raise AssertionError(task)
 
 
 def score(document, window=None):
-    """{task: (asked, right)} of a solver that sees the last `window` tokens."""
+    """{task: (asked, right)} of a reader that sees the last `window` tokens."""
+    reader = Reader(document.tokens)
     result = collections.defaultdict(lambda: [0, 0])
     asked = 0  # answers in a row
     for i, mark in enumerate(document.marks):
@@ -60,18 +86,22 @@ def score(document, window=None):
             asked = 0
             continue
         task = tasks.TASKS[mark - 1]
-        if task != "text":
-            seen = document.tokens[max(0, i - window):i] if window else document.tokens[:i]
+        if task not in tasks.TEXT:
+            start = max(0, i - window) if window else 0
             result[task][0] += 1
-            result[task][1] += solve(task, seen, asked) == document.tokens[i]
+            result[task][1] += reader.solve(task, start, i, asked) == document.tokens[i]
         asked += 1
     return dict(result)
+
+
+def symbols_of(length):
+    return max(512, tasks.least_symbols(length))
 
 
 def documents(length, count=4):
     for kind in tasks.KINDS:
         for number in range(count if length < 16384 else 1):
-            yield kind, tasks.make_document(kind, random.Random(f"{kind}/{number}"), length, SYMBOLS, CORPUS)
+            yield kind, tasks.make_document(kind, random.Random(f"{kind}/{number}"), length, symbols_of(length), CORPUS)
 
 
 class TasksTest(unittest.TestCase):
@@ -81,12 +111,12 @@ class TasksTest(unittest.TestCase):
             for kind, document in documents(length):
                 self.assertEqual(len(document.tokens), length - 1, kind)
                 self.assertEqual(len(document.marks), length - 1, kind)
-                self.assertLess(max(document.tokens), tasks.vocabulary(SYMBOLS))
+                self.assertLess(max(document.tokens), tasks.vocabulary(symbols_of(length)))
                 self.assertNotIn(tasks.SEPARATOR, document.tokens)
                 for task, (asked, right) in score(document).items():
                     self.assertEqual(right, asked, (length, kind, task))
                     seen.add(task)
-        self.assertEqual(seen, set(tasks.TASKS) - {"text"})
+        self.assertEqual(seen, set(tasks.TASKS) - set(tasks.TEXT))
 
     def test_nothing_far_is_left_without_the_evidence(self):
         """With the last sixteenth of the document alone, and the key and value that `near` reaches back to."""
@@ -103,9 +133,20 @@ class TasksTest(unittest.TestCase):
         for task in ("variables", "hashes"):  # one of several hops may lie near
             self.assertLess(right[task], 0.5 * total[task], task)
 
+    def test_the_last_of_a_tile_predicts_the_first_of_the_next(self):
+        document = tasks.make_document("text", random.Random(1), 256, symbols_of(256), CORPUS)
+        places = collections.defaultdict(list)  # of the tokens that are predicted
+        for i, mark in enumerate(document.marks):
+            if mark != tasks.GIVEN:
+                places[tasks.TASKS[mark - 1]].append(i)
+        self.assertEqual(places["text-63"], [64, 128, 192])  # the next would be the separator
+        self.assertEqual(places["text-55"], [56, 120, 184, 248])
+        self.assertEqual(set(places), set(tasks.TEXT))
+        self.assertEqual(sorted(sum(places.values(), [])), list(range(1, 255)))
+
     def test_gaps_are_what_they_are_called(self):
         def gaps(kind):
-            document = tasks.make_document(kind, random.Random(1), 16384, SYMBOLS, CORPUS)
+            document = tasks.make_document(kind, random.Random(1), 16384, symbols_of(16384), CORPUS)
             last, found = {}, []
             for i in range(1, len(document.tokens) - 1, 2):
                 if document.tokens[i] in last:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The quality suite, small: its tasks, one plan from end to end that is broken off and goes on, and a model that answers
+# The quality suite, small: its parts, one plan from end to end that is broken off and goes on, and a model that answers
 # recall with dense attention and cannot within a narrow window.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -9,30 +9,44 @@ trap 'stop_services 2>/dev/null || true; rm -rf "$work"' EXIT
 
 fail() { echo "FAILED: $*" >&2; tail -n 20 "$work"/*.log "$work"/run/logs/*.log >&2 || true; exit 1; }
 
-python3 "$root/bench/quality/tasks_test.py" >"$work/tasks.log" 2>&1 || fail "tasks"
+for part in tasks suite report; do
+  python3 "$root/bench/quality/${part}_test.py" >"$work/$part.log" 2>&1 || fail "$part"
+done
 
 suite=("$root/bench/quality/run.sh" --dir "$work/suite" --plan smoke --engine cpu --at-once 2 --text "$root/base" --output "$work/results")
-code=0
+code=0 began=$SECONDS
 "${suite[@]}" --seconds 1 >"$work/first.log" 2>&1 || code=$?
 ((code == 75)) || fail "a call with no time left ended with $code"
 "${suite[@]}" >"$work/second.log" 2>&1 || fail "the suite ended with $?"
+took=$((SECONDS - began))
+grep -q "quality: dense attention has not learned recall-near (" "$work/second.log" ||
+  fail "an untrained model has learned"
+cp "$work/results/quality.json" "$work/second.json"
 rm -rf "$work/suite/data"  # what is done needs no data: nothing is trained again
 "${suite[@]}" >"$work/third.log" 2>&1 || fail "the finished suite ended with $?"
 [[ ! -e $work/suite/data ]] || fail "a finished suite made data again"
-python3 - "$work/results" <<'END' || fail "its results"
+python3 - "$work/results" "$work/second.json" "$took" <<'END' || fail "its results"
 import json, sys
-results = sys.argv[1]
+results, second, took = sys.argv[1], json.load(open(sys.argv[2])), int(sys.argv[3])
 quality = json.load(open(f"{results}/quality.json"))
+# All jobs fit into the whole time, two at once; a call that finds all done adds nothing.
+worked = sum(job["wall_seconds"] for part in ("curriculum", "patterns", "repeats", "texts") for job in quality[part])
+assert worked / 2 < quality["wall_seconds"] <= took + 1, (worked, quality["wall_seconds"], took)
+assert abs(quality["wall_seconds"] - second["wall_seconds"]) < 1, (quality["wall_seconds"], second["wall_seconds"])
+assert set(quality["dense"]) == {"recall-near", "recall-far", "needles"}, quality["dense"]
+assert not any(of["learned"] for of in quality["dense"].values()), quality["dense"]
 patterns = {job["pattern"]: job for job in quality["patterns"]}
 dense = {"dense", "dense in FP8"}
 assert set(patterns) == dense | {"window", "vertical-slash", "vertical-slash, spread", "xattention", "adaspa", "moba", "key-groups",
-                         "block-topk",
+                         "block-topk", "block-topk, causal",
                          "vertical-slash, top-p", "the default"}, patterns.keys()
 for name, job in patterns.items():
     first = job["first_evaluation"]
     asked = {task: answers["asked"] for task, answers in first["answers"].items() if answers["asked"]}
-    assert set(asked) == {"recall-near", "recall-far", "needles"}, asked
+    assert set(asked) == {"recall-near", "recall-far", "needles", "text"}, asked
     assert asked["needles"] == 16, asked  # two documents of 512 tokens
+    assert asked["text"] == 510, asked  # one, of which the last of eight tiles is followed by the separator
+    assert first["text_by_place"]["text-63"]["asked"] == 7, first["text_by_place"]
     assert ("dense" in first) == (name not in dense), name
     # All start from one model, and see the same when they see everything; what FP8 rounds is seen.
     differs = abs(first.get("dense", first)["loss"] - patterns["dense"]["first_evaluation"]["loss"])
@@ -61,11 +75,31 @@ text, = [row for row in rows if row["row"].startswith("text alone, the default, 
 assert text["value"] == round(texts[1]["last_evaluation"]["loss"] / texts[0]["last_evaluation"]["loss"], 4), text
 keys = {"row", "value", "asked", "met", "peer", "hardware", "commit", "date", "command"}
 assert rows and all(keys <= set(row) for row in rows), rows
-assert "| window |" in open(f"{results}/quality.md").read()
+table = open(f"{results}/quality.md").read()
+for part in ("| window |", "| block-topk, causal |", "What later queries of a tile tell"):
+    assert part in table, part
+# Causally chosen blocks are as many, and others: the first query of a tile chooses alone.
+default, causal = patterns["block-topk"], patterns["block-topk, causal"]
+assert causal["attention"] == {**default["attention"], "selection": "causal"}, causal["attention"]
+assert causal["density"] == default["density"], (causal["density"], default["density"])
+assert causal["first_evaluation"]["loss"] != default["first_evaluation"]["loss"]
+names = {row["row"]: row for row in rows}
+whole = names["quality suite, whole, minutes"]
+assert whole["value"] == round(quality["wall_seconds"] / 60, 1) and whole["asked"] == "<= 25", whole
+assert names["text, all queries of a tile choose over its first alone, block-topk of 50%, at once"]["value"] > 0
+for pattern in ("key-groups of 50%", "block-topk, causal of 50%",
+                "the default, text alone, 1024 tokens, documents of 128 not kept apart"):
+    assert f"text, what later queries of a tile save of the dense loss, {pattern}, at once" in names, names.keys()
+recall = [row for name, row in names.items() if "of what dense answers" in name]
+for row in recall:
+    judged = {"needles"} if row["row"].startswith("needles") else set(quality["dense"])
+    assert set(row["dense_has_not_learned"]) == judged, row
+assert recall, names.keys()
 END
 
 # With fixed budgets and with tuned ones, by two groups, which the samples leave apart.
-"$root/bench/balance.sh" --cpus --recall --text "$root/base" >"$work/recall.json" 2>"$work/recall.log" || fail "the suite with tuning"
+"$root/bench/balance.sh" --cpus --recall --bin "$bin" --text "$root/base" >"$work/recall.json" 2>"$work/recall.log" ||
+  fail "the suite with tuning"
 for seed in 100 101; do
   grep -q "key-groups, seed $seed: [1-9][0-9]*% of the choices moved" "$work/recall.log" || fail "nothing was tuned"
 done
@@ -134,7 +168,8 @@ from suite import PLANS, Suite, attentions
 for stage in (*PLANS["long"].curriculum, PLANS["long"].more):
     symbols, tokens = stage.symbols or PLANS["long"].symbols, stage.tokens or PLANS["long"].tokens
     assert symbols >= tasks.least_symbols(stage.length) and tokens % stage.length == 0, stage
-flags = dict.fromkeys(("commit", "engine", "hardware", "text"), "") | {"plan": "long", "dir": f"{work}/long", "seconds": 1}
+flags = dict.fromkeys(("commit", "engine", "hardware", "text"), "")
+flags |= {"plan": "long", "dir": f"{work}/long", "seconds": 1, "began_before": 0}
 config = json.load(open(Suite(argparse.Namespace(**flags)).config()))
 assert (config["max_position_embeddings"], config["vocab_size"]) == (131072, tasks.vocabulary(4096)), config
 assert set(PLANS["long"].patterns) < set(attentions(0.05, PLANS["long"].tokens))

@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+"""What the suite makes of evaluations, how it counts its time, and what it asks of patterns."""
+
+import argparse
+import pathlib
+import tempfile
+import unittest
+
+import suite
+import tasks
+
+
+def answers(**rights):
+    """Of 1,000 asked of each."""
+    return {task: {"asked": 1000, "right": right, "loss": 1.0} for task, right in rights.items()}
+
+
+class SuiteTest(unittest.TestCase):
+    def test_a_task_is_learned_from_enough_answers_on(self):
+        found = suite.learned({"answers": answers(needles=950, variables=949, text=500)})
+        self.assertEqual(found, {"needles": {"share": 0.95, "learned": True},
+                                 "variables": {"share": 0.949, "learned": False}})
+
+    def test_text_becomes_one_task_and_keeps_its_parts(self):
+        def by_place(loss_of_last):
+            parts = {task: {"asked": 10, "right": 4, "loss": 2.0} for task in tasks.TEXT}
+            parts["text"]["asked"], parts["text-63"]["loss"] = 20, loss_of_last
+            return {"answers": {**answers(needles=1), **parts}}
+        evaluation = by_place(3.1) | {"dense": by_place(2.0)}
+        suite.join_text(evaluation)
+        for found, loss in ((evaluation, 2.1), (evaluation["dense"], 2.0)):
+            self.assertEqual(set(found["answers"]), {"needles", "text"})
+            self.assertEqual((found["answers"]["text"]["asked"], found["answers"]["text"]["right"]), (110, 40))
+            self.assertAlmostEqual(found["answers"]["text"]["loss"], loss)
+            self.assertEqual(list(found["text_by_place"]), tasks.TEXT)
+        self.assertEqual(evaluation["text_by_place"]["text-63"]["loss"], 3.1)
+
+    def test_no_text_has_no_loss(self):
+        evaluation = {"answers": {task: {"asked": 0, "right": 0, "loss": 0.0} for task in tasks.TASKS}}
+        suite.join_text(evaluation)
+        self.assertEqual(evaluation["answers"]["text"], {"asked": 0, "right": 0, "loss": 0.0})
+
+    def test_time_is_that_of_all_calls_that_worked(self):
+        with tempfile.TemporaryDirectory() as folder:
+            def call(began_before, has_worked):
+                flags = dict.fromkeys(("commit", "engine", "hardware", "text"), "")
+                found = suite.Suite(argparse.Namespace(**flags, plan="smoke", dir=folder, seconds=1, began_before=began_before))
+                found.has_worked = has_worked
+                return found.wall_seconds()
+            self.assertEqual(call(0, has_worked=False), 0)
+            self.assertAlmostEqual(call(100, has_worked=True), 100, delta=1)
+            self.assertAlmostEqual(call(50, has_worked=True), 150, delta=2)
+            self.assertAlmostEqual(call(1000, has_worked=False), 150, delta=2)
+            self.assertLess(float(pathlib.Path(folder, "seconds").read_text()), 160)
+
+    def test_causal_choice_has_the_budget_of_the_default(self):
+        for plan in suite.PLANS.values():
+            for density in plan.densities:
+                found = suite.attentions(density, plan.tokens)
+                self.assertEqual(found["block-topk, causal"], {**found["block-topk"], "selection": "causal"})
+        self.assertLess({"block-topk", "block-topk, causal"}, set(suite.PLANS["long"].patterns))
+        self.assertFalse(suite.PLANS["gpu"].patterns, "all patterns go on in the default plan")
+
+    def test_documents_begin_with_a_tile(self):
+        for plan in suite.PLANS.values():
+            for stage in (*plan.curriculum, plan.more, *plan.texts):
+                self.assertEqual(stage.length % tasks.TILE, 0, stage)
+
+
+if __name__ == "__main__":
+    unittest.main()
