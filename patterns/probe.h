@@ -1,5 +1,6 @@
-// The probe of a pattern's recall: it compares the exact softmax over all keys, of a few queries
-// that had no part in the choice, with what attention visited for them.
+// The probe of a pattern's recall: it compares the exact softmax over all keys, of a few queries,
+// with what attention visited for them. Where a few queries choose for all (vertical-slash), those
+// are others; under patterns that choose by query or by tile every query has a part in the choice.
 #pragma once
 
 #include <cstdint>

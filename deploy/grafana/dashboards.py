@@ -223,7 +223,7 @@ JOB_DASHBOARD = dashboard(
                   (f"sort_desc({metric('job_layer_density_ratio', JOB)})", "{{layer}}"), kind="bargauge"),
             panel("Recall", "Attention mass kept, on the rows that the choice was made from.", "ratio",
                   (metric("job_layer_recall_ratio", JOB), "{{layer}}"), kind="bargauge"),
-            panel("Probed recall", "Attention mass kept, on rows that had no part in the choice.", "ratio",
+            panel("Probed recall", "Attention mass kept, on rows that were sampled from all.", "ratio",
                   (metric("job_layer_probed_recall_ratio", JOB), "{{layer}}"), kind="bargauge"),
             panel("Anchor missed", "Micro-batches whose moved choice did not come to attention.balance's anchor.", "ratio",
                   (metric("job_layer_anchor_missed_ratio", JOB), "{{layer}}"), kind="bargauge"),

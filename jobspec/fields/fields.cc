@@ -109,10 +109,11 @@ constexpr Field kFieldsAfterPatterns[] = {
      "in training or evaluation, knows of what it predicts. `causal` goes with `sliding_window`, "
      "`block_topk` and `moba`."},
     {"attention.probe_every", Need::kDefault, "16", {0, kMaxCount}, kSparse,
-     "Steps between two probes of what the pattern keeps: of 64 queries a sequence that had no part "
-     "in the choice, the share of their exact attention that lies in what they visited, by layer and "
-     "head (`ringctl report`); 0: never. A probe costs a layer about what the index of "
-     "`vertical_slash` does.", false, kCausal},
+     "Steps between two probes of what the pattern keeps: of 64 queries a sequence, the share of "
+     "their exact attention that lies in what they visited, by layer and head (`ringctl report`); 0: "
+     "never. Under `vertical_slash` they are others than those that chose; where queries choose for "
+     "themselves or for their tile, those that are probed have chosen, too. A probe costs a layer "
+     "about what the index of `vertical_slash` does.", false, kCausal},
     {"attention.balance.anchor", Need::kDefault, "none", {}, kSparse,
      "To what those that wait for each other are brought by keeping less or more than the pattern would: "
      "data-parallel groups, and trainers of a ring where their tiles of queries choose apart "
@@ -198,7 +199,8 @@ constexpr Field kFieldsAfterPatterns[] = {
     {"training.eval_attention", Need::kDefault, "same", {}, kSparse,
      "What evaluation attends to: what training does (`same`), everything (`dense`), or each in turn "
      "(`both`), which shows what a model that was trained sparse answers when it sees everything, and "
-     "how much of a loss is due to keys being chosen with the help of later queries."},
+     "whether its loss lies below that, as it may where keys are chosen with the help of later "
+     "queries."},
     {"training.max_skipped_steps", Need::kDefault, "10", {0, kMaxCount}, kAlways,
      "Steps in a row with a NaN or infinite gradient that are skipped before the attempt "
      "fails."},

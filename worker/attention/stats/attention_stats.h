@@ -25,8 +25,8 @@ struct LayerStats {
   // anchor.
   uint64_t balanced = 0, anchor_missed = 0;
   int probes = 0;  // calls that probed
-  // By head, where there were probes: the share of their queries' attention that was visited; they
-  // had no part in the choice (patterns/probe.h). The first is head `first_head`.
+  // By head, where there were probes (patterns/probe.h): the share of their queries' attention that
+  // was visited. The first is head `first_head`.
   std::vector<double> probed_recall;
   // The same as whole numbers: what was visited, in units of 2^-kMassBits, by head, and of how many
   // queries, over all probes.
