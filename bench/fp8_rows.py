@@ -13,6 +13,8 @@ import pathlib
 import re
 import statistics
 
+from figure_rows import write_rows
+
 
 def row(name, value, asked, met, peer, line=None):
     """line: of the CSV that the value is from, which says when and by what it was measured; without one, now."""
@@ -155,9 +157,5 @@ parser.add_argument("--quality", type=pathlib.Path)
 flags = parser.parse_args()
 folder = flags.folder
 measured = {"speed": speed_rows, "loss": loss_rows, "recall": recall_rows, "error": error_rows}[flags.what]()
-names = {entry["row"] for entry in measured}
-if flags.output.exists():
-    measured = [entry for entry in json.loads(flags.output.read_text()) if entry["row"] not in names] + measured
-flags.output.parent.mkdir(parents=True, exist_ok=True)
-flags.output.write_text(json.dumps(measured, indent=1) + "\n")
+write_rows(measured, flags.output)
 print(flags.output.read_text(), end="")

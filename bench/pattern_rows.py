@@ -8,8 +8,9 @@ defaults one whose mode ends in _by_default.
 
 import argparse
 import csv
-import json
 import pathlib
+
+from figure_rows import write_rows
 
 FIGURES = pathlib.Path(__file__).resolve().parent / "results/figures/patterns.json"
 # attention.probe_every is 16 by default.
@@ -71,7 +72,4 @@ if flags.steps:
     rows += step_rows(steps, index, flags.gpus, flags.layers, flags.tokens)
 for new in rows:
     print(f"{'met    ' if new['met'] else 'NOT MET'} {new['row']}: {new['value']} (asked {new['asked']})")
-names = {new["row"] for new in rows}
-kept = [old for old in json.loads(FIGURES.read_text()) if old["row"] not in names] if FIGURES.exists() else []
-FIGURES.parent.mkdir(parents=True, exist_ok=True)
-FIGURES.write_text(json.dumps(kept + rows, indent=1) + "\n")
+write_rows(rows, FIGURES)

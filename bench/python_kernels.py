@@ -14,6 +14,7 @@ import time
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from figure_rows import write_rows
 from python_training import synchronize, training
 from ringleader.kernels import Moba, block_diagonals, sparse_attention
 
@@ -147,13 +148,6 @@ def rows_of(device, commit):
             yield row
 
 
-def write_row(row, path):
-    """As soon as it is known: what follows may be cut off."""
-    kept = json.loads(path.read_text()) if path.exists() else []
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps([old for old in kept if old["row"] != row["row"]] + [row], indent=1) + "\n")
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--call-from-cpp", required=True, help="call_from_cpp.so, from deploy/python_kernels.sh --bench")
@@ -164,7 +158,7 @@ def main():
     torch.ops.load_library(options.call_from_cpp)
     for row in rows_of(options.device, options.commit):
         if options.device == "cuda" and options.output is not None:
-            write_row(row, options.output)
+            write_rows([row], options.output)  # at once: what follows may be cut off
 
 
 if __name__ == "__main__":

@@ -68,9 +68,10 @@ mkdir -p "$bundle/deploy" "$bundle/tests" "$bundle/bench"
 cp tests/run_gpu.sh "$bundle/"
 cp -r deploy/quickstart.sh deploy/loopback_services.sh deploy/gpu_libraries.sh deploy/quickstart "$bundle/deploy/"
 cp -r tests/gpu tests/golden "$bundle/tests/"
-cp -r bench/balance.sh bench/balance_rows.py bench/dense_below.sh bench/document_layout.sh bench/pattern_speed.sh bench/pattern_rows.py bench/compare_peer.sh bench/full_run.sh \
-  bench/fp8.sh bench/fp8_rows.py bench/sparse_quality.sh bench/models bench/quality "$bundle/bench/"
-cp -r --parents bench/longca/rings "$bundle/"
+cp -r bench/attention_speed.sh bench/attention_rows.py bench/balance.sh bench/balance_rows.py bench/compare_peer.sh bench/dense_below.sh \
+  bench/document_layout.sh bench/figure_rows.py bench/fp8.sh bench/fp8_rows.py bench/full_run.sh bench/models bench/pattern_rows.py \
+  bench/pattern_speed.sh bench/quality bench/sparse_quality.sh "$bundle/bench/"
+cp -r --parents bench/longca/picture.py bench/longca/rings "$bundle/"
 
 echo "bundle: $bundle, ${#binaries[@]} binaries, $(du -sm "$bundle" | cut -f1) MiB"
 [[ $archive ]] || exit 0

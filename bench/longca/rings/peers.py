@@ -11,6 +11,7 @@ tries it on CPU ranks, in float32 and without heads that share keys; its times a
 import argparse
 import csv
 import os
+import pathlib
 import statistics
 import sys
 import time
@@ -19,6 +20,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.experimental._context_parallel import _attention as ring
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
+
+from picture import picture
 
 COLUMNS = ("mask", "choice", "scheme", "direction", "tokens", "ranks", "note", "max_ms", "max_p20_ms", "max_p80_ms",
            "mean_ms", "mean_p20_ms", "mean_p80_ms", "plan_ms", "with_plan_ms", "gflops", "share", "mib_moved", "imbalance",
@@ -187,8 +192,10 @@ class Bench:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[32768])
-    parser.add_argument("--csv", required=True, help="gets the cells")
+    lengths = parser.add_mutually_exclusive_group()
+    lengths.add_argument("--tokens", type=int, nargs="+", default=[32768], help="of the sequence that ranks share")
+    lengths.add_argument("--tokens-per-gpu", type=int, nargs="+", help="of the part that each rank has")
+    parser.add_argument("--csv", type=pathlib.Path, required=True, help="gets the cells, and a file .svg beside it")
     parser.add_argument("--beside", help="longca_gpu_rings.csv, to compare with")
     parser.add_argument("--device", choices=BACKENDS, default="cuda")
     parser.add_argument("--heads", type=int, nargs=2, default=[64, 8], metavar=("QUERY", "KEY"))
@@ -197,7 +204,8 @@ def main():
     flags = parser.parse_args()
     bench = Bench(flags)
     cells, wrong = [], 0
-    for tokens in flags.tokens:
+    all_tokens = [bench.ranks * each for each in flags.tokens_per_gpu] if flags.tokens_per_gpu else flags.tokens
+    for tokens in all_tokens:
         multiple = 2 * bench.ranks * 128
         for mask in ("full", "causal"):
             for name in BACKENDS[flags.device]:
@@ -217,6 +225,7 @@ def main():
             writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
             writer.writerows({k: f"{x:.4g}" if isinstance(x, float) else x for k, x in cell.items()} for cell in cells)
+        picture(cells, flags.csv.with_suffix(".svg"))
         if flags.beside:
             print("\n".join(beside(cells, flags.beside)))
     try:
