@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Every mask beside cuDNN and FlexAttention on one GPU: bench/longca/masks. Needs a Hopper, and a python3 with PyTorch (and
-# Triton, for FlexAttention, which compiles each cell anew); no compiler.
+# Every mask beside cuDNN, FlashAttention and FlexAttention on one GPU: bench/longca/masks. Needs a Hopper, and a python3 with
+# PyTorch (and Triton, for FlexAttention, which compiles each cell anew); no compiler.
 #
 #   deploy/python_kernels.sh --bench build/wheels     first, where there is a compiler
 #   bench/longca/run.sh build/wheels [FOLDER [ARGUMENT...]]     FOLDER: of the results (default: bench/results);

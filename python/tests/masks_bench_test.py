@@ -1,14 +1,17 @@
-"""bench/longca/masks on the CPU: which cells and figures there are. Its times are for GPUs alone."""
+"""bench/longca/masks on the CPU: which cells and figures there are, and what is wrong with them. Its times are for GPUs
+alone."""
 
 import argparse
 import csv
 import itertools
+import json
 import pathlib
 import signal
 import subprocess
 import sys
 
 import pytest
+import torch
 from oracle import CUDA
 
 from ringleader.kernels.masks import NAMES
@@ -16,9 +19,12 @@ from ringleader.kernels.masks import NAMES
 FOLDER = pathlib.Path(__file__).parents[2] / "bench" / "longca" / "masks"
 sys.path.append(str(FOLDER))
 
+import lengths  # noqa: E402
+import main  # noqa: E402
 from choices import choices_of  # noqa: E402
 from main import CutOff, run_cells  # noqa: E402
-from tables import NOT_RUN, Table, figures  # noqa: E402
+from peers import attention_of  # noqa: E402
+from tables import NOT_RUN, WRONG, Table, figures  # noqa: E402
 
 pytestmark = pytest.mark.skipif(CUDA, reason="it runs in small shapes on the CPU")
 
@@ -34,6 +40,11 @@ def rows_in(folder):
         return list(csv.DictReader(file))
 
 
+def options_of(*masks, tokens=256):
+    return argparse.Namespace(device="cpu", tokens=[tokens], masks=list(masks), choices=["all"], kernels=["ringleader"],
+                              seconds=0, lengths=lengths.PROLONG_LIKE)
+
+
 def test_cells(tmp_path):
     bench = started(tmp_path, "--tokens", "256", "--masks", "full", "causal_documents", "--choices", "all", "uniform:12.5", "50",
                     "--kernels", "ringleader", "cudnn", "flex", "--seconds", "0")
@@ -46,7 +57,7 @@ def test_cells(tmp_path):
     for row in rows:
         if row["kernel"] == "ringleader" or row["kernel"] == "flex" and row["direction"] == "forward":
             assert (row["repetitions"], row["note"]) == ("3", ""), "no seconds allow the fewest repetitions"
-            assert float(row["ms"]) > 0 and float(row["error"]) < 2e-2
+            assert float(row["ms"]) > 0 and 0 < float(row["error"]) < 2e-2, "of the first kernel, too"
         else:
             assert (row["ms"], row["note"]) == ("", "unsupported")
     assert (tmp_path / "longca_masks.svg").exists()
@@ -82,11 +93,110 @@ def test_cut_off_while_a_row_is_added(tmp_path, written):
 
     table = CutTable(tmp_path / "longca_masks.csv", {})
     table.was_cut = False
-    options = argparse.Namespace(device="cpu", tokens=[256], masks=["full", "causal"], choices=["all"], kernels=["ringleader"],
-                                 seconds=0)
-    assert run_cells(options, table)
+    assert run_cells(options_of("full", "causal"), table)
     assert [(row["mask"], row["direction"], row["note"]) for row in rows_in(tmp_path)] == [
         ("full", "forward", ""), ("full", "backward", ""), ("causal", "forward", ""), ("causal", "backward", NOT_RUN)]
+
+
+def scaled(attend, chosen):
+    return lambda q, k, v: attend(chosen)(q, k, v) * 1.03
+
+
+def without_a_tile(attend, chosen):
+    chosen = chosen.clone()
+    chosen[2, 3, 1] = False
+    return attend(chosen)
+
+
+def without_the_gradient_of_a_tile(attend, chosen):
+    def without(gradient):
+        gradient = gradient.clone()
+        gradient[:, 1, 128:256] = 0
+        return gradient
+
+    def attend_so(q, k, v):
+        k = k.clone()
+        if k.requires_grad:
+            k.register_hook(without)
+        return attend(chosen)(q, k, v)
+    return attend_so
+
+
+def not_a_number(attend, chosen):
+    def attend_so(q, k, v):
+        out = attend(chosen)(q, k, v)
+        return torch.where(torch.arange(out.shape[2])[:, None] == 511, torch.nan, out)
+    return attend_so
+
+
+@pytest.mark.parametrize("fault, wrong", [(scaled, (True, True)), (without_a_tile, (True, True)),
+                                          (without_the_gradient_of_a_tile, (False, True)), (not_a_number, (True, True))])
+def test_a_kernel_that_is_wrong_and_alone(tmp_path, monkeypatch, fault, wrong):
+    def wrong_attention(kernel, name, chosen, p):
+        assert chosen is None
+        every = torch.ones(p.q.shape[1], 4, 4, dtype=torch.bool)
+        return fault(lambda tiles: attention_of(kernel, name, tiles, p)[0], every), 0.0
+
+    monkeypatch.setattr(main, "attention_of", wrong_attention)
+    table = Table(tmp_path / "longca_masks.csv", {})
+    assert not run_cells(options_of("full", tokens=512), table)
+    for row, is_wrong in zip(table.rows, wrong, strict=True):
+        assert (row["error"] > 0.025, row.get("note") == WRONG, "tflops" not in row) == (is_wrong,) * 3, row
+
+    monkeypatch.setattr(sys, "argv", ["main.py", "--folder", str(tmp_path), "--device", "cpu", "--tokens", "512", "--masks",
+                                      "full", "--choices", "all", "--kernels", "ringleader", "--seconds", "0"])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit, match=r"ringleader's backward of full \(all\) at 512 tokens is off by"):
+        main.main()
+
+
+@pytest.mark.parametrize("error, note", [
+    (AttributeError("no plan\nfor this shape"), "unsupported: no plan"),
+    (RuntimeError("No available kernel. Aborting execution."), "unsupported"),
+    (torch.OutOfMemoryError("of the GPU"), "out of memory")])
+def test_a_peer_that_fails_is_unsupported_and_ours_is_not(tmp_path, monkeypatch, error, note):
+    def failing(*_):
+        raise error
+
+    monkeypatch.setattr(main, "attention_of", failing)
+    options = options_of("full")
+    options.kernels = ["flex"]
+    table = Table(tmp_path / "longca_masks.csv", {})
+    assert not run_cells(options, table)
+    assert [row["note"] for row in table.rows] == [note, note]
+    if note != "out of memory":
+        options.kernels = ["ringleader"]
+        with pytest.raises(type(error)):
+            run_cells(options, table)
+
+
+def test_lengths_of_a_histogram(tmp_path):
+    histogram = tmp_path / "mostly_short.json"
+    histogram.write_text(json.dumps({"[0,4)": 0.25, "[8,16)": 0.5, "[100,200)": 0.25}))
+    of_file = lengths.of_histogram(histogram)
+    firsts = list(of_file.firsts(100000))
+    assert firsts == list(of_file.firsts(100000)), "the seed is fixed"
+    drawn = [after - first for first, after in zip(firsts, firsts[1:])]
+    shares = [sum(low <= length < high for length in drawn) / len(drawn) for low, high in ((1, 4), (8, 16), (100, 200))]
+    assert shares == pytest.approx([0.25, 0.5, 0.25], abs=0.03) and sum(shares) == 1
+
+    bench = started(tmp_path, "--tokens", "256", "--masks", "causal_documents", "--choices", "all", "--kernels", "ringleader",
+                    "--seconds", "0", "--lengths", histogram)
+    _, errors = bench.communicate(timeout=300)
+    assert bench.returncode == 0, errors
+    (forward, _) = rows_in(tmp_path)
+    assert forward["lengths"] == "mostly_short"
+    seen = [after - first for first, after in itertools.pairwise([*of_file.firsts(256), 256])]
+    assert float(forward["share"]) == pytest.approx(sum(n * (n + 1) / 2 for n in seen) / 256**2, abs=1e-4)
+
+
+@pytest.mark.parametrize("text, says", [("{", "no file of JSON"), ("[]", "has no bins"), ('{"[0,4)": 0}', "has no bins"),
+                                        ('{"[4,4)": 1}', "no share of a bin"), ('{"0-4": 1}', "no share of a bin"),
+                                        ('{"[0,4)": "1"}', "no share of a bin"), ('{"[0,4)": NaN}', "no share of a bin")])
+def test_a_histogram_that_is_none(tmp_path, text, says):
+    (tmp_path / "file.json").write_text(text)
+    with pytest.raises(SystemExit, match=f"file.json.* {says}"):
+        lengths.of_histogram(tmp_path / "file.json")
 
 
 @pytest.mark.parametrize("text", ["5:uniform", "even:5", "0", "120", "some"])
@@ -109,6 +219,7 @@ def test_figures_of_all_masks():
     (figure,) = figures(rows, {"commit": "c"})
     assert figure["row"] == "12 masks at 32K, GQA 64:8, forward per visible pair, lowest ratio to cudnn"
     assert (figure["value"], figure["met"], figure["mask"], figure["commit"]) == (0.9, False, "causal", "c")
+    assert (figure["peer"], figure["masks"]) == ("cudnn (b)", "2 of 12 that it can do: full, causal")
     assert figures(rows[1:], {}) == [], "without a mask there is no row of twelve"
     assert figures(rows[:-1], {}) == [], "nor without a peer's cell"
     assert figures([*rows[:-1], {**rows[-1], "note": NOT_RUN}], {}) == []

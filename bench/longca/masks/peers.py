@@ -1,5 +1,8 @@
 """The kernels that main.py compares, and the back end that each of them really runs."""
 
+import importlib.metadata
+import importlib.util
+import inspect
 import time
 
 import torch
@@ -9,16 +12,36 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from choices import TILE
 from ringleader.kernels import sparse_attention, tiles_from_mask
 
-KERNELS = ("ringleader", "cudnn", "flash", "flex")
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:
+    varlen_attn = None
+
+KERNELS = ("ringleader", "cudnn", "flash", "flash_attn", "flash_attn_3", "flex")
 _OF_PYTORCH = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+# kernel -> the module that computes. The package has the kernel's name.
+_MODULES = {"flash_attn": "flash_attn", "flash_attn_3": "flash_attn_interface"}
+_PLAIN = ("full", "causal")  # masks that scaled_dot_product_attention knows
+_OF_FLASH = (*_PLAIN, "full_window", "causal_window", "full_documents", "causal_documents")
 
 
 class Unsupported(Exception):
-    """A kernel cannot do a cell."""
+    """A kernel cannot do a cell; its text says what lacks where that is not the mask or the choice."""
 
 
-def backend_of(kernel, device):
-    """For people: which library computes."""
+def is_installed(kernel):
+    return kernel not in _MODULES or importlib.util.find_spec(_MODULES[kernel]) is not None
+
+
+def _version_of(package):
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "of an unknown version"
+
+
+def backend_of(kernel, name, device):
+    """For people: which library computes the mask."""
     if device == "cpu":
         return {"ringleader": "ringleader CPU engine", "flex": "PyTorch eager"}.get(kernel, "")
     if kernel == "ringleader":
@@ -26,7 +49,9 @@ def backend_of(kernel, device):
     if kernel == "cudnn":
         return f"cuDNN {torch.backends.cudnn.version()}"
     if kernel == "flash":
-        return f"FlashAttention of PyTorch {torch.__version__}"
+        return f"FlashAttention of PyTorch {torch.__version__}{'' if name in _PLAIN else ', varlen_attn'}"
+    if kernel in _MODULES:
+        return f"{_MODULES[kernel]} {_version_of(kernel)}" if is_installed(kernel) else ""
     import triton
     return f"Triton {triton.__version__}"
 
@@ -47,9 +72,17 @@ def _timed(plan, device):
 
 
 def check_supported(kernel, name, choice, device):
-    """Raises Unsupported where the kernel cannot do such a cell."""
-    if kernel in _OF_PYTORCH and (name not in ("full", "causal") or choice.kind != "all" or device == "cpu"):
+    """Raises Unsupported where the kernel cannot do such a cell. cuDNN is that of scaled_dot_product_attention:
+    varlen_attn of PyTorch 2.11 never takes it, and nested tensors go to it as an experiment alone, which is off."""
+    if kernel in ("ringleader", "flex"):
+        return
+    if not is_installed(kernel):
+        raise Unsupported(f"{kernel} is not installed")
+    if name not in (_PLAIN if kernel == "cudnn" else _OF_FLASH) or choice.kind != "all" or device == "cpu":
         raise Unsupported
+    if kernel == "flash" and name not in _PLAIN and (
+            varlen_attn is None or "window_size" not in inspect.signature(varlen_attn).parameters):
+        raise Unsupported(f"varlen_attn of PyTorch {torch.__version__} has no windows")
 
 
 def _pytorch(kernel, name):
@@ -57,6 +90,42 @@ def _pytorch(kernel, name):
         with sdpa_kernel(_OF_PYTORCH[kernel]):  # that one or none
             return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=name == "causal", enable_gqa=True)
     return attend, 0.0
+
+
+def _varlen_of(kernel):
+    """The kernel's function of q, k, v [tokens, heads, head_dim], where documents begin and the last one ends, the
+    length of the longest, and _window_of."""
+    if kernel == "flash":
+        return lambda q, k, v, ends, longest, window: varlen_attn(
+            q, k, v, ends, ends, longest, longest, window_size=window)
+    attend = importlib.import_module(_MODULES[kernel]).flash_attn_varlen_func
+
+    def of_package(q, k, v, ends, longest, window):
+        made = attend(q, k, v, cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=longest, max_seqlen_k=longest,
+                      causal=window == (-1, 0), window_size=window)
+        return made[0] if isinstance(made, tuple) else made  # early versions of flash_attn_3 return logarithms, too
+    return of_package
+
+
+def _window_of(name, p):
+    """How many keys before and after a query's own it sees at most, -1 for all."""
+    before = p.window - 1 if name.endswith("window") else -1
+    return before, 0 if name.startswith("causal") else before
+
+
+def _flash(kernel, name, p):
+    def plan():
+        starts = p.documents.starts[0] if "documents" in name else torch.zeros_like(p.documents.starts[0])
+        firsts = torch.unique_consecutive(starts)
+        ends = torch.cat([firsts, firsts.new_tensor([p.tokens])])
+        return ends, (ends[1:] - ends[:-1]).max().item()
+
+    (ends, longest), seconds = _timed(plan, p.device)
+    varlen, window = _varlen_of(kernel), _window_of(name, p)
+
+    def attend(q, k, v):
+        return varlen(*(x[0].transpose(0, 1) for x in (q, k, v)), ends, longest, window).transpose(0, 1)[None]
+    return attend, seconds
 
 
 def _ringleader(name, chosen, p):
@@ -94,4 +163,6 @@ def attention_of(kernel, name, chosen, p):
     making the mask's data took)"""
     if kernel == "ringleader":
         return _ringleader(name, chosen, p)
-    return _flex(name, chosen, p) if kernel == "flex" else _pytorch(kernel, name)
+    if kernel == "flex":
+        return _flex(name, chosen, p)
+    return _pytorch(kernel, name) if kernel in _OF_PYTORCH and name in _PLAIN else _flash(kernel, name, p)

@@ -1,30 +1,24 @@
 """Inputs of a length that masks/main.py measures on."""
 
-import random
-
 import torch
 
+from lengths import PROLONG_LIKE
 from ringleader.kernels import documents_from_ids, key_intervals
 
 
 class Problem:
     """A length's tensors, documents and masks."""
 
-    def __init__(self, device, tokens, heads, kv_heads, head_dim):
+    def __init__(self, device, tokens, heads, kv_heads, head_dim, lengths=PROLONG_LIKE):
         generator = torch.Generator(device).manual_seed(0)
         self.device, self.tokens = device, tokens
         self.q, self.k, self.v = (
             torch.randn(1, tokens, h, head_dim, device=device, dtype=torch.bfloat16, generator=generator).transpose(1, 2)
             .requires_grad_() for h in (heads, kv_heads, kv_heads))
         self.d_out = torch.randn_like(self.q)
-        # As ProLong has them at 131,072 tokens, scaled (bench/length_distributions.h): mostly of 1K to 64K, one in eighteen
-        # of 64K to 256K.
-        ids, drawn, first = torch.zeros(1, tokens, dtype=torch.int64), random.Random(20251123), 0
-        while first < tokens:
-            ids[:, first:] += 1
-            low, high = (65536, 262144) if drawn.random() < 0.055 else (1024, 65536)
-            first += max(1, int(low * (high / low) ** drawn.random() * tokens / 131072))
-        self.documents = documents_from_ids(ids.to(device))
+        begins = torch.zeros(1, tokens, dtype=torch.int64)
+        begins[0, list(lengths.firsts(tokens))] = 1
+        self.documents = documents_from_ids(begins.cumsum(1).to(device))
         self.window, self.block = min(1024, tokens // 4), min(1024, tokens // 4)
         self.global_window, self.prefix = max(tokens // 12, 1), tokens // 3
 
