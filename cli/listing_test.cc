@@ -97,6 +97,9 @@ TEST_F(CliTest, ListSaysWhatItLeftOut) {
   const Result result = Run({"list", "--limit", "1"});
   EXPECT_THAT(result.out, Not(HasSubstr("b  ")));
   EXPECT_THAT(result.err, HasSubstr("1 of 3 jobs"));
+  const Result names = Run({"list", "--limit", "1", "-o", "name"});
+  EXPECT_EQ(names.out, "a\n");
+  EXPECT_THAT(names.err, HasSubstr("1 of 3 jobs"));
 }
 
 TEST_F(CliTest, GetInThreeFormats) {

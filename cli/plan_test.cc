@@ -142,7 +142,9 @@ TEST_F(CliTest, PlansAskTheCoordinatorForWhatItMeasured) {
 TEST_F(CliTest, PlansGoByTheReportsOfARunningJob) {
   const auto prediction = [](const Result& result) {
     EXPECT_EQ(result.code, 0) << result.err;
-    return nlohmann::json::parse(result.out)["prediction"];
+    nlohmann::json all = nlohmann::json::parse(result.out)["prediction"];
+    all.erase("probed_recall");  // was measured
+    return all;
   };
   ASSERT_EQ(Run({"submit", Path("job.yaml")}).code, 0);
   const v1::JobSpec spec = coordinator_.jobs["jobs/tiny"].spec();
@@ -167,6 +169,13 @@ TEST_F(CliTest, PlansGoByTheReportsOfARunningJob) {
   EXPECT_NE(prediction(own), prediction(Run({"plan", Path("job.yaml"), "-o", "json"})));
   EXPECT_THAT(own.err, HasSubstr("tiny as its newest reports have it: sparse layers visit 37.5 %"));
   EXPECT_THAT(own.err, HasSubstr("2 measured steps took 2 s (median): predicted "));
+  const nlohmann::json probed = nlohmann::json::parse(own.out)["prediction"]["probed_recall"];
+  EXPECT_EQ(probed, (nlohmann::json{{"step", "3"},
+                                    {"layers", {{{"layer", 1}, {"by_head", {1.0, 0.25}}}}}}));
+  EXPECT_THAT(Run({"plan", "--job", "tiny"}).out,
+              HasSubstr("attention mass kept, by the probe of step 3\n"
+                        "LAYER  RECALL  OF HEADS, IN PERCENT\n"
+                        "1      62.5 %  100 25\n"));
   // Another file, or fields of the job's own, at its density.
   EXPECT_EQ(prediction(Run({"plan", Path("job.yaml"), "--job", "tiny", "-o", "json"})),
             prediction(own));

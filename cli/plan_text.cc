@@ -1,6 +1,7 @@
 #include "cli/plan_text.h"
 
 #include <algorithm>
+#include <numeric>
 #include <ostream>
 
 #include "absl/strings/str_cat.h"
@@ -25,6 +26,27 @@ std::string Arithmetic(const v1::Prediction& p, const v1::ResourcesSpec& resourc
   std::string rate = absl::StrFormat("%.4g TFLOP/s a trainer", each / 1e12);
   if (resources.engine() != v1::ResourcesSpec::CUDA) return rate;
   return absl::StrFormat("%s, MFU %s of a Hopper's 989", rate, FormatPercent(each / kHopperFlops));
+}
+
+// By layer: the mean over its heads, and each of them.
+void WriteProbe(std::ostream& out, const v1::ProbedRecall& probe) {
+  constexpr int kHeadsOfARow = 16;
+  std::vector<std::vector<std::string>> rows = {{"LAYER", "RECALL", "OF HEADS, IN PERCENT"}};
+  for (const v1::ProbedLayer& layer : probe.layers()) {
+    const auto& heads = layer.by_head();
+    const double mean = std::accumulate(heads.begin(), heads.end(), 0.0) / heads.size();
+    for (int head = 0; head < heads.size(); ++head) {
+      if (head == 0) {
+        rows.push_back({absl::StrCat(layer.layer()), FormatPercent(mean), ""});
+      } else if (head % kHeadsOfARow == 0) {
+        rows.push_back({"", "", ""});
+      }
+      absl::StrAppendFormat(&rows.back()[2], "%s%.0f", head % kHeadsOfARow == 0 ? "" : " ",
+                            100 * heads[head]);
+    }
+  }
+  out << "\nattention mass kept, by the probe of step " << probe.step() << "\n";
+  WriteColumns(out, rows);
 }
 
 }  // namespace
@@ -96,6 +118,7 @@ void WritePlan(std::ostream& out, const v1::JobSpec& spec, const v1::StepPlan& p
     }
   }
   WriteColumns(out, rows);
+  if (plan.prediction().has_probed_recall()) WriteProbe(out, plan.prediction().probed_recall());
   WriteNotes(out, {plan.reasons().begin(), plan.reasons().end()}, columns);
 }
 

@@ -14,6 +14,8 @@
 #include <memory>
 #include <optional>
 
+#include "absl/strings/ascii.h"
+
 namespace ringleader {
 namespace {
 
@@ -70,8 +72,8 @@ std::string CommonName(const X509* certificate) {
 std::vector<std::string> CertificateNames::Texts() const {
   std::vector<std::string> texts;
   for (const std::string& uri : uris) texts.push_back("uri " + uri);
-  for (const std::string& name : dns) texts.push_back("dns " + name);
-  for (const std::string& email : emails) texts.push_back("email " + email);
+  for (const std::string& name : dns) texts.push_back("dns " + absl::AsciiStrToLower(name));
+  for (const std::string& email : emails) texts.push_back("email " + absl::AsciiStrToLower(email));
   if (!common_name.empty()) texts.push_back("common_name " + common_name);
   return texts;
 }

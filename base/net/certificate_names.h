@@ -26,6 +26,7 @@ struct CertificateNames {
     return uris.empty() && dns.empty() && emails.empty() && common_name.empty();
   }
   // All of them as "{kind} {name}": "uri ringleader://node/a", "dns …", "email …", "common_name …".
+  // Host names and addresses have no case: these two in lower case.
   std::vector<std::string> Texts() const;
   // Whether `text`, so written, is one of them. The same name of another kind is another name.
   bool Hold(std::string_view text) const;

@@ -248,6 +248,9 @@ absl::StatusOr<int> Plan(const Context& context, Flags flags) {
              MessageDifferencer::Equals(spec, asked.reports->job.spec())) {
     compared = CompareSteps(asked.reports->step_seconds, plan.prediction().step_seconds());
   }
+  if (asked.reports.has_value() && asked.reports->probe.has_value() && !visited.empty()) {
+    *plan.mutable_prediction()->mutable_probed_recall() = *asked.reports->probe;
+  }
   Print(context, plan, [&](std::ostream& out) {
     out << absl::StrFormat("%s on %d node%s × %d %s: context %d × data %d, %s tokens a sequence\n",
                            spec.name(), flags.nodes, flags.nodes == 1 ? "" : "s", per_node,

@@ -16,6 +16,7 @@
 #include "base/status_macros.h"
 #include "cli/jobs/steps.h"
 #include "jobspec/jobspec.h"
+#include "jobspec/values/probed_recall.h"
 #include "ringleader/v1/node_service.pb.h"
 #include "ringleader/v1/telemetry.pb.h"
 #include "worker/data/samples.h"
@@ -130,6 +131,7 @@ absl::StatusOr<JobReports> ReadReports(Client* client, const std::string& name) 
   std::vector<v1::StepReport> recent;
   for (const auto& [number, step] : all.steps) {
     if (step.step_seconds() > 0) reports.step_seconds.push_back(step.step_seconds());
+    if (auto probe = jobspec::ProbedRecallOf(step)) reports.probe = *std::move(probe);
   }
   const auto first = all.steps.size() > kRecentReports ? all.steps.size() - kRecentReports : 0;
   for (auto step = std::next(all.steps.begin(), static_cast<std::ptrdiff_t>(first));

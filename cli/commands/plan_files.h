@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "ringleader/v1/job.pb.h"
 #include "ringleader/v1/job_spec.pb.h"
 #include "ringleader/v1/node_service.pb.h"
+#include "ringleader/v1/telemetry.pb.h"
 
 namespace ringleader::cli {
 
@@ -45,7 +47,8 @@ absl::StatusOr<MeasuredMachine> UseMeasured(const v1::ListLatencyResponse& all,
 struct JobReports {
   v1::Job job;  // with its defaults
   patterns::PatternHints hints;
-  std::vector<double> step_seconds = {};  // of all its steps, in order
+  std::vector<double> step_seconds = {};       // of all its steps, in order
+  std::optional<v1::ProbedRecall> probe = {};  // the newest
 };
 
 // Of the job `name` at the coordinator; NOT_FOUND without it.

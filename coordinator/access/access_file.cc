@@ -9,6 +9,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -52,7 +53,9 @@ absl::Status SetField(const std::string& key, const std::string& value, Caller* 
       return absl::InvalidArgumentError("give one of uri, dns, email and common_name");
     }
     if (value.empty()) return absl::InvalidArgumentError(absl::StrCat(key, " is empty"));
-    entry->certificate = absl::StrCat(key, " ", value);
+    // As CertificateNames::Texts() has them.
+    const bool has_case = key == "uri" || key == "common_name";
+    entry->certificate = absl::StrCat(key, " ", has_case ? value : absl::AsciiStrToLower(value));
   } else if (key == "role") {
     *has_role = true;
     entry->role = ParseRole(value);

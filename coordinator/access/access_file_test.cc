@@ -58,6 +58,11 @@ TEST(AccessFileTest, EntriesMatchByTheKindOfTheirName) {
 TEST(AccessFileTest, TheFirstEntryDecidesAndShutsOut) {
   EXPECT_THAT(Refused(Parsed(kFile), {.emails = {"alice@example.org", "mallory@example.org"}}),
               HasSubstr("shut out"));
+  // Neither has case.
+  EXPECT_THAT(Refused(Parsed(kFile), {.emails = {"Mallory@Example.ORG"}}), HasSubstr("shut out"));
+  EXPECT_TRUE(Parsed("certificates: [{dns: Board.Example.org, role: viewer, name: board}]")
+                  .Find({.dns = {"bOARD.example.org"}})
+                  .ok());
   const AccessFile trusting = Parsed(std::string(kFile) + "roles_in_certificates: true\n");
   EXPECT_THAT(Refused(trusting,
                       {.uris = {"ringleader://admin/mallory"}, .emails = {"mallory@example.org"}}),

@@ -102,10 +102,9 @@ TEST_F(FairnessTest, SlowCallsLeaveRoomForOthersAndAreLimited) {
   v1::ListNodesResponse nodes;
   EXPECT_TRUE(nodes_->ListNodes(Context().get(), {}, &nodes).ok());
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-  EXPECT_THAT(
-      refused.error_message(),
-      AllOf(HasSubstr("submissions and validations at the same time: ipv4:127.0.0.1 has 12"),
-            HasSubstr("--checks-per-client"), HasSubstr("wait until some have ended")));
+  EXPECT_THAT(refused.error_message(),
+              AllOf(HasSubstr("lists by label at the same time: ipv4:127.0.0.1 has 12"),
+                    HasSubstr("--checks-per-client"), HasSubstr("wait until some have ended")));
   EXPECT_GE(Metric(kReached), 1);
   hanging->go_on.Notify();
   for (const auto& call : calls) call->done.WaitForNotification();
@@ -126,7 +125,8 @@ TEST_F(FairnessTest, WatchesOfOneClientAreLimited) {
 
 // gRPC's own service; its answer is that of a call which the server gave up.
 TEST_F(FairnessTest, HealthWatchesOfOneClientAreLimited) {
-  Start({.listen = Loopback(), .check_files = false}, {.watches_per_client = 2});
+  Start({.listen = Loopback(), .check_files = false},
+        {.health_calls_per_client = 2, .watches_per_client = 1});
   struct Watch {
     std::unique_ptr<grpc::ClientContext> context = Context();
     std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call;

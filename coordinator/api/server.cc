@@ -15,7 +15,7 @@
 #include "base/status_macros.h"
 #include "coordinator/access/audit_log.h"
 #include "coordinator/access/gate.h"
-#include "coordinator/api/calls/health_watches.h"
+#include "coordinator/api/calls/health_calls.h"
 #include "coordinator/api/calls/pulled_stream.h"
 #include "coordinator/api/calls/rpc_metrics.h"
 #include "coordinator/api/calls/unary.h"
@@ -72,8 +72,8 @@ class ServerImpl : public Server {
         metrics_(registry),
         unary_executor_(options.unary_threads),
         stream_executor_(options.stream_threads),
-        unary_(&unary_executor_, limits, store, &metrics_, gate_.get(), &audit_),
-        hub_(store, &stream_executor_, &metrics_, gate_.get(), &limits->watches),
+        unary_(&unary_executor_, limits, store, &metrics_, gate_.get(), &audit_, options.unread_patience),
+        hub_(store, &stream_executor_, &metrics_, gate_.get(), limits),
         access_(store, gate_.get(), &unary_, [this] { hub_.EndOpen(RolesChanged()); }),
         jobs_(controller, &hub_, &unary_, options.check_files, options.allowed_paths),
         logs_(&hub_),
@@ -113,9 +113,9 @@ class ServerImpl : public Server {
     builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
     builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamLookaheadBytes);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsOfAConnection);
-    std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> watchers;
-    watchers.push_back(std::make_unique<HealthWatches>(&limits_.watches));
-    builder.experimental().SetInterceptorCreators(std::move(watchers));
+    std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> health;
+    health.push_back(std::make_unique<HealthCalls>(&limits_.health_calls));
+    builder.experimental().SetInterceptorCreators(std::move(health));
     builder.RegisterService(&access_);
     builder.RegisterService(&jobs_);
     builder.RegisterService(&logs_);

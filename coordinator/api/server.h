@@ -38,6 +38,8 @@ struct ServerOptions {
   int unary_threads = 8;
   // Threads that read the store for WatchJob and TailLogs.
   int stream_threads = 2;
+  // How long an answer may wait for its client: one of some MiB over a slow line.
+  absl::Duration unread_patience = absl::Minutes(1);
   // How long calls may take to end after Shutdown() was called; then they are cut off.
   absl::Duration shutdown_grace = absl::Seconds(5);
 };

@@ -168,6 +168,37 @@ TEST_F(ServerTest, AUnixSocketIsServed) {
   EXPECT_FALSE(std::filesystem::exists(path));
 }
 
+// Below its roots by name, and by what a link leads to.
+TEST_F(ServerTest, JobsReadAndWriteBelowTheRootsAlone) {
+  const std::filesystem::path folder =
+      std::filesystem::path(::testing::TempDir()) / absl::StrCat("roots-", getpid());
+  const absl::Cleanup remove = [&] { std::filesystem::remove_all(folder); };
+  std::filesystem::create_directories(folder / "job");
+  std::filesystem::create_directory_symlink("/etc", folder / "job" / "out");
+  const auto create = [&](const std::string& train) {
+    v1::CreateJobRequest request;
+    v1::JobSpec& spec = *request.mutable_spec();
+    spec = testing::Spec("j");
+    spec.mutable_model()->set_config(folder / "job" / "config.json");
+    spec.mutable_data()->set_train(train);
+    spec.mutable_data()->set_eval(folder / "job" / "eval");
+    spec.mutable_checkpoint()->set_directory(folder / "job" / "checkpoints");
+    v1::Job job;
+    return jobs_->CreateJob(Context().get(), request, &job);
+  };
+  Start({.listen = Loopback(), .allowed_paths = {folder}, .check_files = false});
+  const grpc::Status outside = create("/etc/tokens");
+  EXPECT_EQ(outside.error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_THAT(outside.error_message(), HasSubstr("data.train"));
+  EXPECT_EQ(create(folder / ".." / "tokens").error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  const grpc::Status inside = create(folder / "job" / "train");
+  EXPECT_TRUE(inside.ok()) << inside.error_message();
+  // Where this machine sees the files, links count, too.
+  Start({.listen = Loopback(), .allowed_paths = {folder}});
+  const grpc::Status through = create(folder / "job" / "out" / "tokens");
+  EXPECT_EQ(through.error_code(), grpc::StatusCode::PERMISSION_DENIED) << through.error_message();
+}
+
 TEST_F(ServerTest, PortInUseIsSaid) {
   const auto second = Server::Start(
       {.listen = {.host = "127.0.0.1", .port = server_->port(), .path = ""}}, controller_.get(),

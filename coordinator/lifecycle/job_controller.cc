@@ -114,33 +114,34 @@ class JobController::Impl {
     return reply;
   }
 
+  // The same of a reply that is a job. A job is large: no more is kept of the reply than which it
+  // is, and a request that comes again gets that job as it is by then.
+  absl::StatusOr<v1::Job> CallForJob(
+      const store::RequestKey& key,
+      const std::function<absl::StatusOr<v1::Job>(ControllerCore&, store::WriteTransaction&,
+                                                  absl::Time)>& body) {
+    std::optional<v1::Job> made;
+    ASSIGN_OR_RETURN(
+        const v1::Job kept,
+        Call<v1::Job>(key,
+                      [&](ControllerCore& core, store::WriteTransaction& transaction,
+                          absl::Time now) -> absl::StatusOr<v1::Job> {
+                        ASSIGN_OR_RETURN(made, body(core, transaction, now));
+                        v1::Job which;
+                        which.set_name(made->name());
+                        which.set_uid(made->uid());
+                        return which;
+                      }));
+    return made.has_value() ? *std::move(made) : FindSameJob(store_, kept);
+  }
+
   absl::StatusOr<v1::Job> ChangeJob(std::string_view id, std::string_view etag,
                                     const store::RequestKey& key, const JobCheck& may,
                                     const ControllerCore::Intent& intent) {
-    // A job is large and its change small: of the reply no more is kept than which job it is, and a
-    // request that comes again gets that job as it is by then.
-    std::optional<v1::Job> changed;
-    ASSIGN_OR_RETURN(const v1::Job kept,
-                     Call<v1::Job>(key,
-                                   [&](ControllerCore& core, store::WriteTransaction& transaction,
-                                       absl::Time now) -> absl::StatusOr<v1::Job> {
-                                     ASSIGN_OR_RETURN(changed, core.ChangeJob(transaction, id, etag,
-                                                                              may, intent, now));
-                                     v1::Job which;
-                                     which.set_name(changed->name());
-                                     which.set_uid(changed->uid());
-                                     return which;
-                                   }));
-    if (changed.has_value()) return *std::move(changed);
-    v1::Job job;
-    RETURN_IF_ERROR(store_->Read([&](store::ReadTransaction& transaction) -> absl::Status {
-      ASSIGN_OR_RETURN(job, transaction.GetJob(id));
-      return absl::OkStatus();
-    }));
-    if (job.uid() != kept.uid()) {
-      return absl::NotFoundError(absl::StrCat(kept.name(), " was deleted since this was asked"));
-    }
-    return job;
+    return CallForJob(key, [&](ControllerCore& core, store::WriteTransaction& transaction,
+                               absl::Time now) {
+      return core.ChangeJob(transaction, id, etag, may, intent, now);
+    });
   }
 
   absl::StatusOr<v1::Node> SetDraining(std::string_view id, bool draining,
@@ -274,11 +275,24 @@ void JobController::RunOnce() {
   if (impl_->RunOnce()) impl_->RunOnce();
 }
 
+absl::StatusOr<v1::Job> FindSameJob(store::Store* store, const v1::Job& which) {
+  v1::Job job;
+  RETURN_IF_ERROR(store->Read([&](store::ReadTransaction& transaction) -> absl::Status {
+    ASSIGN_OR_RETURN(const std::string id, store::JobIdFromName(which.name()));
+    ASSIGN_OR_RETURN(job, transaction.GetJob(id));
+    return absl::OkStatus();
+  }));
+  if (job.uid() != which.uid()) {
+    return absl::NotFoundError(absl::StrCat(which.name(), " was deleted since this was asked"));
+  }
+  return job;
+}
+
 absl::StatusOr<v1::Job> JobController::CreateJob(const v1::JobSpec& spec,
                                                  const store::RequestKey& key,
                                                  const Ownership& ownership,
                                                  const v1::ModelShape& shape) {
-  return impl_->Call<v1::Job>(
+  return impl_->CallForJob(
       key, [&](ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
         return core.CreateJob(transaction, spec, shape, ownership, now);
       });

@@ -39,6 +39,9 @@ struct Ownership {
 // Whether the caller may change this job: asked in the transaction that would. Empty: yes.
 using JobCheck = std::function<absl::Status(const v1::Job&)>;
 
+// The job that `which` names, as it is by now; NOT_FOUND where it is gone, or another has its name.
+absl::StatusOr<v1::Job> FindSameJob(store::Store* store, const v1::Job& which);
+
 // Thread-safe. Calls that return a Job or a Node block until their batch is on disk (milliseconds):
 // call them from a thread that may wait. Job and node ids come without "jobs/" and "nodes/".
 // Reading jobs, steps and logs needs no controller: read the store.

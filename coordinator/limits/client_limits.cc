@@ -9,6 +9,9 @@ namespace {
 // What was spent of submitted bytes is back after so many seconds.
 constexpr int64_t kSecondsToRefill = 16;
 
+constexpr char kChecks[] =
+    "submissions, validations, histories and lists by label at the same time";
+
 void AddLimit(CLI::App& app, const std::string& name, const std::string& what, int64_t* in_all,
               int64_t* per_client) {
   const auto add = [&](const std::string& flag, const std::string& who, int64_t* value) {
@@ -30,8 +33,12 @@ ByteRate::Allowance Submitted(int64_t mebibytes) {
 
 void AddLimitFlags(CLI::App& app, Options* options) {
   AddLimit(app, "--calls", "calls at the same time", &options->calls, &options->calls_per_client);
-  AddLimit(app, "--checks", "submissions and validations at the same time", &options->checks,
-           &options->checks_per_client);
+  AddLimit(app, "--checks", std::string(kChecks), &options->checks, &options->checks_per_client);
+  AddLimit(app, "--health-calls", "health checks and watches at the same time",
+           &options->health_calls, &options->health_calls_per_client);
+  AddLimit(app, "--unread-mebibytes",
+           "MiB of answers that are not read yet, and as many of watches and logs",
+           &options->unread_mebibytes, &options->unread_mebibytes_per_client);
   AddLimit(app, "--watches", "open watches and logs", &options->watches,
            &options->watches_per_client);
   AddLimit(app, "--submitted-mebibytes", "MiB of job files in 16 s", &options->submitted_mebibytes,
@@ -48,10 +55,27 @@ Limits::Limits(const Options& options, const Clock* clock, prometheus::Registry*
              .remedy = "wait until some have ended"},
             options.calls_per_client, options.calls, &metrics),
       checks({.label = "checks",
-              .what = "submissions and validations at the same time",
+              .what = std::string(kChecks),
               .flag = "--checks",
               .remedy = "wait until some have ended"},
              options.checks_per_client, options.checks, &metrics),
+      health_calls({.label = "health_calls",
+                    .what = "health checks and watches at the same time",
+                    .flag = "--health-calls",
+                    .remedy = "end some"},
+                   options.health_calls_per_client, options.health_calls, &metrics),
+      unread_answers({.label = "unread_answers",
+                      .what = "bytes of answers that are not read yet",
+                      .flag = "--unread-mebibytes",
+                      .remedy = "read those that were sent"},
+                     options.unread_mebibytes_per_client << 20, options.unread_mebibytes << 20,
+                     &metrics),
+      unread_messages({.label = "unread_messages",
+                       .what = "bytes of watches and logs that are not read yet",
+                       .flag = "--unread-mebibytes",
+                       .remedy = "read those that were sent, or end some"},
+                      options.unread_mebibytes_per_client << 20, options.unread_mebibytes << 20,
+                      &metrics),
       watches({.label = "watches",
                .what = "open watches and logs",
                .flag = "--watches",

@@ -18,9 +18,18 @@ struct Options {
   // Unary calls under way, waiting ones included: those that wait cost a few kilobytes.
   int64_t calls_per_client = 100;
   int64_t calls = 1000;
-  // CreateJob and ValidateJob under way, which check files and plan, and may take seconds each.
+  // Calls under way that may take seconds each: CreateJob and ValidateJob, which check files and
+  // plan; histories, and lists by label, which look at much of the store.
   int64_t checks_per_client = 32;
   int64_t checks = 320;
+  // Health/Check and Health/Watch, which need no certificate. gRPC serves them itself; one whose
+  // answer is not read costs some 16 KiB.
+  int64_t health_calls_per_client = 100;
+  int64_t health_calls = 1000;
+  // MiB of answers that are not read yet, and as many of messages of streams: each has 4 MiB at
+  // most.
+  int64_t unread_mebibytes_per_client = 64;
+  int64_t unread_mebibytes = 640;
   // WatchJob and TailLogs: no thread each, but all that follow a job read it at each change.
   int64_t watches_per_client = 1000;
   int64_t watches = 10'000;
@@ -45,6 +54,9 @@ struct Limits {
   LimitMetrics metrics;
   Quota calls;
   Quota checks;
+  Quota health_calls;
+  Quota unread_answers;   // bytes
+  Quota unread_messages;  // of streams, bytes
   Quota watches;
   Quota silent_sessions;
   ByteRate submitted;

@@ -28,7 +28,7 @@ void LimitMetrics::Reached(const std::string& limit, const char* scope) {
   reached_.Add({{"limit", limit}, {"scope", scope}}).Increment();
 }
 
-absl::StatusOr<Quota::Hold> Quota::Take(const std::string& client) {
+absl::StatusOr<Quota::Hold> Quota::Take(const std::string& client, int64_t amount) {
   absl::MutexLock lock(&mutex_);
   if (const auto own = by_client_.find(client);
       own != by_client_.end() && own->second >= per_client_) {
@@ -44,16 +44,17 @@ absl::StatusOr<Quota::Hold> Quota::Take(const std::string& client) {
         "%s: all clients together have %d already, the most that the coordinator takes (%s); %s",
         name_.what, in_all_, name_.flag, name_.remedy));
   }
-  ++taken_;
-  ++by_client_[client];
-  return Hold(this, client);
+  taken_ += amount;
+  by_client_[client] += amount;
+  return Hold(this, client, amount);
 }
 
-void Quota::GiveBack(const std::string& client) {
+void Quota::GiveBack(const std::string& client, int64_t amount) {
   absl::MutexLock lock(&mutex_);
-  --taken_;
+  taken_ -= amount;
   const auto own = by_client_.find(client);
-  if (--own->second == 0) by_client_.erase(own);
+  own->second -= amount;
+  if (own->second == 0) by_client_.erase(own);
 }
 
 double ByteRate::Spent(const Account& account, const Allowance& allowance, absl::Time now) {

@@ -40,40 +40,47 @@ struct LimitName {
   std::string remedy = {};  // e.g. "wait until some have ended"
 };
 
-// Things that are held for a while: calls under way, open streams, sessions. Thread-safe; outlives
-// every Hold.
+// Things that are held for a while: calls under way, open streams, sessions, bytes. Thread-safe;
+// outlives every Hold.
 class Quota {
  public:
   Quota(LimitName name, int64_t per_client, int64_t in_all, LimitMetrics* metrics)
       : name_(std::move(name)), per_client_(per_client), in_all_(in_all), metrics_(*metrics) {}
 
-  // One of these things. Given back when it goes.
+  // Some of these things. Given back when it goes.
   class Hold {
    public:
     Hold() = default;
     Hold(Hold&& other) noexcept
-        : quota_(std::exchange(other.quota_, nullptr)), client_(std::move(other.client_)) {}
+        : quota_(std::exchange(other.quota_, nullptr)),
+          client_(std::move(other.client_)),
+          amount_(other.amount_) {}
     Hold& operator=(Hold&& other) noexcept {
       std::swap(quota_, other.quota_);
       std::swap(client_, other.client_);
+      std::swap(amount_, other.amount_);
       return *this;
     }
     ~Hold() {
-      if (quota_ != nullptr) quota_->GiveBack(client_);
+      if (quota_ != nullptr) quota_->GiveBack(client_, amount_);
     }
 
    private:
     friend class Quota;
-    Hold(Quota* quota, std::string client) : quota_(quota), client_(std::move(client)) {}
+    Hold(Quota* quota, std::string client, int64_t amount)
+        : quota_(quota), client_(std::move(client)), amount_(amount) {}
     Quota* quota_ = nullptr;
     std::string client_;
+    int64_t amount_ = 0;
   };
 
   // RESOURCE_EXHAUSTED when the client has its share already, or all together have all there is.
-  absl::StatusOr<Hold> Take(const std::string& client) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The last that is taken may go beyond a share: who has none is never refused for the amount.
+  absl::StatusOr<Hold> Take(const std::string& client, int64_t amount = 1)
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  void GiveBack(const std::string& client) ABSL_LOCKS_EXCLUDED(mutex_);
+  void GiveBack(const std::string& client, int64_t amount) ABSL_LOCKS_EXCLUDED(mutex_);
 
   const LimitName name_;
   const int64_t per_client_;

@@ -79,7 +79,11 @@ TEST(ClientTest, IsWhoCallsOrWhere) {
   const access::Caller alice = {.role = v1::USER, .name = "alice"};
   EXPECT_EQ(ClientOf(alice, "ipv4:10.0.0.7:40112"), "user alice");
   EXPECT_EQ(ClientOf(access::LocalCaller(), "ipv4:10.0.0.7:40112"), "ipv4:10.0.0.7");
-  EXPECT_EQ(ClientOf(access::LocalCaller(), "ipv6:%5B::1%5D:40112"), "ipv6:%5B::1%5D");
+  EXPECT_EQ(ClientOf(access::LocalCaller(), "ipv6:%5B::1%5D:40112"), "ipv6:::/64");
+  EXPECT_EQ(ClientOf(access::LocalCaller(), "ipv6:%5B2001:db8:1:2:3:4:5:6%5D:1"),
+            "ipv6:2001:db8:1:2::/64");
+  EXPECT_EQ(ClientOf(access::LocalCaller(), "ipv6:[2001:db8:1:2::9]:1"), "ipv6:2001:db8:1:2::/64");
+  EXPECT_EQ(ClientOf(access::LocalCaller(), "ipv6:%5B::ffff:10.0.0.7%5D:1"), "ipv4:10.0.0.7");
   EXPECT_EQ(ClientOf(access::LocalCaller(), "unix:/run/x"), "unix:");
   EXPECT_EQ(ClientOf(access::Caller{}, "ipv4:10.0.0.7:1"), "ipv4:10.0.0.7");
 }

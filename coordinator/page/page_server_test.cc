@@ -91,6 +91,10 @@ TEST_F(PageServerTest, AJobHasItsAttemptsAndTextsAreText) {
 TEST_F(PageServerTest, AHistoryIsThinnedOut) {
   Submit("a");
   Write([&](store::WriteTransaction& t) {
+    absl::StatusOr<v1::Job> job = t.GetJob("a");
+    if (!job.ok()) return job.status();
+    job->mutable_spec()->mutable_attention()->set_probe_every(16);
+    if (absl::Status put = t.UpdateJob(&*job); !put.ok()) return put;
     for (uint64_t step = 1; step <= 500; ++step) {
       v1::StepReport report;
       report.set_step(step);
@@ -101,6 +105,8 @@ TEST_F(PageServerTest, AHistoryIsThinnedOut) {
         layer->set_layer(number);
         layer->set_density(0.25);
         layer->set_recall(-1);
+        if (step >= 16) layer->set_probed_recall(0.5);
+        if (step % 16 == 0 && step != 496) layer->add_probed_recall_by_head(number + 0.25F);
         layer->add_tiles_per_ring_step(5);
         layer->add_tiles_per_ring_step(7);
       }
@@ -120,9 +126,14 @@ TEST_F(PageServerTest, AHistoryIsThinnedOut) {
   const json& detail = history["details"][4];
   EXPECT_EQ(detail["density"], json({0.25, 0.25, 0.25}));
   EXPECT_EQ(detail["recall"], json({-1.0, -1.0, -1.0}));
+  EXPECT_EQ(detail["probed_recall"], json({0.5, 0.5, 0.5}));
+  EXPECT_EQ(history["details"][0]["probed_recall"], json({-1.0, -1.0, -1.0})) << "none yet";
   EXPECT_EQ(detail["rank_tiles"], json({"100", "101", "102", "103"}));
   EXPECT_EQ(detail["ring_step_tiles"], json({"15", "21"}));
   EXPECT_EQ(history["evals"].size(), 1u);
+  EXPECT_EQ(history["probe"]["step"], "480") << "step 496 was due, and is not in the record";
+  ASSERT_EQ(history["probe"]["layers"].size(), 3u);
+  EXPECT_EQ(history["probe"]["layers"][2], (json{{"layer", 2}, {"by_head", {2.25}}}));
   EXPECT_THAT(Error("/api/jobs/a/history?points=3000", 400), HasSubstr("give 2 to 2000"));
   EXPECT_EQ(Error("/api/jobs/none/history", 404), "jobs/none does not exist");
 }

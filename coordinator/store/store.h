@@ -178,13 +178,15 @@ class ReadTransaction {
   virtual absl::StatusOr<EvalPage> ListEvals(std::string_view job, uint64_t after_sequence,
                                              int limit) = 0;
   // At most `count` (at least 2) merged reports, in order of their steps, spread evenly over those
-  // there are: the first and the newest are among them. It costs as much of a million as of
-  // `count`.
+  // there are, without what is by layer or rank: the first and the newest are among them. It costs
+  // as much of a million as of `count`.
   virtual absl::StatusOr<std::vector<v1::StepReport>> SampleSteps(std::string_view job,
                                                                   int count) = 0;
-  // The same of steps that have their layers (see PutStep).
-  virtual absl::StatusOr<std::vector<v1::StepReport>> SampleStepsWithLayers(std::string_view job,
-                                                                            int count) = 0;
+  // The same of steps that have their layers (see PutStep), whole, one after the other: one may take
+  // a megabyte.
+  virtual absl::Status VisitStepsWithLayers(
+      std::string_view job, int count,
+      absl::FunctionRef<void(const v1::StepReport&)> visit) = 0;
   virtual absl::StatusOr<std::vector<v1::EvalReport>> SampleEvals(std::string_view job,
                                                                   int count) = 0;
   virtual absl::StatusOr<std::vector<v1::CheckpointNotice>> ListCheckpoints(

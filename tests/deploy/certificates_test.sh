@@ -79,6 +79,12 @@ for bad in gpu-01=gpu-01.example 'gpu-01=10.0.3.11,URI:ringleader://admin/x' gpu
   if certificates tls "$bad"; then fail "takes $bad"; fi
   says "$bad is not NAME=IP"
 done
+if certificates tls ca=10.0.3.99; then fail "a node takes the authority's place"; fi
+says 'a node cannot be called ca'
+openssl x509 -in tls/nodes/ca.crt -noout -subject | grep -q 'Ringleader authority' || fail "the nodes' authority was replaced"
+long=gke-training-$(printf 'a%.0s' {1..80})
+certificates tls "$long=10.0.3.98" || fail "a node of a long name has no certificate"
+openssl x509 -in "tls/nodes/$long.crt" -noout -ext subjectAltName | grep -q "URI:ringleader://node/$long" || fail "$long is not named"
 [[ $(serial nodes/gpu-01) == "$first" ]] || fail "gpu-01 was replaced"
 mv tls/ca.key elsewhere
 if certificates tls; then fail "signs without the authority's key"; fi

@@ -18,7 +18,7 @@ import browser
 DEMO = sys.argv[1]
 PICTURES = pathlib.Path(os.environ.get("RINGLEADER_SCREENSHOTS", tempfile.mkdtemp()))
 LONG = "#/jobs/qwen3b-512k"
-IN_FULL = "document.querySelectorAll('main svg').length == 8"
+IN_FULL = "document.querySelectorAll('main svg').length == 10"
 
 
 class Page(unittest.TestCase):
@@ -114,9 +114,12 @@ class Page(unittest.TestCase):
         images = [name for role, name in self.browser.names() if role == "image"]
         self.open(LONG, IN_FULL)
         images = [name for role, name in self.browser.names() if role == "image"]
-        self.assertEqual(len(images), 8, images)
+        self.assertEqual(len(images), 10, images)
         self.assertIn("Loss: training 9.", images[0])
         self.assertIn("Density by layer: 36 layers over steps 1 to ", images[4])
+        self.assertIn("Probed recall by layer: 36 layers over steps 1 to ", images[6])
+        self.assertIn("Recall by layer and head: 36 layers over heads 0 to 15; of attention mass kept at step 750000",
+                      images[7])
 
     def test_it_is_live_and_says_when_it_is_not(self):
         self.open("#/nodes", "document.getElementById('status').textContent == 'Live'")

@@ -10,12 +10,12 @@
 namespace ringleader::api {
 
 StreamHub::StreamHub(store::Store* store, Executor* executor, RpcMetrics* metrics,
-                     access::Gate* gate, limits::Quota* open)
+                     access::Gate* gate, limits::Limits* limits)
     : store_(*store),
       executor_(*executor),
       metrics_(*metrics),
       gate_(*gate),
-      open_(*open),
+      limits_(*limits),
       subscription_(store->Subscribe([this](const store::Change& change) { OnChange(change); })) {}
 
 StreamHub::~StreamHub() {
@@ -27,7 +27,7 @@ absl::StatusOr<limits::Quota::Hold> StreamHub::Add(const std::string& client,
                                                    const std::string& job, Wakeable* stream) {
   absl::MutexLock lock(&mu_);
   if (!ended_.ok()) return ended_;
-  ASSIGN_OR_RETURN(limits::Quota::Hold hold, open_.Take(client));
+  ASSIGN_OR_RETURN(limits::Quota::Hold hold, limits_.watches.Take(client));
   streams_.emplace(job, stream);
   return hold;
 }

@@ -1,6 +1,8 @@
 // Server streams that follow the store: each keeps a place in it and reads on from there whenever
 // its job changes and its client has taken the last message. No stream has a queue, so a slow
 // client costs the memory of one message: it sees job states coalesced, and steps and logs later.
+// It may take as long as it likes, as somebody who pages through a log does; what all of its
+// streams hold meanwhile is bounded.
 #pragma once
 
 #include <grpcpp/server_context.h>
@@ -19,8 +21,10 @@
 #include "absl/synchronization/mutex.h"
 #include "base/net/grpc_status.h"
 #include "coordinator/access/gate.h"
+#include "coordinator/api/calls/delivery.h"
 #include "coordinator/api/calls/executor.h"
 #include "coordinator/api/calls/rpc_metrics.h"
+#include "coordinator/limits/client_limits.h"
 #include "coordinator/limits/client_name.h"
 #include "coordinator/limits/quota.h"
 #include "coordinator/store/store.h"
@@ -41,9 +45,9 @@ class Wakeable {
 // streams: the server must be gone before it.
 class StreamHub {
  public:
-  // `open`: how many there may be at once.
+  // `limits`: how many there may be at once, and how much that is not read.
   StreamHub(store::Store* store, Executor* executor, RpcMetrics* metrics, access::Gate* gate,
-            limits::Quota* open);
+            limits::Limits* limits);
   // All streams must have ended.
   ~StreamHub();
 
@@ -62,6 +66,7 @@ class StreamHub {
   Executor& executor() { return executor_; }
   RpcMetrics& metrics() { return metrics_; }
   access::Gate& gate() { return gate_; }
+  limits::Quota& unread() { return limits_.unread_messages; }
 
  private:
   void OnChange(const store::Change& change) ABSL_LOCKS_EXCLUDED(mu_);
@@ -70,7 +75,7 @@ class StreamHub {
   Executor& executor_;
   RpcMetrics& metrics_;
   access::Gate& gate_;
-  limits::Quota& open_;
+  limits::Limits& limits_;
 
   absl::Mutex mu_;
   absl::Status ended_ ABSL_GUARDED_BY(mu_);
@@ -103,6 +108,7 @@ class PulledStream : public grpc::ServerWriteReactor<Response>, public Wakeable 
   }
 
   void OnWriteDone(bool ok) override {
+    delivery_.End();
     if (!ok) End(absl::CancelledError("the client is gone"));
     Pump();
   }
@@ -123,6 +129,7 @@ class PulledStream : public grpc::ServerWriteReactor<Response>, public Wakeable 
   PulledStream(StreamHub* hub, const grpc::CallbackServerContext& context, std::string service,
                std::string method)
       : hub_(*hub),
+        context_(context),
         caller_(hub->gate().Admit(context, service, method)),
         client_(limits::ClientOf(caller_.value_or(access::Caller()), context.peer())),
         service_(std::move(service)),
@@ -179,6 +186,9 @@ class PulledStream : public grpc::ServerWriteReactor<Response>, public Wakeable 
       if (!next.ok()) return FinishWith(next.status());
       if (*next == Next::kEnd) return FinishWith(absl::OkStatus());
       if (*next == Next::kWrite) {
+        const absl::Status room = delivery_.Begin(&hub_.unread(), client_, response_.ByteSizeLong(),
+                                                  context_, absl::InfiniteDuration());
+        if (!room.ok()) return FinishWith(room);
         this->StartWrite(&response_);
         return;  // OnWriteDone goes on
       }
@@ -201,6 +211,7 @@ class PulledStream : public grpc::ServerWriteReactor<Response>, public Wakeable 
   }
 
   StreamHub& hub_;
+  const grpc::CallbackServerContext& context_;
   const absl::StatusOr<access::Caller> caller_;
   const std::string client_;
   const std::string service_;
@@ -208,6 +219,7 @@ class PulledStream : public grpc::ServerWriteReactor<Response>, public Wakeable 
   std::string job_;
   std::optional<limits::Quota::Hold> hold_;
   Response response_;
+  Delivery delivery_;  // of response_
 
   absl::Mutex mu_;
   State state_ ABSL_GUARDED_BY(mu_) = State::kBusy;

@@ -8,6 +8,7 @@
 #include "base/net/grpc_status.h"
 #include "base/net/notice.h"
 #include "base/status_macros.h"
+#include "coordinator/api/calls/delivery.h"
 #include "coordinator/limits/client_name.h"
 
 namespace ringleader::api {
@@ -27,6 +28,44 @@ struct Unary::Holds {
   limits::Quota::Hold check;
 };
 
+// One call, from its arrival until its answer is read. Deletes itself.
+class Unary::Call : public grpc::ServerUnaryReactor {
+ public:
+  Call(Unary* unary, const grpc::CallbackServerContext& context, std::string service,
+       std::string method, bool is_change, const google::protobuf::Message& reply)
+      : unary_(*unary),
+        context_(context),
+        service_(std::move(service)),
+        method_(std::move(method)),
+        is_change_(is_change),
+        reply_(reply) {}
+
+  // The last thing that is done with the call: the context, the request and the reply are gone
+  // after it. `client` as by limits::ClientOf, empty for one that was not admitted.
+  void End(const std::string& client, absl::Status status) {
+    if (status.ok()) {
+      const absl::Status room = delivery_.Begin(&unary_.limits_.unread_answers, client,
+                                                reply_.ByteSizeLong(), context_, unary_.unread_patience_);
+      if (!is_change_) status = room;  // a change that was made is told
+    }
+    const grpc::Status answer = ToGrpcStatus(status);
+    unary_.metrics_.UnaryDone(service_, method_, answer.error_code(), absl::Now() - arrival_);
+    Finish(answer);
+  }
+
+ private:
+  void OnDone() override { delete this; }
+
+  Unary& unary_;
+  const grpc::CallbackServerContext& context_;
+  const std::string service_;
+  const std::string method_;
+  const bool is_change_;
+  const google::protobuf::Message& reply_;
+  const absl::Time arrival_ = absl::Now();
+  Delivery delivery_;
+};
+
 absl::StatusOr<std::shared_ptr<Unary::Holds>> Unary::Admit(const std::string& client, Pace pace,
                                                            size_t bytes) {
   auto holds = std::make_shared<Holds>();
@@ -40,38 +79,34 @@ absl::StatusOr<std::shared_ptr<Unary::Holds>> Unary::Admit(const std::string& cl
 
 grpc::ServerUnaryReactor* Unary::Run(grpc::CallbackServerContext* context,
                                      const std::string& service, const std::string& method,
+                                     const google::protobuf::Message& reply,
                                      std::function<absl::Status()> handler) {
-  return RunAtPace(context, service, method, Pace::kQuick, 0, std::nullopt,
+  return RunAtPace(context, service, method, Pace::kQuick, 0, std::nullopt, reply,
                    [handler = std::move(handler)](const access::Caller&) { return handler(); });
 }
 
 grpc::ServerUnaryReactor* Unary::RunCheck(grpc::CallbackServerContext* context,
                                           const std::string& service, const std::string& method,
-                                          size_t bytes, CallerHandler handler) {
-  return RunAtPace(context, service, method, Pace::kSlow, bytes, std::nullopt, std::move(handler));
+                                          size_t bytes, const google::protobuf::Message& reply,
+                                          CallerHandler handler) {
+  return RunAtPace(context, service, method, Pace::kSlow, bytes, std::nullopt, reply,
+                   std::move(handler));
 }
 
 grpc::ServerUnaryReactor* Unary::RunAtPace(grpc::CallbackServerContext* context,
                                            const std::string& service, const std::string& method,
                                            Pace pace, size_t bytes,
                                            const std::optional<std::string>& changes,
+                                           const google::protobuf::Message& reply,
                                            CallerHandler handler) {
-  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-  const absl::Time arrival = absl::Now();
-  // Finish() is the last thing done: the context, the request and the reply are gone after it.
-  const auto finish = [this, context, reactor, service, method,
-                       arrival](const absl::Status& status) {
-    const grpc::Status reply = ToGrpcStatus(status);
-    metrics_.UnaryDone(service, method, reply.error_code(), absl::Now() - arrival);
-    if (const absl::Status space = store_.Space(); !space.ok()) {
-      context->AddTrailingMetadata(kNoticeKey, absl::CHexEscape(std::string(space.message())));
-    }
-    reactor->Finish(reply);
-  };
+  Call* const call = new Call(this, *context, service, method, changes.has_value(), reply);
+  if (const absl::Status space = store_.Space(); !space.ok()) {
+    context->AddTrailingMetadata(kNoticeKey, absl::CHexEscape(std::string(space.message())));
+  }
   absl::StatusOr<access::Caller> caller = gate_.Admit(*context, service, method);
   if (!caller.ok()) {
-    finish(caller.status());
-    return reactor;
+    call->End("", caller.status());
+    return call;
   }
   const std::string client = limits::ClientOf(*caller, context->peer());
   absl::StatusOr<std::shared_ptr<Holds>> holds = Admit(client, pace, bytes);
@@ -81,20 +116,20 @@ grpc::ServerUnaryReactor* Unary::RunAtPace(grpc::CallbackServerContext* context,
                         absl::StrCat("/ringleader.v1.", service, "/", method), Shortened(*changes),
                         holds.status());
     }
-    finish(holds.status());
-    return reactor;
+    call->End(client, holds.status());
+    return call;
   }
   executor_.Run(client, pace,
-                [context, finish, caller = *std::move(caller), handler = std::move(handler),
+                [context, call, client, caller = *std::move(caller), handler = std::move(handler),
                  holds = *std::move(holds)] {
                   const absl::Status status = context->IsCancelled()
                                                   ? absl::CancelledError("the caller gave up")
                                                   : handler(caller);
                   // Who makes one call after the other has one under way, not two.
                   *holds = {};
-                  finish(status);
+                  call->End(client, status);
                 });
-  return reactor;
+  return call;
 }
 
 Unary::CallerHandler Unary::AuditedHandler(const grpc::CallbackServerContext& context,

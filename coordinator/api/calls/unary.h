@@ -1,6 +1,7 @@
 // Runs unary handlers off gRPC's threads, and does what is the same for all of them.
 #pragma once
 
+#include <google/protobuf/message.h>
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/server_callback.h>
 
@@ -36,27 +37,31 @@ class Unary {
 
   // None may go before the last call has ended.
   Unary(Executor* executor, limits::Limits* limits, store::Store* store, RpcMetrics* metrics,
-        access::Gate* gate, access::AuditLog* audit)
+        access::Gate* gate, access::AuditLog* audit, absl::Duration unread_patience)
       : executor_(*executor),
         limits_(*limits),
         store_(*store),
         metrics_(*metrics),
         gate_(*gate),
-        audit_(*audit) {}
+        audit_(*audit),
+        unread_patience_(unread_patience) {}
 
-  // Runs `handler` on the executor, if the gate admits the caller, and ends the call with its
-  // status; the request and reply that it captured live until then. RESOURCE_EXHAUSTED when the
-  // client, or all, have too many calls under way; a call that its client gave up while it waited
+  // Runs `handler`, which fills in `reply`, on the executor, if the gate admits the caller, and
+  // ends the call with its status; the request and reply that it captured live until then.
+  // RESOURCE_EXHAUSTED when the client, or all, have too many calls under way, or too much of what
+  // was answered is not read yet; a call that its client gave up while it waited
   // is not begun. A reply carries what is wrong with the coordinator, if anything is (kNoticeKey of
   // base/net/notice.h).
   grpc::ServerUnaryReactor* Run(grpc::CallbackServerContext* context, const std::string& service,
-                                const std::string& method, std::function<absl::Status()> handler);
+                                const std::string& method, const google::protobuf::Message& reply,
+                                std::function<absl::Status()> handler);
 
   // The same of a call that brings a job file of so many bytes and looks at it, which may take
   // seconds.
   grpc::ServerUnaryReactor* RunCheck(grpc::CallbackServerContext* context,
                                      const std::string& service, const std::string& method,
-                                     size_t bytes, CallerHandler handler);
+                                     size_t bytes, const google::protobuf::Message& reply,
+                                     CallerHandler handler);
 
   // The same of a call that changes `resource`. Its failure, also for a limit, goes into the audit
   // log from here; its success in the transaction that it is one of, by KeyOf().
@@ -64,8 +69,9 @@ class Unary {
   grpc::ServerUnaryReactor* RunChange(grpc::CallbackServerContext* context,
                                       const std::string& service, const std::string& method,
                                       const std::string& resource, const Request& request,
+                                      const google::protobuf::Message& reply,
                                       std::function<absl::Status(const Change&)> handler) {
-    return RunAtPace(context, service, method, Pace::kQuick, 0, resource,
+    return RunAtPace(context, service, method, Pace::kQuick, 0, resource, reply,
                      AuditedHandler(*context, service, method, resource, request.request_id(),
                                     std::move(handler)));
   }
@@ -74,19 +80,22 @@ class Unary {
   grpc::ServerUnaryReactor* RunCheckedChange(grpc::CallbackServerContext* context,
                                              const std::string& service, const std::string& method,
                                              const std::string& resource, const Request& request,
+                                             const google::protobuf::Message& reply,
                                              std::function<absl::Status(const Change&)> handler) {
-    return RunAtPace(context, service, method, Pace::kSlow, request.ByteSizeLong(), resource,
+    return RunAtPace(context, service, method, Pace::kSlow, request.ByteSizeLong(), resource, reply,
                      AuditedHandler(*context, service, method, resource, request.request_id(),
                                     std::move(handler)));
   }
 
  private:
+  class Call;
   struct Holds;
   absl::StatusOr<std::shared_ptr<Holds>> Admit(const std::string& client, Pace pace, size_t bytes);
   grpc::ServerUnaryReactor* RunAtPace(grpc::CallbackServerContext* context,
                                       const std::string& service, const std::string& method,
                                       Pace pace, size_t bytes,
                                       const std::optional<std::string>& changes,
+                                      const google::protobuf::Message& reply,
                                       CallerHandler handler);
   CallerHandler AuditedHandler(const grpc::CallbackServerContext& context,
                                const std::string& service, const std::string& method,
@@ -99,6 +108,7 @@ class Unary {
   RpcMetrics& metrics_;
   access::Gate& gate_;
   access::AuditLog& audit_;
+  const absl::Duration unread_patience_;  // clients read answers by themselves
 };
 
 }  // namespace ringleader::api

@@ -76,7 +76,7 @@ grpc::ServerUnaryReactor* AccessService::CreateToken(grpc::CallbackServerContext
   const std::string resource =
       absl::StrCat("tokens/", absl::BytesToHexString(request->sha256().substr(0, kIdBytes)));
   return unary_.RunChange(
-      context, kService, "CreateToken", resource, *request,
+      context, kService, "CreateToken", resource, *request, *reply,
       [this, request, reply](const Change& change) { return Create(change, *request, reply); });
 }
 
@@ -111,7 +111,7 @@ absl::Status AccessService::Create(const Change& change, const v1::CreateTokenRe
 grpc::ServerUnaryReactor* AccessService::ListTokens(grpc::CallbackServerContext* context,
                                                     const v1::ListTokensRequest* request,
                                                     v1::ListTokensResponse* reply) {
-  return unary_.Run(context, kService, "ListTokens",
+  return unary_.Run(context, kService, "ListTokens", *reply,
                     [this, request, reply] { return List(*request, reply); });
 }
 
@@ -136,7 +136,7 @@ grpc::ServerUnaryReactor* AccessService::RevokeToken(grpc::CallbackServerContext
                                                      const v1::RevokeTokenRequest* request,
                                                      v1::Token* reply) {
   return unary_.RunChange(
-      context, kService, "RevokeToken", request->name(), *request,
+      context, kService, "RevokeToken", request->name(), *request, *reply,
       [this, request, reply](const Change& change) { return Revoke(change, *request, reply); });
 }
 
@@ -154,7 +154,7 @@ absl::Status AccessService::Revoke(const Change& change, const v1::RevokeTokenRe
 grpc::ServerUnaryReactor* AccessService::ListAuditRecords(
     grpc::CallbackServerContext* context, const v1::ListAuditRecordsRequest* request,
     v1::ListAuditRecordsResponse* reply) {
-  return unary_.Run(context, kService, "ListAuditRecords",
+  return unary_.Run(context, kService, "ListAuditRecords", *reply,
                     [this, request, reply] { return ListAudit(*request, reply); });
 }
 

@@ -85,19 +85,23 @@ grpc::ServerUnaryReactor* JobService::CreateJob(grpc::CallbackServerContext* con
                                                 v1::Job* reply) {
   return unary_.RunCheckedChange(
       context, kService, "CreateJob", absl::StrCat("jobs/", request->spec().name()), *request,
+      *reply,
       [this, request, reply](const Change& change) { return Create(change, *request, reply); });
 }
 
 absl::Status JobService::Create(const Change& change, const v1::CreateJobRequest& request,
                                 v1::Job* reply) {
   ASSIGN_OR_RETURN(const store::RequestKey key, KeyOf(change, request));
-  // A repeated request gets its first reply even if the files have gone since.
+  // A repeated request gets its job even if the files have gone since.
   std::optional<std::string> earlier;
   RETURN_IF_ERROR(hub_.store().Read([&](store::ReadTransaction& t) -> absl::Status {
     ASSIGN_OR_RETURN(earlier, t.FindReply(key));
     return absl::OkStatus();
   }));
-  if (earlier.has_value() && reply->ParseFromString(*earlier)) return absl::OkStatus();
+  if (v1::Job which; earlier.has_value() && which.ParseFromString(*earlier)) {
+    ASSIGN_OR_RETURN(*reply, lifecycle::FindSameJob(&hub_.store(), which));
+    return absl::OkStatus();
+  }
   ASSIGN_OR_RETURN(const Checked checked,
                    Check(request.spec(), request.protocol_version(), change.caller.name));
   lifecycle::Ownership ownership;
@@ -110,7 +114,7 @@ absl::Status JobService::Create(const Change& change, const v1::CreateJobRequest
 
 grpc::ServerUnaryReactor* JobService::GetJob(grpc::CallbackServerContext* context,
                                              const v1::GetJobRequest* request, v1::Job* reply) {
-  return unary_.Run(context, kService, "GetJob", [this, request, reply]() -> absl::Status {
+  return unary_.Run(context, kService, "GetJob", *reply, [this, request, reply]() -> absl::Status {
     ASSIGN_OR_RETURN(const std::string id, store::JobIdFromName(request->name()));
     return hub_.store().Read([&](store::ReadTransaction& t) -> absl::Status {
       ASSIGN_OR_RETURN(*reply, t.GetJob(id));
@@ -122,10 +126,13 @@ grpc::ServerUnaryReactor* JobService::GetJob(grpc::CallbackServerContext* contex
 grpc::ServerUnaryReactor* JobService::GetJobHistory(grpc::CallbackServerContext* context,
                                                     const v1::GetJobHistoryRequest* request,
                                                     v1::JobHistory* reply) {
-  return unary_.Run(context, kService, "GetJobHistory", [this, request, reply] {
-    return hub_.store().Read(
-        [&](store::ReadTransaction& t) { return ReadJobHistory(t, *request, reply); });
-  });
+  // It looks at thousands of reports.
+  return unary_.RunCheck(context, kService, "GetJobHistory", /*bytes=*/0, *reply,
+                         [this, request, reply](const access::Caller&) {
+                           return hub_.store().Read([&](store::ReadTransaction& t) {
+                             return ReadJobHistory(t, *request, reply);
+                           });
+                         });
 }
 
 grpc::ServerUnaryReactor* JobService::ListJobs(grpc::CallbackServerContext* context,
@@ -134,9 +141,9 @@ grpc::ServerUnaryReactor* JobService::ListJobs(grpc::CallbackServerContext* cont
   const auto list = [this, request, reply] { return List(*request, reply); };
   // Labels of every job are looked up.
   if (!absl::StrContains(request->filter(), std::string(kLabelPrefix))) {
-    return unary_.Run(context, kService, "ListJobs", list);
+    return unary_.Run(context, kService, "ListJobs", *reply, list);
   }
-  return unary_.RunCheck(context, kService, "ListJobs", /*bytes=*/0,
+  return unary_.RunCheck(context, kService, "ListJobs", /*bytes=*/0, *reply,
                          [list](const access::Caller&) { return list(); });
 }
 
@@ -167,7 +174,7 @@ grpc::ServerUnaryReactor* JobService::Transition(grpc::CallbackServerContext* co
                                                  const char* method, const Request* request,
                                                  v1::Job* reply, Call call) {
   return unary_.RunChange(
-      context, kService, method, request->name(), *request,
+      context, kService, method, request->name(), *request, *reply,
       [this, request, reply, call](const Change& change) -> absl::Status {
         ASSIGN_OR_RETURN(const std::string id, store::JobIdFromName(request->name()));
         ASSIGN_OR_RETURN(const store::RequestKey key, KeyOf(change, *request));
@@ -209,9 +216,9 @@ grpc::ServerUnaryReactor* JobService::ResumeJob(grpc::CallbackServerContext* con
 
 grpc::ServerUnaryReactor* JobService::DeleteJob(grpc::CallbackServerContext* context,
                                                 const v1::DeleteJobRequest* request,
-                                                google::protobuf::Empty*) {
+                                                google::protobuf::Empty* reply) {
   return unary_.RunChange(
-      context, kService, "DeleteJob", request->name(), *request,
+      context, kService, "DeleteJob", request->name(), *request, *reply,
       [this, request](const Change& change) -> absl::Status {
         ASSIGN_OR_RETURN(const std::string id, store::JobIdFromName(request->name()));
         ASSIGN_OR_RETURN(const store::RequestKey key, KeyOf(change, *request));
@@ -223,7 +230,7 @@ grpc::ServerUnaryReactor* JobService::ProfileJob(grpc::CallbackServerContext* co
                                                  const v1::ProfileJobRequest* request,
                                                  v1::ProfileJobResponse* reply) {
   return unary_.RunChange(
-      context, kService, "ProfileJob", request->name(), *request,
+      context, kService, "ProfileJob", request->name(), *request, *reply,
       [this, request, reply](const Change& change) -> absl::Status {
         ASSIGN_OR_RETURN(const std::string id, store::JobIdFromName(request->name()));
         ASSIGN_OR_RETURN(const store::RequestKey key, KeyOf(change, *request));
@@ -242,7 +249,7 @@ grpc::ServerUnaryReactor* JobService::ValidateJob(grpc::CallbackServerContext* c
                                                   const v1::ValidateJobRequest* request,
                                                   v1::ValidateJobResponse* reply) {
   return unary_.RunCheck(
-      context, kService, "ValidateJob", request->ByteSizeLong(),
+      context, kService, "ValidateJob", request->ByteSizeLong(), *reply,
       [this, request, reply](const access::Caller& caller) -> absl::Status {
         ASSIGN_OR_RETURN(Checked checked,
                          Check(request->spec(), request->protocol_version(), caller.name));

@@ -16,7 +16,7 @@ constexpr char kService[] = "NodeService";
 grpc::ServerUnaryReactor* NodeService::ListNodes(grpc::CallbackServerContext* context,
                                                  const v1::ListNodesRequest* request,
                                                  v1::ListNodesResponse* reply) {
-  return unary_.Run(context, kService, "ListNodes",
+  return unary_.Run(context, kService, "ListNodes", *reply,
                     [this, request, reply] { return List(*request, reply); });
 }
 
@@ -32,7 +32,7 @@ absl::Status NodeService::List(const v1::ListNodesRequest& request, v1::ListNode
 grpc::ServerUnaryReactor* NodeService::ListLatency(grpc::CallbackServerContext* context,
                                                    const v1::ListLatencyRequest* request,
                                                    v1::ListLatencyResponse* reply) {
-  return unary_.Run(context, kService, "ListLatency",
+  return unary_.Run(context, kService, "ListLatency", *reply,
                     [this, reply] { return ListMeasured(reply); });
 }
 
@@ -50,7 +50,7 @@ absl::Status NodeService::ListMeasured(v1::ListLatencyResponse* reply) {
 grpc::ServerUnaryReactor* NodeService::DrainNode(grpc::CallbackServerContext* context,
                                                  const v1::DrainNodeRequest* request,
                                                  v1::Node* reply) {
-  return unary_.RunChange(context, kService, "DrainNode", request->name(), *request,
+  return unary_.RunChange(context, kService, "DrainNode", request->name(), *request, *reply,
                           [this, request, reply](const Change& change) -> absl::Status {
                             ASSIGN_OR_RETURN(const std::string id,
                                              store::NodeIdFromName(request->name()));
@@ -63,7 +63,7 @@ grpc::ServerUnaryReactor* NodeService::DrainNode(grpc::CallbackServerContext* co
 grpc::ServerUnaryReactor* NodeService::UndrainNode(grpc::CallbackServerContext* context,
                                                    const v1::UndrainNodeRequest* request,
                                                    v1::Node* reply) {
-  return unary_.RunChange(context, kService, "UndrainNode", request->name(), *request,
+  return unary_.RunChange(context, kService, "UndrainNode", request->name(), *request, *reply,
                           [this, request, reply](const Change& change) -> absl::Status {
                             ASSIGN_OR_RETURN(const std::string id,
                                              store::NodeIdFromName(request->name()));

@@ -181,19 +181,19 @@ export function areaChart(container, {title, steps, layers, format = short}) {
   container.replaceChildren(svg, legend(shown.map(({name}, i) => [name, color(i)])));
 }
 
-// A row of cells for each of `rows`, a column a step. values[row][column]; undefined leaves a cell empty.
-export function heatMap(container, {title, what, rowName, rows, steps, values, format, bounds}) {
+// A row of cells for each of `rows`, a column for each of `columns`. values[row][column]; undefined leaves a cell empty.
+export function heatMap(container, {title, what, rowName, rows, columnName = "step", columns, values, format, bounds}) {
   const all = finite(values.flat());
   if (all.length === 0) return nothing(container, "Not reported.");
   const [low, high] = bounds ?? [Math.min(...all), Math.max(...all)];
   const width = Math.max(260, container.clientWidth), left = 40, bottom = 22;
-  const cell = {w: (width - left - MARGIN.right) / steps.length, h: Math.max(4, Math.min(18, 240 / rows.length))};
+  const cell = {w: (width - left - MARGIN.right) / columns.length, h: Math.max(4, Math.min(18, 240 / rows.length))};
   const height = Math.ceil(rows.length * cell.h) + bottom + 4;
   const mean = all.reduce((sum, value) => sum + value, 0) / all.length;
   const svg = shape("svg", {
     viewBox: `0 0 ${width} ${height}`, role: "img",
-    "aria-label": `${title}: ${rows.length} ${rowName}s over steps ${steps[0]} to ${steps.at(-1)}; ${what} from ` +
-      `${format(Math.min(...all))} to ${format(Math.max(...all))}, mean ${format(mean)}`});
+    "aria-label": `${title}: ${rows.length} ${rowName}s over ${columnName}s ${columns[0]} to ${columns.at(-1)}; ` +
+      `${what} from ${format(Math.min(...all))} to ${format(Math.max(...all))}, mean ${format(mean)}`});
   values.forEach((row, r) => row.forEach((value, c) => {
     if (!Number.isFinite(value)) return;
     const share = high > low ? Math.min(1, Math.max(0, (value - low) / (high - low))) : 0.5;
@@ -208,10 +208,10 @@ export function heatMap(container, {title, what, rowName, rows, steps, values, f
       svg.append(shape("text", {x: left - 6, y: 4 + (r + 0.5) * cell.h + 4, "text-anchor": "end"}, String(name)));
     }
   });
-  const stride = Math.max(1, Math.ceil(steps.length / Math.max(2, Math.floor((width - left) / 80))));
-  steps.forEach((step, c) => {
+  const stride = Math.max(1, Math.ceil(columns.length / Math.max(2, Math.floor((width - left) / 80))));
+  columns.forEach((name, c) => {
     if (c % stride === 0) {
-      svg.append(shape("text", {x: left + (c + 0.5) * cell.w, y: height - 6, "text-anchor": "middle"}, short(step)));
+      svg.append(shape("text", {x: left + (c + 0.5) * cell.w, y: height - 6, "text-anchor": "middle"}, short(name)));
     }
   });
   svg.addEventListener("pointermove", (event) => {
@@ -220,7 +220,7 @@ export function heatMap(container, {title, what, rowName, rows, steps, values, f
     const r = Math.floor(((event.clientY - box.top) / box.height * height - 4) / cell.h);
     const value = values[r]?.[c];
     if (!Number.isFinite(value)) return hideTip();
-    showTip(event, `step ${steps[c]}, ${rowName} ${rows[r]}\n${what}: ${format(value)}`);
+    showTip(event, `${columnName} ${columns[c]}, ${rowName} ${rows[r]}\n${what}: ${format(value)}`);
   });
   svg.addEventListener("pointerleave", hideTip);
   container.replaceChildren(svg, el("p", {class: "scale"}, format(low), el("i"), format(high), ` ${what}`));

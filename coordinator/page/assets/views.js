@@ -289,16 +289,23 @@ function columns(details, rows, pick) {
   return rows.map((_, r) => details.map((detail) => pick(detail, r)));
 }
 
-function drawMaps(charts, details) {
+function drawMaps(charts, details, probe) {
   const steps = details.map(({step}) => number(step));
   const layers = list(details.find((detail) => list(detail.layers).length)?.layers).map(number);
   const byLayer = (name) => columns(details, layers, (detail, r) => {
     const value = Number(list(detail[name])[r] ?? NaN);
     return value < 0 ? NaN : value;
   });
-  const map = {rowName: "layer", rows: layers, steps, format: percent};
+  const map = {rowName: "layer", rows: layers, columns: steps, format: percent};
   heatMap(charts.density, {...map, title: "Density by layer", what: "of causal tiles", values: byLayer("density")});
   heatMap(charts.recall, {...map, title: "Recall by layer", what: "of attention mass kept", values: byLayer("recall")});
+  heatMap(charts.probed, {...map, title: "Probed recall by layer", what: "of attention mass kept",
+                          values: byLayer("probed_recall")});
+  const probed = list(probe?.layers), heads = probed.map(({by_head}) => list(by_head).map(Number));
+  heatMap(charts.heads, {
+    title: "Recall by layer and head", what: `of attention mass kept at step ${number(probe?.step)}`, format: percent,
+    rowName: "layer", rows: probed.map(({layer}) => number(layer)), values: heads,
+    columnName: "head", columns: [...Array(Math.max(0, ...heads.map(({length}) => length))).keys()]});
   const relative = (name) => {
     const rows = [...Array(Math.max(0, ...details.map((detail) => list(detail[name]).length))).keys()];
     return {rows, values: columns(details, rows, (detail, r) => {
@@ -306,7 +313,7 @@ function drawMaps(charts, details) {
       return r < tiles.length && sum > 0 ? tiles[r] / (sum / tiles.length) : NaN;
     })};
   };
-  const even = {steps, format: fixed(3), what: "times the mean"};
+  const even = {columns: steps, format: fixed(3), what: "times the mean"};
   heatMap(charts.ranks, {...even, ...relative("rank_tiles"), title: "Attention work by rank", rowName: "rank"});
   heatMap(charts.ring, {...even, ...relative("ring_step_tiles"), title: "Attention work by ring step", rowName: "ring step"});
 }
@@ -359,7 +366,7 @@ export function jobView(get, again, name) {
   function draw() {
     const steps = list(history.steps).map((step) => ({...step, at: number(step.step)}));
     drawSeries(charts, steps, history);
-    drawMaps(charts, list(history.details));
+    drawMaps(charts, list(history.details), history.probe);
   }
   async function refresh() {
     const answer = await get(`/api/jobs/${job}`);
@@ -387,6 +394,7 @@ export function jobView(get, again, name) {
     el("div", {class: "grid"}, chart("loss", "Loss"), chart("speed", "Tokens a second"),
        chart("phases", "Where a step's time goes"), chart("imbalance", "Imbalance: busiest / mean"),
        chart("density", "Density by layer"), chart("recall", "Recall by layer"),
+       chart("probed", "Probed recall by layer"), chart("heads", "Newest probe: recall by layer and head"),
        chart("ranks", "Attention work by rank"), chart("ring", "Attention work by ring step")),
     card("Plan", parts.plan), card("Attempts", parts.attempts), card("Events", parts.events), log.element,
     card("Job file", el("details", {}, el("summary", {}, "All fields, with defaults"), parts.spec))]};

@@ -30,6 +30,8 @@ constexpr uint64_t kSteps = 1'000'000;
 constexpr uint64_t kDone = 750'000;
 constexpr uint64_t kStride = 48;  // between reports, as a coordinator thins them out
 constexpr uint32_t kLayers = 36;
+constexpr uint32_t kHeads = 16;
+constexpr uint64_t kProbeEvery = 16;
 constexpr uint32_t kRanks = 16;
 constexpr char kLong[] = "qwen3b-512k";
 constexpr char kMarkup[] =
@@ -72,6 +74,11 @@ v1::StepReport StepOf(uint64_t step, bool layers) {
     layer.set_layer(number);
     layer.set_density(0.03 + 0.03 * (1 + Wave(number, 1)) + 0.08 * std::exp(-part * 6));
     layer.set_recall(0.985 - 0.02 * (1 + Wave(number, 3)) * (1.2 - part));
+    layer.set_probed_recall(layer.recall() - 0.02);
+    for (uint32_t head = 0; step % kProbeEvery == 0 && head < kHeads; ++head) {
+      layer.add_probed_recall_by_head(
+          static_cast<float>(layer.probed_recall() + 0.02 * Wave(number + head, 5)));
+    }
     for (uint64_t hop = 0; hop < kRanks; ++hop) {
       layer.add_tiles_per_ring_step(
           static_cast<uint64_t>(10'000 * (1 + 0.05 * Wave(hop, slow / 10))));
@@ -144,6 +151,7 @@ absl::Status AddLongJob(WriteTransaction& t) {
   v1::Job job = JobOf(kLong, v1::Job::RUNNING, absl::Hours(1800));
   job.set_owner("alice");
   job.set_project("ocean");
+  job.mutable_spec()->mutable_attention()->set_probe_every(kProbeEvery);
   Stamp(absl::Hours(1799), job.mutable_start_time());
   v1::Progress& progress = *job.mutable_progress();
   progress.set_step(kDone);
@@ -168,6 +176,7 @@ absl::Status AddLongJob(WriteTransaction& t) {
   for (uint64_t step = 1; step <= kDone; step += kStride) {
     RETURN_IF_ERROR(t.PutMissingStep(kLong, StepOf(step, true)));
   }
+  RETURN_IF_ERROR(t.PutMissingStep(kLong, StepOf(kDone, true)));  // it was probed
   for (uint64_t step = 50'000; step <= kDone; step += 50'000) {
     v1::EvalReport eval;
     eval.set_step(step);

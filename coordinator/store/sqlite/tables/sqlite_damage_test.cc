@@ -130,7 +130,9 @@ TEST_F(DamageTest, OfAStep) {
   for (const ReadCall& call : std::vector<ReadCall>{
            [](ReadTransaction& t) { return t.ListSteps("b", 0, 0, 10).status(); },
            [](ReadTransaction& t) { return t.SampleSteps("b", 10).status(); },
-           [](ReadTransaction& t) { return t.SampleStepsWithLayers("b", 10).status(); }}) {
+           [](ReadTransaction& t) {
+             return t.VisitStepsWithLayers("b", 10, [](const v1::StepReport&) {});
+           }}) {
     ExpectDamaged("jobs/b, steps", call);
   }
   ExpectDamaged("jobs/b, step 1", [](ReadTransaction& t) { return t.GetStep("b", 1).status(); });

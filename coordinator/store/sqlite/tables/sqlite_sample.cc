@@ -67,17 +67,26 @@ absl::StatusOr<std::vector<v1::StepReport>> SqliteTransaction::SampleSteps(std::
                                                                            int count) {
   return Sample<v1::StepReport>(
       connection_, kSteps, job, count, &AnyStep, [&](std::string_view row, v1::StepReport* report) {
-        return Parse(row, absl::StrCat("jobs/", std::string(job), ", steps"), report);
+        RETURN_IF_ERROR(Parse(row, absl::StrCat("jobs/", std::string(job), ", steps"), report));
+        // Clear() would keep their memory.
+        google::protobuf::RepeatedPtrField<v1::LayerReport>().Swap(report->mutable_layers());
+        google::protobuf::RepeatedField<uint64_t>().Swap(report->mutable_rank_tiles());
+        return absl::OkStatus();
       });
 }
 
-absl::StatusOr<std::vector<v1::StepReport>> SqliteTransaction::SampleStepsWithLayers(
-    std::string_view job, int count) {
-  return Sample<v1::StepReport>(
-      connection_, kSteps, job, count, &NextWithLayers,
-      [&](std::string_view row, v1::StepReport* report) {
-        return Parse(row, absl::StrCat("jobs/", std::string(job), ", steps"), report);
-      });
+absl::Status SqliteTransaction::VisitStepsWithLayers(
+    std::string_view job, int count, absl::FunctionRef<void(const v1::StepReport&)> visit) {
+  struct Visited {};
+  v1::StepReport report;
+  return Sample<Visited>(connection_, kSteps, job, count, &NextWithLayers,
+                         [&](std::string_view row, Visited*) {
+                           RETURN_IF_ERROR(Parse(
+                               row, absl::StrCat("jobs/", std::string(job), ", steps"), &report));
+                           visit(report);
+                           return absl::OkStatus();
+                         })
+      .status();
 }
 
 absl::StatusOr<std::vector<v1::EvalReport>> SqliteTransaction::SampleEvals(std::string_view job,

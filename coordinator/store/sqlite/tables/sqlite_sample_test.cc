@@ -56,13 +56,19 @@ TEST_F(SampleTest, IsSpreadEvenlyWithBothEnds) {
 TEST_F(SampleTest, FindsStepsThatKeepTheirLayers) {
   Create("a");
   PutSteps(1, 4096);
-  const auto sample = Read([](ReadTransaction& t) { return t.SampleStepsWithLayers("a", 40); });
-  ASSERT_THAT(*sample, SizeIs(40));
-  for (const v1::StepReport& report : *sample) {
-    EXPECT_EQ(report.layers_size(), 1) << report.step();
-  }
-  EXPECT_EQ(sample->front().step(), 1u);
-  EXPECT_EQ(sample->back().step(), 4096u);
+  std::vector<uint64_t> steps;
+  const absl::Status visited = Read([&](ReadTransaction& t) {
+    return t.VisitStepsWithLayers("a", 40, [&](const v1::StepReport& report) {
+      EXPECT_EQ(report.layers_size(), 1) << report.step();
+      steps.push_back(report.step());
+    });
+  });
+  EXPECT_TRUE(visited.ok()) << visited;
+  ASSERT_THAT(steps, SizeIs(40));
+  EXPECT_EQ(steps.front(), 1u);
+  EXPECT_EQ(steps.back(), 4096u);
+  const auto thin = Read([](ReadTransaction& t) { return t.SampleSteps("a", 40); });
+  for (const v1::StepReport& report : *thin) EXPECT_EQ(report.layers_size(), 0) << report.step();
 }
 
 TEST_F(SampleTest, EvaluationsAreSampledByTheirSteps) {

@@ -1,4 +1,4 @@
-#include "coordinator/api/calls/health_watches.h"
+#include "coordinator/api/calls/health_calls.h"
 
 #include <grpcpp/server_context.h>
 
@@ -35,9 +35,10 @@ class Place : public grpc::experimental::Interceptor {
 
 }  // namespace
 
-grpc::experimental::Interceptor* HealthWatches::CreateServerInterceptor(ServerRpcInfo* call) {
+grpc::experimental::Interceptor* HealthCalls::CreateServerInterceptor(ServerRpcInfo* call) {
+  constexpr std::string_view kHealth = "/grpc.health.v1.Health/";
   const std::string_view method = call->method();
-  return method == "/grpc.health.v1.Health/Watch" ? new Place(&open_, call) : nullptr;
+  return method.substr(0, kHealth.size()) == kHealth ? new Place(&open_, call) : nullptr;
 }
 
 }  // namespace ringleader::api

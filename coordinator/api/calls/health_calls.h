@@ -1,4 +1,4 @@
-// gRPC serves Health/Watch itself, and takes any number of them.
+// gRPC serves the calls of grpc.health.v1.Health itself, and takes any number of them.
 #pragma once
 
 #include <grpcpp/support/server_interceptor.h>
@@ -7,12 +7,12 @@
 
 namespace ringleader::api {
 
-// Gives each open Health/Watch a place among those of the address that it comes from, and cancels
-// those for which there is none. Thread-safe.
-class HealthWatches : public grpc::experimental::ServerInterceptorFactoryInterface {
+// Gives each of them a place among those of the address that it comes from, until it is over, and
+// cancels those for which there is none. Thread-safe.
+class HealthCalls : public grpc::experimental::ServerInterceptorFactoryInterface {
  public:
   // `open` must outlive the server.
-  explicit HealthWatches(limits::Quota* open) : open_(*open) {}
+  explicit HealthCalls(limits::Quota* open) : open_(*open) {}
 
   // Null for all other methods.
   grpc::experimental::Interceptor* CreateServerInterceptor(
