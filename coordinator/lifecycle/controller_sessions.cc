@@ -74,8 +74,11 @@ absl::Status ControllerCore::OnHello(store::WriteTransaction& transaction,
     record.session->Close(absl::AbortedError("another session of this node has begun"));
   }
   ASSIGN_OR_RETURN(const uint64_t epoch, transaction.Next(store::Counter::kSessionEpoch));
-  ASSIGN_OR_RETURN(const uint64_t applied,
-                   transaction.GetAppliedSequence(id, session->incarnation()));
+  ASSIGN_OR_RETURN(uint64_t applied, transaction.GetAppliedSequence(id, session->incarnation()));
+  // What came in ahead of the hello in this batch is not in the store yet.
+  if (record.log.incarnation() == session->incarnation()) {
+    applied = std::max(applied, record.log.applied());
+  }
   v1::Node& node = record.node;
   if (node.name().empty()) {
     node.set_name("nodes/" + id);

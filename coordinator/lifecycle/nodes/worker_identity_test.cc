@@ -32,6 +32,27 @@ TEST_F(WorkerIdentityTest, AnotherProcessOfTheWorkerMeansThatItsTrainersAreDead)
   EXPECT_GT(Job().attempts(1).fencing_token(), token_);
 }
 
+// Its session broke right after its first words, and the controller had been busy meanwhile.
+TEST_F(WorkerIdentityTest, AHelloBehindTheFirstWordsOfTheSameProcessIsNoOtherProcess) {
+  auto session = Connect("a", "folder.1");
+  ASSERT_TRUE(Create("j").ok());
+  const std::vector<v1::Command> commands = session->Commands();
+  ASSERT_EQ(commands.size(), 1);
+  token_ = commands[0].fencing_token();
+  v1::WorkerMessage acknowledgement;
+  acknowledgement.set_sequence(1);
+  acknowledgement.mutable_command_ack()->set_command_id(commands[0].command_id());
+  acknowledgement.mutable_command_ack()->set_accepted(true);
+  controller_->OnMessage(session, acknowledgement);
+  controller_->OnClosed(session);
+  session = Connect("a", "folder.1", {Running()});
+  EXPECT_EQ(Job().state(), v1::Job::STARTING);
+  EXPECT_EQ(Job().retries_used(), 0);
+  Say(session, 2, Ready(0));
+  Say(session, 3, Ready(1));
+  EXPECT_EQ(Job().state(), v1::Job::RUNNING);
+}
+
 TEST_F(WorkerIdentityTest, AWitnessedDeathFailsTheAttemptOnceItsLastWordsAreIn) {
   auto session = RunJob();
   // What the process said last may still be on its way.
