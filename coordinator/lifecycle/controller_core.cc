@@ -55,6 +55,15 @@ absl::Status ControllerCore::Load(store::ReadTransaction& transaction, absl::Tim
     machines_.emplace(id, std::make_unique<JobMachine>(std::move(job), &options_))
         .first->second->Adopt(now);
   }
+  // Ranks outlive a job that failed while their node was out of sight.
+  ASSIGN_OR_RETURN(std::vector<v1::Job> failed,
+                   transaction.ListFailedJobs([](const v1::Attempt& last) {
+                     return !std::all_of(last.ranks().begin(), last.ranks().end(), Dead);
+                   }));
+  for (v1::Job& job : failed) {
+    const std::string id = job.spec().name();
+    machines_.emplace(id, std::make_unique<JobMachine>(std::move(job), &options_));
+  }
   ASSIGN_OR_RETURN(const std::vector<v1::Node> nodes, transaction.ListNodes());
   for (const v1::Node& node : nodes) {
     const std::string id = NodeId(node.name());
@@ -66,14 +75,15 @@ absl::Status ControllerCore::Load(store::ReadTransaction& transaction, absl::Tim
     ASSIGN_OR_RETURN(const std::vector<v1::Command> commands, transaction.ListCommands(id));
     for (const v1::Command& command : commands) Remember(id, command);
   }
-  // An attempt that was out of sight is so until its nodes say hello.
+  // An attempt that was out of sight is so until its nodes say hello, and so are ranks that outlive
+  // their job. A node of which nothing is known was heard just now, at the latest.
   for (auto& [id, machine] : machines_) {
     const v1::Attempt* const attempt = machine->attempt();
-    if (attempt == nullptr || attempt->state() != v1::Attempt::UNKNOWN) continue;
+    if (attempt == nullptr) continue;
+    if (attempt->state() != v1::Attempt::UNKNOWN && !IsTerminal(machine->job().state())) continue;
     for (const v1::Placement& placement : attempt->placements()) {
       const auto node = nodes_.find(NodeId(placement.node()));
-      if (node == nodes_.end()) continue;
-      machine->OnSight(placement.node(), node->second.last_heard, now);
+      machine->OnSight(placement.node(), node == nodes_.end() ? now : node->second.last_heard, now);
     }
   }
   RETURN_IF_ERROR(ReadMeasurements(transaction));

@@ -13,6 +13,7 @@
 #include "base/status_macros.h"
 #include "coordinator/lifecycle/controller_core.h"
 #include "google/protobuf/util/message_differencer.h"
+#include "proto/states.h"
 
 namespace ringleader::lifecycle {
 namespace {
@@ -158,7 +159,7 @@ absl::Status ControllerCore::ReadMeasurements(store::ReadTransaction& transactio
 absl::Status ControllerCore::RestorePlan(store::ReadTransaction& transaction,
                                          const JobMachine& machine) {
   const std::string& id = machine.job().spec().name();
-  if (machine.attempt() == nullptr) return absl::OkStatus();
+  if (machine.attempt() == nullptr || IsTerminal(machine.job().state())) return absl::OkStatus();
   ASSIGN_OR_RETURN(const std::optional<v1::StepPlan> plan, transaction.GetPlan(id));
   if (!plan.has_value()) return absl::OkStatus();  // of an earlier release
   const uint64_t step = machine.job().progress().step();

@@ -165,6 +165,10 @@ class ReadTransaction {
   // Jobs in a state that is not terminal, with attempts, oldest first: what a restarted coordinator
   // takes up.
   virtual absl::StatusOr<std::vector<v1::Job>> ListUnfinishedJobs() = 0;
+  // Jobs that FAILED whose last attempt is as `wanted` says, with attempts, oldest first: their
+  // ranks may outlive them. Those whose record is damaged are left out, and the log says so.
+  virtual absl::StatusOr<std::vector<v1::Job>> ListFailedJobs(
+      absl::FunctionRef<bool(const v1::Attempt&)> wanted) = 0;
   // [state] → jobs in it; states without jobs are absent.
   virtual absl::StatusOr<std::vector<std::pair<v1::Job::State, int64_t>>> CountJobs() = 0;
 

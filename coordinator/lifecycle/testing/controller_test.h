@@ -43,6 +43,7 @@ class FakeSession : public session::Session {
   int taken() const { return taken_; }
   void ShowNoCertificate() { certificate_.clear(); }
   void FallSilent() { heard_ = clock_->Now(); }
+  void HearAgain() { heard_.reset(); }
   const std::optional<absl::Status>& closed() const { return closed_; }
 
   // What came since the last call.

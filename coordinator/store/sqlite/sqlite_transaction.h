@@ -36,6 +36,8 @@ class SqliteTransaction : public WriteTransaction {
   absl::StatusOr<v1::Job> GetJob(std::string_view id) override;
   absl::StatusOr<JobPage> ListJobs(const JobQuery& query) override;
   absl::StatusOr<std::vector<v1::Job>> ListUnfinishedJobs() override;
+  absl::StatusOr<std::vector<v1::Job>> ListFailedJobs(
+      absl::FunctionRef<bool(const v1::Attempt&)> wanted) override;
   absl::StatusOr<std::vector<std::pair<v1::Job::State, int64_t>>> CountJobs() override;
   absl::StatusOr<StepPage> ListSteps(std::string_view job, uint64_t after_step,
                                      uint64_t after_sequence, int limit) override;

@@ -115,6 +115,27 @@ TEST_F(DamageTest, OfAJobsName) {
                 [](ReadTransaction& t) { return t.GetJob("b").status(); });
 }
 
+// What cannot be read of a job that has ended keeps no coordinator from starting.
+TEST_F(DamageTest, OfAnAttemptThatFailed) {
+  for (const char* id : {"c", "d"}) {
+    Create(id, v1::Job::FAILED);
+    Write([&](WriteTransaction& t) {
+      v1::Attempt attempt;
+      attempt.set_number(2);
+      return t.PutAttempt(id, attempt);
+    });
+  }
+  Damage("attempts");
+  const auto second = [](const v1::Attempt& last) { return last.number() == 2; };
+  ExpectWhole([&](ReadTransaction& t) -> absl::Status {
+    ASSIGN_OR_RETURN(const std::vector<v1::Job> failed, t.ListFailedJobs(second));
+    EXPECT_EQ(failed.size(), 1u);
+    EXPECT_EQ(failed.at(0).name(), "jobs/c");
+    EXPECT_EQ(failed.at(0).attempts_size(), 1);
+    return absl::OkStatus();
+  });
+}
+
 TEST_F(DamageTest, OfAnAttempt) {
   Damage("attempts");
   ExpectDamaged("jobs/b, attempts", [](ReadTransaction& t) { return t.GetJob("b").status(); });

@@ -1,4 +1,6 @@
 // The reading half of SqliteTransaction.
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <limits>
 
@@ -180,6 +182,34 @@ absl::StatusOr<std::vector<v1::Job>> SqliteTransaction::ListUnfinishedJobs() {
       RETURN_IF_ERROR(Parse(rows.Bytes(1), absl::StrCat("jobs/", id), &job));
       job.set_sequence(static_cast<uint64_t>(rows.Int(2)));
       RETURN_IF_ERROR(AddAttempts(id, &job));
+    }
+    return jobs;
+  });
+}
+
+absl::StatusOr<std::vector<v1::Job>> SqliteTransaction::ListFailedJobs(
+    absl::FunctionRef<bool(const v1::Attempt&)> wanted) {
+  return connection_.Try([&]() -> absl::StatusOr<std::vector<v1::Job>> {
+    std::vector<v1::Job> jobs;
+    Cursor rows = connection_.Query(
+        "SELECT id, attempts.data FROM jobs JOIN attempts ON job = id WHERE state = ? AND number = "
+        "(SELECT MAX(number) FROM attempts WHERE job = id) ORDER BY jobs.sequence",
+        int64_t{v1::Job::FAILED});
+    while (rows.Next()) {
+      const std::string id(rows.Bytes(0));
+      v1::Attempt last;
+      absl::Status read = Parse(rows.Bytes(1), absl::StrCat("jobs/", id, ", attempts"), &last);
+      if (read.ok() && !wanted(last)) continue;
+      if (read.ok()) {
+        absl::StatusOr<v1::Job> job = GetJob(id);
+        read = job.status();
+        if (job.ok()) jobs.push_back(*std::move(job));
+      }
+      if (absl::IsDataLoss(read)) {
+        spdlog::error("{}", std::string(read.message()));
+      } else if (!read.ok()) {
+        return read;
+      }
     }
     return jobs;
   });
