@@ -98,6 +98,17 @@ class ControllerCore {
   const std::map<std::string, NodeRecord, std::less<>>& nodes() const { return nodes_; }
 
  private:
+  struct SentCommand {
+    std::string node;
+    std::string job;
+    uint32_t attempt = 0;
+    uint64_t token = 0;
+    bool is_start = false;
+    bool is_stop = false;
+    const session::Session* sent_on = nullptr;  // last; only compared
+    int sessions_ended = 0;                     // right after it was sent, perhaps by it
+  };
+
   JobMachine* Find(std::string_view job);
   // The machine whose current attempt has this number and token; null if it is another's.
   JobMachine* FindAttempt(std::string_view job, uint32_t attempt, uint64_t token);
@@ -117,20 +128,28 @@ class ControllerCore {
   // `applied`: the sequence up to which its events have been taken in.
   void SendWelcome(const std::shared_ptr<session::Session>& session, uint64_t epoch,
                    uint64_t applied);
-  // What was sent to `node` and has not been acknowledged.
-  absl::Status SendAgain(store::ReadTransaction& transaction, const std::string& node,
+  // What was sent to `node` and has not been acknowledged, but for starts of ranks that are dead:
+  // those go.
+  absl::Status SendAgain(store::WriteTransaction& transaction, const std::string& node,
                          const std::shared_ptr<session::Session>& session);
+  // Where the ranks are that it was to start, if none of them is to run any longer; else null.
+  const v1::Placement* DeadRanksOf(const SentCommand& start);
   // `job`'s current attempt was sent to `node`, and no worker has said yet that it got it.
   bool StartPending(const std::string& node, const std::string& job) const;
   absl::Status OnStep(store::WriteTransaction& transaction, NodeRecord& record, uint64_t sequence,
                       v1::AttemptEvent& event);
   absl::Status OnCheckpoint(store::WriteTransaction& transaction, JobMachine& machine,
                             v1::CheckpointNotice& checkpoint, absl::Time now);
-  absl::Status OnAck(store::WriteTransaction& transaction, const std::string& node,
+  absl::Status OnAck(store::WriteTransaction& transaction, NodeRecord& record,
                      const v1::CommandAck& ack, absl::Time now);
   absl::Status AppendLogs(store::WriteTransaction& transaction, v1::AttemptEvent& event);
   // Stops what the worker runs and should not.
   void StopStrays(NodeRecord& record, const v1::WorkerHello& hello);
+  void StopAttempt(const NodeRecord& record, const std::string& job, uint32_t attempt,
+                   uint64_t token);
+  // The node took up a start late: these ranks of it count as dead.
+  void OnStrays(NodeRecord& record, const std::string& job, uint32_t attempt, uint64_t token,
+                const std::vector<uint32_t>& ranks);
   // The worker was told that messages were taken in of which the store knows nothing, for it was
   // put back from a backup. Ranks of ours that run there no more ended meanwhile.
   absl::Status OnLostMessages(store::WriteTransaction& transaction, const std::string& node,
@@ -176,16 +195,6 @@ class ControllerCore {
   // So that trainers know from whose nodes to take streams.
   void AddCertificates(const v1::Attempt& attempt, v1::ConnectPeers* peers) const;
 
-  struct SentCommand {
-    std::string node;
-    std::string job;
-    uint32_t attempt = 0;
-    uint64_t token = 0;
-    bool is_start = false;
-    bool is_stop = false;
-    const session::Session* sent_on = nullptr;  // last; only compared
-    int sessions_ended = 0;                     // right after it was sent, perhaps by it
-  };
   SentCommand& Remember(const std::string& node, const v1::Command& command);
 
   const Options options_;

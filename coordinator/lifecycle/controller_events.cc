@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
@@ -104,7 +106,7 @@ absl::Status ControllerCore::OnMessage(store::WriteTransaction& transaction,
   }
   if (seen) return absl::OkStatus();
   if (message.has_command_ack()) {
-    return OnAck(transaction, session->node(), message.command_ack(), now);
+    return OnAck(transaction, record, message.command_ack(), now);
   }
   if (message.has_inventory()) {
     *record.node.mutable_inventory() = message.inventory();
@@ -122,8 +124,9 @@ absl::Status ControllerCore::OnMessage(store::WriteTransaction& transaction,
   return absl::OkStatus();
 }
 
-absl::Status ControllerCore::OnAck(store::WriteTransaction& transaction, const std::string& node,
+absl::Status ControllerCore::OnAck(store::WriteTransaction& transaction, NodeRecord& record,
                                    const v1::CommandAck& ack, absl::Time now) {
+  const std::string node = NodeId(record.node.name());
   const auto sent = unacknowledged_.find(ack.command_id());
   if (sent == unacknowledged_.end()) return absl::OkStatus();
   if (sent->second.node != node) {
@@ -133,7 +136,14 @@ absl::Status ControllerCore::OnAck(store::WriteTransaction& transaction, const s
   RETURN_IF_ERROR(transaction.DeleteCommand(ack.command_id()));
   const SentCommand command = sent->second;
   unacknowledged_.erase(sent);
-  if (ack.accepted()) return absl::OkStatus();
+  if (ack.accepted()) {
+    if (const v1::Placement* const dead = DeadRanksOf(command)) {
+      std::vector<uint32_t> ranks(dead->trainers());
+      std::iota(ranks.begin(), ranks.end(), dead->first_rank());
+      OnStrays(record, command.job, command.attempt, command.token, ranks);
+    }
+    return absl::OkStatus();
+  }
   spdlog::warn("nodes/{} refused a command for attempt {} of jobs/{}: {}", node, command.attempt,
                command.job, ack.message());
   JobMachine* const machine = FindAttempt(command.job, command.attempt, command.token);
@@ -193,7 +203,13 @@ absl::Status ControllerCore::OnEvent(store::WriteTransaction& transaction, NodeR
     case v1::AttemptEvent::kLogs:
       return AppendLogs(transaction, event);
     case v1::AttemptEvent::kTrainerReady:
-      if (machine != nullptr) machine->OnReady(event.trainer_ready(), now);
+      if (machine == nullptr || Dead(machine->attempt()->ranks(
+                                    static_cast<int>(event.trainer_ready().rank())))) {
+        OnStrays(record, event.job(), event.attempt(), event.fencing_token(),
+                 {event.trainer_ready().rank()});
+      } else {
+        machine->OnReady(event.trainer_ready(), now);
+      }
       break;
     case v1::AttemptEvent::kTrainerExited:
       if (machine != nullptr) machine->OnExit(event.trainer_exited(), now);

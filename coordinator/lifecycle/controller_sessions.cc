@@ -138,12 +138,27 @@ void ControllerCore::SendWelcome(const std::shared_ptr<session::Session>& sessio
   outbox_.emplace_back(session, std::move(message));
 }
 
-absl::Status ControllerCore::SendAgain(store::ReadTransaction& transaction, const std::string& node,
+const v1::Placement* ControllerCore::DeadRanksOf(const SentCommand& start) {
+  const JobMachine* const machine = FindAttempt(start.job, start.attempt, start.token);
+  if (!start.is_start || machine == nullptr) return nullptr;
+  const v1::Placement* const placement = PlacementOn(*machine->attempt(), "nodes/" + start.node);
+  return placement != nullptr && !machine->RunsOn(*placement) ? placement : nullptr;
+}
+
+absl::Status ControllerCore::SendAgain(store::WriteTransaction& transaction,
+                                       const std::string& node,
                                        const std::shared_ptr<session::Session>& session) {
   ASSIGN_OR_RETURN(std::vector<v1::Command> commands, transaction.ListCommands(node));
   for (v1::Command& command : commands) {
     if (const auto sent = unacknowledged_.find(command.command_id());
         sent != unacknowledged_.end()) {
+      // The process that was to start them died, or was given up: what another one started now
+      // would be nobody's.
+      if (DeadRanksOf(sent->second) != nullptr) {
+        RETURN_IF_ERROR(transaction.DeleteCommand(sent->first));
+        unacknowledged_.erase(sent);
+        continue;
+      }
       sent->second.sent_on = session.get();
     }
     v1::CoordinatorMessage again;
@@ -213,7 +228,8 @@ absl::Status ControllerCore::OnLostMessages(store::WriteTransaction& transaction
   return absl::OkStatus();
 }
 
-// The command is not durable: trainers that are still there at the next hello are told again then.
+// The commands are not durable: trainers that are still there at the next hello are told again
+// then.
 void ControllerCore::StopStrays(NodeRecord& record, const v1::WorkerHello& hello) {
   record.strays.clear();
   for (const v1::RunningAttempt& running : hello.attempts()) {
@@ -232,17 +248,32 @@ void ControllerCore::StopStrays(NodeRecord& record, const v1::WorkerHello& hello
     }
     spdlog::warn("nodes/{} still runs attempt {} of jobs/{}, which was given up: stopping it",
                  record.session->node(), running.attempt(), running.job());
-    v1::CoordinatorMessage message;
-    v1::Command* const command = message.mutable_command();
-    command->set_job(running.job());
-    command->set_attempt(running.attempt());
-    command->set_fencing_token(running.fencing_token());
-    command->mutable_stop()->set_mode(v1::StopTrainers::ABORT);
-    command->mutable_stop()->set_grace_milliseconds(
-        static_cast<uint32_t>(absl::ToInt64Milliseconds(options_.abort_grace)));
-    command->mutable_stop()->set_reason("the attempt was given up");
-    outbox_.emplace_back(record.session, std::move(message));
+    StopAttempt(record, running.job(), running.attempt(), running.fencing_token());
   }
+}
+
+void ControllerCore::OnStrays(NodeRecord& record, const std::string& job, uint32_t attempt,
+                              uint64_t token, const std::vector<uint32_t>& ranks) {
+  bool any = false;
+  for (const uint32_t rank : ranks) any = record.strays.emplace(token, rank).second || any;
+  if (!any) return;
+  schedule_due_ = true;
+  spdlog::warn("{} took up attempt {} of jobs/{} after its ranks there were given up: stopping it",
+               record.node.name(), attempt, job);
+  StopAttempt(record, job, attempt, token);
+}
+
+void ControllerCore::StopAttempt(const NodeRecord& record, const std::string& job, uint32_t attempt,
+                                 uint64_t token) {
+  v1::CoordinatorMessage message;
+  v1::Command* const command = message.mutable_command();
+  command->set_job(job);
+  command->set_attempt(attempt);
+  command->set_fencing_token(token);
+  command->mutable_stop()->set_mode(v1::StopTrainers::ABORT);
+  command->mutable_stop()->set_grace_milliseconds(Milliseconds(options_.abort_grace));
+  command->mutable_stop()->set_reason("the attempt was given up");
+  outbox_.emplace_back(record.session, std::move(message));
 }
 
 absl::Status ControllerCore::OnClosed(store::WriteTransaction& transaction,

@@ -97,6 +97,7 @@ class JobMachine {
   v1::Job* mutable_job() { return &job_; }  // for what the store sets
   // The last attempt; null before the first.
   const v1::Attempt* attempt() const;
+  bool RunsOn(const v1::Placement& placement) const;  // some rank there is not dead
   // Its outcome is known and nothing of it runs: there is nothing left to do.
   bool Finished() const;
   // What happened since the last call.
@@ -170,7 +171,6 @@ class JobMachine {
   v1::Attempt* live();
   bool AllDead() const;
   void AttemptChanged() { effects_.changed_attempts.insert(attempt()->number()); }
-  bool RunsOn(const v1::Placement& placement) const;  // some rank there is not dead
   const v1::Placement* PlacementOf(uint32_t rank) const;
   bool OutOfSight(const v1::Placement& placement) const;
 

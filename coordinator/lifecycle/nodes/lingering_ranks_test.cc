@@ -122,5 +122,50 @@ TEST_F(LingeringRanksTest, ThoseOfAJobThatFailedAreHeardAfterARestart) {
   EXPECT_EQ(Resume(), absl::OkStatus());
 }
 
+TEST_F(LingeringRanksTest, AnotherProcessIsNotGivenTheStartOfRanksThatDied) {
+  controller_->OnClosed(a_);
+  EXPECT_TRUE(Witness("a.1").ok());
+  ASSERT_EQ(Job().attempts(0).ranks(0).state(), v1::RankStatus::LOST);
+  ASSERT_EQ(Job().attempts(0).ranks(2).state(), v1::RankStatus::STARTING);
+  EXPECT_THAT(Connect("a", "a.2")->Commands(), IsEmpty());
+  Restart();
+  EXPECT_THAT(Connect("a", "a.2")->Commands(), IsEmpty()) << "it is not kept either";
+}
+
+TEST_F(LingeringRanksTest, AStartThatIsTakenUpAfterItsRanksWereGivenUpIsStopped) {
+  a_->FallSilent();
+  Pass(options_.lease * 2);
+  Pass(options_.adoption_timeout);
+  ASSERT_EQ(Job().attempts(0).ranks(0).state(), v1::RankStatus::LOST);
+  ASSERT_EQ(Job().attempts(0).ranks(2).state(), v1::RankStatus::STARTING);
+  a_->Commands();
+  a_->HearAgain();
+  Acknowledge(a_, 1, start_.command_id());
+  ExpectStops(a_);
+  EXPECT_THAT(Waits(1), HasSubstr("0 free")) << "they are in the way until they have ended";
+  Say(a_, 2, Ready(0));
+  EXPECT_THAT(a_->Commands(), IsEmpty()) << "it was told";
+  Say(a_, 3, Failed(0));
+  EXPECT_EQ(Waits(1), "");
+}
+
+TEST_F(LingeringRanksTest, ATrainerOfAnAttemptThatIsOverIsStopped) {
+  a_->FallSilent();
+  Pass(options_.lease * 2);
+  Say(b_, 2, Failed(2));
+  Say(b_, 3, Failed(3));
+  Pass(options_.adoption_timeout);
+  ASSERT_EQ(Job().attempts(0).ranks(0).state(), v1::RankStatus::LOST);
+  a_->Commands();
+  a_->HearAgain();
+  Acknowledge(a_, 1, start_.command_id());
+  EXPECT_THAT(a_->Commands(), IsEmpty());
+  Say(a_, 2, Ready(1));
+  ExpectStops(a_);
+  EXPECT_THAT(Waits(4), HasSubstr("3 free"));
+  Say(a_, 3, Failed(1));
+  EXPECT_EQ(Waits(4), "");
+}
+
 }  // namespace
 }  // namespace ringleader::lifecycle

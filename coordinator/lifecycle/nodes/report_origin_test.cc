@@ -210,6 +210,18 @@ TEST_F(ReportOriginTest, PathsWithControlCharactersAreIgnored) {
   EXPECT_EQ(Job().model_directory(), "/checkpoints/model");
 }
 
+TEST_F(ReportOriginTest, AddressesThatAreNoneAreIgnored) {
+  uint64_t sequence = 0;
+  for (const std::string& address : {std::string(257, 'h'), std::string("host:1\033[2J")}) {
+    v1::AttemptEvent ready = Ready(0);
+    ready.mutable_trainer_ready()->set_address(address);
+    Say(a_, ++sequence, ready);
+    EXPECT_EQ(StateOf(0), v1::RankStatus::STARTING) << address;
+  }
+  Say(a_, ++sequence, Ready(0));
+  EXPECT_EQ(StateOf(0), v1::RankStatus::READY);
+}
+
 TEST_F(ReportOriginTest, LinesOfAnotherJobOfTheNameAreIgnored) {
   AllReady();
   token_ += 100;
