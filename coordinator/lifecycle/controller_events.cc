@@ -40,6 +40,12 @@ bool SpeaksOf(const v1::Placement& placement, const v1::AttemptEvent& event) {
   return false;
 }
 
+// A host and a port, as all ranks of the attempt are told them.
+bool IsAddress(const std::string& address) {
+  constexpr size_t kMostBytes = 256;
+  return address.size() <= kMostBytes && !jobspec::HasControls(address);
+}
+
 bool IsDuration(double seconds) {
   return std::isfinite(seconds) && seconds >= 0;
 }
@@ -51,7 +57,7 @@ bool IsTime(const google::protobuf::Timestamp& time) {
          time.nanos() < 1'000'000'000;
 }
 
-// Numbers that a trainer of a job of so many steps can come to. The loss of a step is finite unless
+// Figures and addresses that a trainer of a job of so many steps can come to. The loss of a step is finite unless
 // the step was skipped for it; a held-out loss need not be.
 bool InRange(const v1::AttemptEvent& event, uint64_t steps) {
   switch (event.kind_case()) {
@@ -67,6 +73,7 @@ bool InRange(const v1::AttemptEvent& event, uint64_t steps) {
     case v1::AttemptEvent::kCheckpoint:
       return event.checkpoint().step() <= steps && IsDuration(event.checkpoint().seconds());
     case v1::AttemptEvent::kTrainerReady:
+      return IsAddress(event.trainer_ready().address());
     case v1::AttemptEvent::kTrainerExited:
     case v1::AttemptEvent::kLogs:
     case v1::AttemptEvent::kModelExported:

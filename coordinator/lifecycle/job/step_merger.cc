@@ -168,6 +168,21 @@ class LayerSums {
   uint64_t column_tiles_ = 0, balanced_ = 0, anchor_missed_ = 0;
 };
 
+// A fresh copy, for what was cleared keeps its memory.
+void LeaveOutDetails(v1::StepReport* report) {
+  report->clear_layers();
+  report->clear_lengths();
+  report->clear_documents();
+  *report = v1::StepReport(*report);
+}
+
+size_t BytesOf(const v1::StepReport& report, const StepMerger::Origin& origin) {
+  // Nodes of the maps by step and rank, and the sequence that its worker's log holds.
+  constexpr size_t kAround = 256;
+  return report.SpaceUsedLong() + sizeof(origin) + origin.node.capacity() +
+         origin.incarnation.capacity() + kAround;
+}
+
 }  // namespace
 
 v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports) {
@@ -257,33 +272,57 @@ std::optional<v1::StepReport> StepMerger::Add(v1::StepReport report, Origin orig
     released->push_back(std::move(origin));
     return std::nullopt;
   }
-  Partial& partial = partials_[step];
-  partial.origins.push_back(std::move(origin));
-  const int32_t rank = report.rank();
-  partial.by_rank.insert_or_assign(rank, std::move(report));
-  if (partial.by_rank.size() < world_size_) return std::nullopt;
-
-  std::vector<v1::StepReport> reports;
-  for (auto& [unused, ranks_report] : partial.by_rank) reports.push_back(std::move(ranks_report));
+  const auto partial = partials_.try_emplace(step).first;
+  if (step <= bare_until_) LeaveOutDetails(&report);
+  const size_t bytes = BytesOf(report, origin);
+  Reported& reported = partial->second[report.rank()];
+  if (reported.bytes > 0 && reported.origin != origin) {
+    released->push_back(std::move(reported.origin));
+  }
+  bytes_ += bytes - reported.bytes;
+  reported = {std::move(report), std::move(origin), bytes};
+  if (partial->second.size() < world_size_) {
+    MakeRoom(released);
+    return std::nullopt;
+  }
   last_step_ = step;
   // An earlier step that is still incomplete will stay so: ranks report in order.
-  for (auto it = partials_.begin(); it != partials_.end() && it->first <= step;) {
-    released->insert(released->end(), it->second.origins.begin(), it->second.origins.end());
-    it = partials_.erase(it);
+  while (partials_.begin() != partial) Take(partials_.begin(), released);
+  return MergeSteps(Take(partial, released));
+}
+
+std::vector<v1::StepReport> StepMerger::Take(std::map<uint64_t, Partial>::iterator partial,
+                                             std::vector<Origin>* released) {
+  std::vector<v1::StepReport> reports;
+  for (auto& [rank, reported] : partial->second) {
+    bytes_ -= reported.bytes;
+    released->push_back(std::move(reported.origin));
+    reports.push_back(std::move(reported.report));
   }
-  return MergeSteps(reports);
+  partials_.erase(partial);
+  return reports;
+}
+
+void StepMerger::MakeRoom(std::vector<Origin>* released) {
+  for (auto it = partials_.upper_bound(bare_until_); bytes_ > most_bytes_ && it != partials_.end();
+       ++it) {
+    for (auto& [rank, reported] : it->second) {
+      LeaveOutDetails(&reported.report);
+      const size_t bytes = BytesOf(reported.report, reported.origin);
+      bytes_ -= reported.bytes - bytes;
+      reported.bytes = bytes;
+    }
+    bare_until_ = it->first;
+  }
+  while (bytes_ > most_bytes_) Take(partials_.begin(), released);
 }
 
 std::vector<v1::StepReport> StepMerger::Finish(std::vector<Origin>* released) {
   std::vector<v1::StepReport> merged;
-  for (const auto& [step, partial] : partials_) {
-    released->insert(released->end(), partial.origins.begin(), partial.origins.end());
-    std::vector<v1::StepReport> reports;
-    for (const auto& [rank, report] : partial.by_rank) reports.push_back(report);
-    merged.push_back(MergeSteps(reports));
-    last_step_ = step;
+  while (!partials_.empty()) {
+    last_step_ = partials_.begin()->first;
+    merged.push_back(MergeSteps(Take(partials_.begin(), released)));
   }
-  partials_.clear();
   return merged;
 }
 

@@ -21,6 +21,12 @@ v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports);
 //
 // A report is known to the store only once merged. Until then whoever sent it must keep it, so the
 // merger remembers where each came from and says when it may be let go.
+//
+// Ranks train in step, but their reports may come far apart: a worker that was cut off keeps as
+// many as 100,000 messages, with 64 MiB of layers (worker/agent/link/event_buffer.h), and all of
+// them may come before the first of another worker. So the merger holds many, and is bounded by
+// their bytes: beyond, the oldest go without their figures by layer, length and document, as they
+// do where a worker has no room, and if that is not enough, they go.
 class StepMerger {
  public:
   // Where a report came from: the sequence of its message from this worker process.
@@ -28,11 +34,17 @@ class StepMerger {
     std::string node;
     std::string incarnation;
     uint64_t sequence = 0;
+
+    bool operator==(const Origin&) const = default;
   };
 
+  // 100,000 reports without layers, which is what a worker holds at most.
+  static constexpr size_t kMostBytes = size_t{96} << 20;
+
   // Steps up to `last_step` are complete already.
-  explicit StepMerger(uint32_t world_size = 0, uint64_t last_step = 0)
-      : world_size_(world_size), last_step_(last_step) {}
+  explicit StepMerger(uint32_t world_size = 0, uint64_t last_step = 0,
+                      size_t most_bytes = kMostBytes)
+      : world_size_(world_size), last_step_(last_step), most_bytes_(most_bytes) {}
 
   // Returns the merged report if this one completes a step. `released` receives the origins that
   // nobody waits for any longer (this one's too, if it is a duplicate or late).
@@ -44,13 +56,23 @@ class StepMerger {
   std::vector<v1::StepReport> Finish(std::vector<Origin>* released);
 
  private:
-  struct Partial {
-    std::map<int32_t, v1::StepReport> by_rank;
-    std::vector<Origin> origins;
+  struct Reported {
+    v1::StepReport report;
+    Origin origin;
+    size_t bytes = 0;
   };
+  using Partial = std::map<int32_t, Reported>;  // by rank
+
+  // Ends with the step; its reports are left, without an origin.
+  std::vector<v1::StepReport> Take(std::map<uint64_t, Partial>::iterator partial,
+                                   std::vector<Origin>* released);
+  void MakeRoom(std::vector<Origin>* released);
 
   uint32_t world_size_;
   uint64_t last_step_;
+  size_t most_bytes_;
+  size_t bytes_ = 0;                      // of all reports, with what holds them
+  uint64_t bare_until_ = 0;               // reports up to this step have no details
   std::map<uint64_t, Partial> partials_;  // by step, all > last_step_
 };
 

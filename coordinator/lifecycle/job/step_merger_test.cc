@@ -73,6 +73,48 @@ TEST_F(StepMergerTest, TheLargestGroupAndAllLengthsAreThere) {
   EXPECT_EQ(merged.lengths(1).causal_tiles(), 80u);
 }
 
+// That of one rank, whose worker says whatever it likes.
+TEST_F(StepMergerTest, ReportsThatNothingCompletesAreBoundedByTheirBytes) {
+  constexpr uint64_t kSteps = 300'000;
+  for (uint64_t step = 1; step <= kSteps; ++step) EXPECT_FALSE(Add(step, 0));
+  const size_t gone = Released().size();
+  EXPECT_GT(gone, kSteps / 3);
+  EXPECT_LE(gone, kSteps - 100'000) << "a worker may hold so many";
+  // The oldest went.
+  EXPECT_TRUE(Add(gone + 1, 1));
+  EXPECT_FALSE(Add(gone + 2, 0));
+  EXPECT_TRUE(Add(kSteps, 1));
+}
+
+TEST_F(StepMergerTest, DetailsOfTheOldestReportsGoFirst) {
+  merger_ = StepMerger(2, 0, size_t{1} << 20);
+  const auto add = [&](uint64_t step, int32_t rank) {
+    v1::StepReport report = Report(step, rank);
+    for (int layer = 0; layer < 64; ++layer) report.add_layers()->set_layer(layer);
+    return merger_.Add(std::move(report), {"n", "i", next_++}, &released_);
+  };
+  for (uint64_t step = 1; step <= 500; ++step) EXPECT_FALSE(add(step, 0));
+  EXPECT_THAT(Released(), IsEmpty());
+  for (uint64_t step = 1; step <= 500; ++step) {
+    const auto merged = add(step, 1);
+    ASSERT_TRUE(merged) << step;
+    EXPECT_EQ(merged->layers_size(), step <= 400 ? 0 : 64) << step;
+    if (step == 100) step = 490;
+  }
+}
+
+// Its session broke before it heard that the first was taken in.
+TEST_F(StepMergerTest, AReportThatComesAgainIsHeldOnce) {
+  for (int i = 0; i < 3; ++i) {
+    merger_.Add(Report(1, 0), {"n", "i", 7}, &released_);
+  }
+  EXPECT_THAT(Released(), IsEmpty());
+  EXPECT_FALSE(Add(1, 0)) << "under another number";
+  EXPECT_THAT(Released(), ElementsAre(7));
+  EXPECT_TRUE(Add(1, 1));
+  EXPECT_THAT(Released(), ElementsAre(1, 2));
+}
+
 TEST_F(StepMergerTest, ARankMayBeAhead) {
   EXPECT_FALSE(Add(1, 0));
   EXPECT_FALSE(Add(2, 0));

@@ -220,6 +220,24 @@ TEST_F(ReportsTest, AMissingStepIsFilledInAndAKnownOneKept) {
   EXPECT_EQ(page->steps[1].loss(), 4);
 }
 
+// However many an attempt that was given up reports of a job that has ended.
+TEST_F(ReportsTest, LateReportsOfMissingStepsAreBoundedToo) {
+  Create("a", v1::Job::SUCCEEDED);
+  Write([](WriteTransaction& t) -> absl::Status {
+    v1::StepReport report;
+    for (uint64_t step = 1; step <= 4096; ++step) {
+      report.set_step(step);
+      RETURN_IF_ERROR(t.PutMissingStep("a", report));
+    }
+    return absl::OkStatus();
+  });
+  const absl::StatusOr<StepPage> page =
+      Read([](ReadTransaction& t) { return t.ListSteps("a", 0, 0, 10'000); });
+  ASSERT_TRUE(page.ok()) << page.status();
+  EXPECT_LE(page->steps.size(), 256u);
+  EXPECT_EQ(page->steps.back().step(), 4096u);
+}
+
 // A job that failed long ago may be resumed when its reports have gone.
 TEST_F(ReportsTest, ALogThatWasDeletedHasItsWholeRoomAgain) {
   Create("a");

@@ -171,10 +171,12 @@ absl::Status SqliteTransaction::PutStep(std::string_view job, const v1::StepRepo
 }
 
 absl::Status SqliteTransaction::PutMissingStep(std::string_view job, const v1::StepReport& merged) {
-  return WriteOfJob(
+  const int64_t step = static_cast<int64_t>(merged.step());
+  RETURN_IF_ERROR(WriteOfJob(
       job,
       "INSERT INTO steps (job, step, data) VALUES (?, ?, ?) ON CONFLICT (job, step) DO NOTHING",
-      job, static_cast<int64_t>(merged.step()), Blob{SerializeStep(merged)});
+      job, step, Blob{SerializeStep(merged)}));
+  return connection_.Try([&] { return TrimSteps(job, step); });
 }
 
 absl::Status SqliteTransaction::TrimSteps(std::string_view job, int64_t newest_step) {
