@@ -29,20 +29,32 @@ absl::Status CheckEtag(const v1::Job& job, std::string_view etag) {
                       job.name(), job.etag(), std::string(etag)));
 }
 
+// Before anything is changed: a record that is damaged ends the request that is about it, and not
+// the whole transaction.
+absl::StatusOr<v1::Job> GetStored(store::ReadTransaction& transaction, std::string_view id) {
+  absl::StatusOr<v1::Job> job = transaction.GetJob(id);
+  if (absl::IsDataLoss(job.status())) return absl::FailedPreconditionError(job.status().message());
+  return job;
+}
+
 }  // namespace
 
-absl::Status ControllerCore::Load(store::ReadTransaction& transaction, absl::Time now) {
+void ControllerCore::Drop() {
   for (auto& [id, record] : nodes_) {
     if (record.session) record.session->Close(absl::UnavailableError("reconnect, please"));
+    record.session = nullptr;
   }
-  machines_.clear();
-  nodes_.clear();
   for (const auto& [id, planning] : planning_) *planning.is_overtaken = true;
   planning_.clear();
-  unacknowledged_.clear();
   outbox_.clear();
+}
+
+absl::Status ControllerCore::Load(store::ReadTransaction& transaction, absl::Time now) {
+  // Half of what is stored would pass for all of it: trainers for strays, drained nodes for ready.
+  decltype(machines_) machines;
+  decltype(nodes_) nodes;
+  decltype(unacknowledged_) unacknowledged;
   ASSIGN_OR_RETURN(const bool restored, transaction.Restored());
-  restored_until_ = restored ? now + options_.adoption_timeout : absl::InfinitePast();
   ASSIGN_OR_RETURN(std::vector<v1::Job> jobs, transaction.ListUnfinishedJobs());
   for (v1::Job& job : jobs) {
     const std::string id = job.spec().name();
@@ -52,7 +64,7 @@ absl::Status ControllerCore::Load(store::ReadTransaction& transaction, absl::Tim
                           "ringleader-coordinator, or restore the backup made before the upgrade",
                           job.name(), static_cast<int>(job.state())));
     }
-    machines_.emplace(id, std::make_unique<JobMachine>(std::move(job), &options_))
+    machines.emplace(id, std::make_unique<JobMachine>(std::move(job), &options_))
         .first->second->Adopt(now);
   }
   // Ranks outlive a job that failed while their node was out of sight.
@@ -62,30 +74,36 @@ absl::Status ControllerCore::Load(store::ReadTransaction& transaction, absl::Tim
                    }));
   for (v1::Job& job : failed) {
     const std::string id = job.spec().name();
-    machines_.emplace(id, std::make_unique<JobMachine>(std::move(job), &options_));
+    machines.emplace(id, std::make_unique<JobMachine>(std::move(job), &options_));
   }
-  ASSIGN_OR_RETURN(const std::vector<v1::Node> nodes, transaction.ListNodes());
-  for (const v1::Node& node : nodes) {
+  ASSIGN_OR_RETURN(const std::vector<v1::Node> stored, transaction.ListNodes());
+  for (const v1::Node& node : stored) {
     const std::string id = NodeId(node.name());
-    NodeRecord& record = nodes_[id];
+    NodeRecord& record = nodes[id];
     record.node = node;
     // The coordinator before may have promised its trainers more time than this one would.
     const absl::Duration promised = absl::Milliseconds(node.fence_milliseconds());
     record.last_heard = now + std::max(absl::ZeroDuration(), promised - options_.fence_after);
     ASSIGN_OR_RETURN(const std::vector<v1::Command> commands, transaction.ListCommands(id));
-    for (const v1::Command& command : commands) Remember(id, command);
+    for (const v1::Command& command : commands) {
+      unacknowledged.emplace(command.command_id(), Sent(id, command));
+    }
   }
   // An attempt that was out of sight is so until its nodes say hello, and so are ranks that outlive
   // their job. A node of which nothing is known was heard just now, at the latest.
-  for (auto& [id, machine] : machines_) {
+  for (auto& [id, machine] : machines) {
     const v1::Attempt* const attempt = machine->attempt();
     if (attempt == nullptr) continue;
     if (attempt->state() != v1::Attempt::UNKNOWN && !IsTerminal(machine->job().state())) continue;
     for (const v1::Placement& placement : attempt->placements()) {
-      const auto node = nodes_.find(NodeId(placement.node()));
-      machine->OnSight(placement.node(), node == nodes_.end() ? now : node->second.last_heard, now);
+      const auto node = nodes.find(NodeId(placement.node()));
+      machine->OnSight(placement.node(), node == nodes.end() ? now : node->second.last_heard, now);
     }
   }
+  machines_ = std::move(machines);
+  nodes_ = std::move(nodes);
+  unacknowledged_ = std::move(unacknowledged);
+  restored_until_ = restored ? now + options_.adoption_timeout : absl::InfinitePast();
   RETURN_IF_ERROR(ReadMeasurements(transaction));
   for (const auto& [id, machine] : machines_) RETURN_IF_ERROR(RestorePlan(transaction, *machine));
   schedule_due_ = true;
@@ -204,7 +222,7 @@ absl::StatusOr<v1::Job> ControllerCore::ChangeJob(store::WriteTransaction& trans
   JobMachine* machine = Find(id);
   std::unique_ptr<JobMachine> ended;
   if (machine == nullptr) {
-    ASSIGN_OR_RETURN(v1::Job job, transaction.GetJob(id));
+    ASSIGN_OR_RETURN(v1::Job job, GetStored(transaction, id));
     ended = std::make_unique<JobMachine>(std::move(job), &options_);
     machine = ended.get();
   }
@@ -222,7 +240,7 @@ absl::StatusOr<v1::Job> ControllerCore::ChangeJob(store::WriteTransaction& trans
 
 absl::Status ControllerCore::DeleteJob(store::WriteTransaction& transaction, std::string_view id,
                                        std::string_view etag, const JobCheck& may) {
-  ASSIGN_OR_RETURN(const v1::Job job, transaction.GetJob(id));
+  ASSIGN_OR_RETURN(const v1::Job job, GetStored(transaction, id));
   if (may) RETURN_IF_ERROR(may(job));
   RETURN_IF_ERROR(CheckEtag(job, etag));
   const bool runs_somewhere = Find(id) != nullptr;
@@ -235,14 +253,14 @@ absl::Status ControllerCore::DeleteJob(store::WriteTransaction& transaction, std
   return transaction.DeleteJob(id);
 }
 
-ControllerCore::SentCommand& ControllerCore::Remember(const std::string& node,
-                                                      const v1::Command& command) {
-  return unacknowledged_[command.command_id()] = {.node = node,
-                                                  .job = command.job(),
-                                                  .attempt = command.attempt(),
-                                                  .token = command.fencing_token(),
-                                                  .is_start = command.has_start(),
-                                                  .is_stop = command.has_stop()};
+ControllerCore::SentCommand ControllerCore::Sent(const std::string& node,
+                                                 const v1::Command& command) {
+  return {.node = node,
+          .job = command.job(),
+          .attempt = command.attempt(),
+          .token = command.fencing_token(),
+          .is_start = command.has_start(),
+          .is_stop = command.has_stop()};
 }
 
 void ControllerCore::AddCertificates(const v1::Attempt& attempt, v1::ConnectPeers* peers) const {
@@ -308,7 +326,8 @@ absl::Status ControllerCore::Flush(store::WriteTransaction& transaction, JobMach
       RETURN_IF_ERROR(transaction.PutPlan(id, effect.command.plan()));
     }
     RETURN_IF_ERROR(transaction.PutCommand(node, &effect.command));
-    SentCommand& sent = Remember(node, effect.command);
+    SentCommand& sent = unacknowledged_[effect.command.command_id()];
+    sent = Sent(node, effect.command);
     const auto record = nodes_.find(node);
     if (record == nodes_.end() || record->second.session == nullptr) continue;
     sent.sent_on = record->second.session.get();

@@ -24,8 +24,9 @@
 
 namespace ringleader::lifecycle {
 
-// After a method failed, or its transaction did, the core no longer agrees with the store: Load()
-// it again. Its methods are in controller_core.cc (what users ask, the passing of time, the
+// After a method failed, or its transaction did, the core no longer agrees with the store: Drop()
+// and Load() it again; until that succeeds nothing else may be asked of it but ListNodes() and
+// PreparePreview(). Its methods are in controller_core.cc (what users ask, the passing of time, the
 // commit), controller_planning.cc (where attempts run, and by which plan), controller_nodes.cc
 // (drains, nodes that are set aside), controller_sessions.cc (workers that come and go) and
 // controller_events.cc (what they report).
@@ -41,8 +42,10 @@ class ControllerCore {
                  OnMade on_made)
       : options_(options), plans_(plans), metrics_(metrics), on_made_(std::move(on_made)) {}
 
-  // Takes over what is stored. Nodes get a lease from `now` on. Sessions are closed: workers
+  // What is in memory counts no longer, and nothing of it is told. Sessions are closed: workers
   // reconnect and say what runs.
+  void Drop();
+  // Takes over what is stored. Nodes get a lease from `now` on.
   absl::Status Load(store::ReadTransaction& transaction, absl::Time now);
 
   // Leases, back-offs and other time-outs; changes memory only. Returns whether there is now
@@ -195,7 +198,7 @@ class ControllerCore {
   // So that trainers know from whose nodes to take streams.
   void AddCertificates(const v1::Attempt& attempt, v1::ConnectPeers* peers) const;
 
-  SentCommand& Remember(const std::string& node, const v1::Command& command);
+  static SentCommand Sent(const std::string& node, const v1::Command& command);
 
   const Options options_;
   PlanSource* const plans_;

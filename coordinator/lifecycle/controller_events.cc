@@ -168,6 +168,11 @@ absl::StatusOr<bool> ControllerCore::IsGenuine(store::ReadTransaction& transacti
   if (machine == nullptr) {
     absl::StatusOr<v1::Job> job = transaction.GetJob(event.job());
     if (absl::IsNotFound(job.status())) return false;  // deleted meanwhile
+    if (absl::IsDataLoss(job.status())) {  // it will never be known
+      spdlog::error("{}; what {} reports of it is ignored", std::string(job.status().message()),
+                    record.node.name());
+      return false;
+    }
     if (!job.ok()) return job.status();
     stored = *std::move(job);
   }

@@ -65,11 +65,10 @@ class JobController::Impl {
 
   ~Impl() { Stop(); }
 
+  // Returns whether memory agrees with the store; if not, tries to read it.
   absl::Status Load() {
     absl::MutexLock lock(&core_mutex_);
-    return store_->Read([&](store::ReadTransaction& transaction) {
-      return core_.Load(transaction, clock_->Now());
-    });
+    return LoadLocked();
   }
 
   void Start() {
@@ -154,6 +153,10 @@ class JobController::Impl {
 
   // Returns false if what there was to write could not be written.
   bool RunOnce() {
+    if (const absl::Status loaded = Load(); !loaded.ok()) {
+      Refuse(loaded);
+      return false;
+    }
     std::vector<BatchItem> batch = queue_->Take(store_->Space());
     absl::Status committed;
     {
@@ -176,7 +179,10 @@ class JobController::Impl {
       } else {
         // Only the first of several failed tries is logged.
         if (writable_) spdlog::error("cannot write: {}", std::string(committed.message()));
-        Reload();
+        // Memory holds what never happened: what is on disk is read back, at once or later.
+        core_.Drop();
+        loaded_ = false;
+        LoadLocked().IgnoreError();
       }
       if (committed.ok() != writable_) {
         writable_ = committed.ok();
@@ -226,14 +232,30 @@ class JobController::Impl {
     }
   }
 
-  // The commit failed, so memory holds what never happened: reads back what is on disk.
-  void Reload() ABSL_EXCLUSIVE_LOCKS_REQUIRED(core_mutex_) {
-    const absl::Status loaded = store_->Read([&](store::ReadTransaction& transaction) {
+  absl::Status LoadLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(core_mutex_) {
+    if (loaded_) return absl::OkStatus();
+    const absl::Status read = store_->Read([&](store::ReadTransaction& transaction) {
       return core_.Load(transaction, clock_->Now());
     });
-    if (!loaded.ok()) {
-      spdlog::error("the store cannot be read either: {}", std::string(loaded.message()));
+    loaded_ = read.ok();
+    // Only the first of several failed tries is logged.
+    if (!loaded_ && readable_) {
+      spdlog::error("the store cannot be read: {}", std::string(read.message()));
     }
+    readable_ = loaded_;
+    return read;
+  }
+
+  // Nothing can be decided: requests are refused, and workers say hello again later. What they sent
+  // before waits, and is dropped when their session proves to be over.
+  void Refuse(const absl::Status& unreadable) {
+    const absl::Status refusal = absl::UnavailableError(absl::StrCat(
+        "the coordinator has to read its database and cannot: ", unreadable.message()));
+    std::vector<BatchItem> vital = queue_->Take(refusal);
+    for (const BatchItem& item : vital) {
+      if (item.session != nullptr) item.session->Close(refusal);
+    }
+    BatchQueue::Finish(std::move(vital), refusal);
   }
 
   const Options options_;
@@ -246,6 +268,8 @@ class JobController::Impl {
   absl::Mutex core_mutex_;
   PlanSource* const plans_ ABSL_PT_GUARDED_BY(core_mutex_);
   ControllerCore core_ ABSL_GUARDED_BY(core_mutex_);
+  bool loaded_ ABSL_GUARDED_BY(core_mutex_) = false;
+  bool readable_ ABSL_GUARDED_BY(core_mutex_) = true;
   bool writable_ ABSL_GUARDED_BY(core_mutex_) = true;
 
   std::thread thread_;
