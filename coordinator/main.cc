@@ -265,7 +265,7 @@ absl::Status Serve(const Flags& flags) {
                           .allowed_paths = flags.allowed_paths,
                           .check_files = flags.check_files},
                          controller.get(), &workers, store.get(), &limits, &metrics.registry()));
-  const store::Retention retention(store.get(), Clock::Steady(),
+  const store::Retention retention(store.get(), Clock::Real(), Clock::Steady(),
                                    {.events = absl::Hours(24 * flags.keep_events_days),
                                     .jobs = absl::Hours(24 * flags.keep_jobs_days)});
   ASSIGN_OR_RETURN(std::unique_ptr<page::PageServer> page, StartPage(flags, *server));

@@ -2,13 +2,14 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
+
 #include "base/status_macros.h"
 #include "proto/timestamps.h"
 
 namespace ringleader::store {
 namespace {
 
-constexpr absl::Duration kInterval = absl::Hours(1);
 constexpr int kJobsPerPage = 200;
 
 // Ids of the jobs in `state` that ended before `time`.
@@ -63,8 +64,13 @@ absl::StatusOr<int> DeleteOld(Store& store, absl::Time now, const RetentionOptio
   return touched;
 }
 
-Retention::Retention(Store* store, const Clock* clock, const RetentionOptions& options)
-    : store_(*store), clock_(*clock), options_(options), thread_([this] { Run(); }) {}
+Retention::Retention(Store* store, const Clock* time_of_day, const Clock* steady,
+                     const RetentionOptions& options)
+    : store_(*store),
+      time_of_day_(*time_of_day),
+      steady_(*steady),
+      options_(options),
+      thread_([this] { Run(); }) {}
 
 Retention::~Retention() {
   {
@@ -76,9 +82,10 @@ Retention::~Retention() {
 
 void Retention::Run() {
   absl::MutexLock lock(&mutex_);
-  while (!stopping_) {
+  while (!mutex_.AwaitWithTimeout(absl::Condition(&stopping_), options_.interval)) {
     mutex_.Unlock();
-    const absl::StatusOr<int> deleted = DeleteOld(store_, clock_.Now(), options_);
+    const absl::Time now = std::min(time_of_day_.Now(), steady_.Now());
+    const absl::StatusOr<int> deleted = DeleteOld(store_, now, options_);
     if (!deleted.ok()) {
       spdlog::warn("old jobs: {}", std::string(deleted.status().message()));
     } else if (*deleted > 0) {
@@ -86,7 +93,6 @@ void Retention::Run() {
                    *deleted);
     }
     mutex_.Lock();
-    mutex_.AwaitWithTimeout(absl::Condition(&stopping_), kInterval);
   }
 }
 

@@ -18,23 +18,30 @@ namespace ringleader::store {
 struct RetentionOptions {
   absl::Duration events = absl::Hours(24 * 90);  // its logs, steps and evaluations
   absl::Duration jobs = absl::Hours(24 * 365);   // the job; not less than `events`
+  // How long after the start, and after the last time, what is too old goes.
+  absl::Duration interval = absl::Hours(1);
 };
 
 // Deletes what is too old, a job a transaction. Returns how many jobs lost something.
 absl::StatusOr<int> DeleteOld(Store& store, absl::Time now, const RetentionOptions& options);
 
-// Does so now and once an hour.
+// Does so once an interval, by the earlier of two clocks, for what goes is gone: the time of day as
+// it is set by then, and a steady one that stands for the time of day at the start. A clock that is
+// ahead when the machine starts, and mended within the interval, deletes nothing then, and neither
+// does one that is set ahead later. A coordinator that was away for a year catches up.
 class Retention {
  public:
-  // `store` and `clock` must outlive it.
-  Retention(Store* store, const Clock* clock, const RetentionOptions& options);
+  // All must outlive it.
+  Retention(Store* store, const Clock* time_of_day, const Clock* steady,
+            const RetentionOptions& options);
   ~Retention();
 
  private:
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
 
   Store& store_;
-  const Clock& clock_;
+  const Clock& time_of_day_;
+  const Clock& steady_;
   const RetentionOptions options_;
   absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

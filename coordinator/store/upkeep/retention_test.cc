@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "base/testing/fake_clock.h"
 #include "base/testing/temp_dir.h"
@@ -136,6 +137,27 @@ TEST_F(RetentionTest, AJobThatIsGoneByNowHoldsNothingUp) {
   ASSERT_TRUE(touched.ok()) << touched.status();
   EXPECT_EQ(*touched, 1);
   EXPECT_EQ(Record("b"), "-");
+}
+
+// Before, a clock that was ahead when the coordinator started deleted the whole history.
+TEST_F(RetentionTest, NothingGoesByAClockThatIsMendedAfterTheStart) {
+  AddJob("a", v1::Job::SUCCEEDED, absl::Hours(24));
+  const FakeClock ahead(clock_.Now() + absl::Hours(24 * 3650));
+  {
+    const Retention retention(store_.get(), &ahead, &ahead, {});
+    absl::SleepFor(absl::Milliseconds(200));
+  }
+  EXPECT_EQ(Record("a"), "1 1 1 1") << "not at the start";
+  for (const bool mended : {true, false}) {
+    const Retention retention(store_.get(), mended ? &clock_ : &ahead, mended ? &ahead : &clock_,
+                              {.interval = absl::Milliseconds(5)});
+    absl::SleepFor(absl::Milliseconds(200));
+    EXPECT_EQ(Record("a"), "1 1 1 1") << mended;
+  }
+  const Retention retention(store_.get(), &ahead, &ahead, {.interval = absl::Milliseconds(5)});
+  const absl::Time patience = absl::Now() + absl::Seconds(60);
+  while (Record("a") != "-" && absl::Now() < patience) absl::SleepFor(absl::Milliseconds(5));
+  EXPECT_EQ(Record("a"), "-") << "years have passed by both";
 }
 
 // A cluster may have so many ranks, ring steps and layers: the record of a step stays small, and
