@@ -48,6 +48,9 @@ class ControllerCore {
   // Takes over what is stored. Nodes get a lease from `now` on.
   absl::Status Load(store::ReadTransaction& transaction, absl::Time now);
 
+  // While there is hardly room for what must be written, why jobs wait is not written anew: it
+  // changes for all of them whenever slots do, and each is as large as its specification.
+  void SetScarce(bool is_scarce);
   // Leases, back-offs and other time-outs; changes memory only. Returns whether there is now
   // something to commit.
   bool Tick(absl::Time now);
@@ -162,6 +165,7 @@ class ControllerCore {
   std::vector<scheduler::NodeSlots> Slots() const;
   bool restored() const { return restored_until_ != absl::InfinitePast(); }
   absl::Status Schedule(store::ReadTransaction& transaction, absl::Time now);
+  void Wait(JobMachine& machine, const std::string& reason) const;
   std::vector<v1::NodeInventory> Inventories(const std::vector<v1::Placement>& placements) const;
 
   // An attempt whose plan is being made. It holds its slots until the plan is there.
@@ -212,6 +216,7 @@ class ControllerCore {
   // Those that were overtaken included.
   const std::shared_ptr<PlansUnderWay> plans_under_way_ = std::make_shared<PlansUnderWay>();
   bool schedule_due_ = true;
+  bool is_scarce_ = false;
   // The store was put back from a backup: attempts that it does not know of may run until then, so
   // that none is started before. Infinitely past: it was not.
   absl::Time restored_until_ = absl::InfinitePast();

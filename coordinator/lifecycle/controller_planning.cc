@@ -58,6 +58,14 @@ std::vector<scheduler::NodeSlots> ControllerCore::Slots() const {
   return slots;
 }
 
+void ControllerCore::SetScarce(bool is_scarce) {
+  if (std::exchange(is_scarce_, is_scarce) && !is_scarce) schedule_due_ = true;
+}
+
+void ControllerCore::Wait(JobMachine& machine, const std::string& reason) const {
+  if (!is_scarce_) machine.Wait(reason);
+}
+
 absl::Status ControllerCore::Schedule(store::ReadTransaction& transaction, absl::Time now) {
   schedule_due_ = false;
   std::erase_if(planning_, [&](const auto& entry) {
@@ -74,11 +82,10 @@ absl::Status ControllerCore::Schedule(store::ReadTransaction& transaction, absl:
   }
   if (restored()) {
     for (const scheduler::Request& request : waiting) {
-      Find(request.id)
-          ->Wait(absl::StrCat(
-              "the coordinator's database was put back from a backup: until ",
-              absl::FormatTime(absl::RFC3339_sec, restored_until_, absl::UTCTimeZone()),
-              " trainers may run that it does not know of, and no job is started"));
+      Wait(*Find(request.id),
+           absl::StrCat("the coordinator's database was put back from a backup: until ",
+                        absl::FormatTime(absl::RFC3339_sec, restored_until_, absl::UTCTimeZone()),
+                        " trainers may run that it does not know of, and no job is started"));
     }
     return absl::OkStatus();
   }
@@ -86,10 +93,10 @@ absl::Status ControllerCore::Schedule(store::ReadTransaction& transaction, absl:
   for (const scheduler::Decision& decision : scheduler::Schedule(std::move(waiting), Slots())) {
     JobMachine& machine = *Find(decision.id);
     if (decision.placements.empty()) {
-      machine.Wait(decision.pending_reason);
+      Wait(machine, decision.pending_reason);
     } else if (const std::string wait = plans_under_way_->Wait(machine.job().owner());
                !wait.empty()) {
-      machine.Wait(wait);
+      Wait(machine, wait);
     } else {
       RETURN_IF_ERROR(BeginPlanning(transaction, machine, decision.placements, now));
     }
@@ -125,9 +132,10 @@ absl::Status ControllerCore::BeginPlanning(store::ReadTransaction& transaction, 
               .nodes = Inventories(placements),
               .is_overtaken = std::make_shared<std::atomic<bool>>(false),
               .since = now};
-  machine.Wait(absl::StrFormat(
-      "planning how to run on %s%s", placements.front().node(),
-      placements.size() == 1 ? "" : absl::StrFormat(" and %d more", placements.size() - 1)));
+  Wait(machine, absl::StrFormat("planning how to run on %s%s", placements.front().node(),
+                                placements.size() == 1
+                                    ? ""
+                                    : absl::StrFormat(" and %d more", placements.size() - 1)));
   const std::string& owner = machine.job().owner();
   PlanRequest request = {.spec = machine.job().spec(),
                          .owner = owner,

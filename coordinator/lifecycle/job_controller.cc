@@ -157,10 +157,12 @@ class JobController::Impl {
       Refuse(loaded);
       return false;
     }
-    std::vector<BatchItem> batch = queue_->Take(store_->Space());
+    const absl::Status space = store_->Space();
+    std::vector<BatchItem> batch = queue_->Take(space);
     absl::Status committed;
     {
       absl::MutexLock lock(&core_mutex_);
+      core_.SetScarce(!space.ok());
       const absl::Time now = clock_->Now();
       const bool due = core_.Tick(now);
       if (!due && batch.empty()) return true;

@@ -279,6 +279,21 @@ TEST_F(BooksTest, AWorkerThatShutsDownIsLeftInPeaceUntilItsNextProcess) {
   EXPECT_THAT(next->Commands(), SizeIs(1));
 }
 
+// The rows of all jobs that wait would soon be more than what is kept in reserve.
+TEST_F(BooksTest, WhyJobsWaitIsNotWrittenWhileSpaceIsScarce) {
+  ASSERT_TRUE(Do([&] { return controller_->CreateJob(Spec("j", 4), {}); }).ok());
+  controller_->RunOnce();
+  const std::string reason = Job().state_reason();
+  const uint64_t revision = Job().revision();
+  store_.scarce = true;
+  Connect("a", "folder.1");
+  controller_->RunOnce();
+  EXPECT_EQ(Job().revision(), revision);
+  store_.scarce = false;
+  controller_->RunOnce();
+  EXPECT_NE(Job().state_reason(), reason);
+}
+
 TEST_F(BooksTest, AGpuWithAFaultTakesNoTrainersAndTheNodeSaysWhy) {
   auto session = RunJob();
   const auto say = [&](uint64_t sequence, uint32_t trainers, const char* fault) {
