@@ -81,6 +81,10 @@ absl::Time CoordinatorLink::lease_end() const {
   return confirmed_ == absl::InfinitePast() ? absl::InfiniteFuture() : confirmed_ + fence_after_;
 }
 
+bool CoordinatorLink::LoopIsAlive() const {
+  return BootNow() - loop_seen_ <= lease_;
+}
+
 bool CoordinatorLink::ended() const {
   absl::MutexLock lock(&mutex_);
   return ended_ || stopping_;
@@ -119,6 +123,11 @@ absl::Status CoordinatorLink::RunSession() {
   grpc::ClientContext context;
   {
     absl::MutexLock lock(&mutex_);
+    // A hello is a sign of life as a heartbeat is.
+    const auto may_speak = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return LoopIsAlive() || stopping_;
+    };
+    mutex_.Await(absl::Condition(&may_speak));
     if (stopping_) return absl::CancelledError();
     context_ = &context;
     ended_ = welcomed_ = false;
@@ -223,7 +232,7 @@ bool CoordinatorLink::WriteHeartbeat(Stream* stream) {
   SetTime(absl::Now(), heartbeat->mutable_time());
   {
     absl::MutexLock lock(&mutex_);
-    if (BootNow() - loop_seen_ > lease_) return true;
+    if (!LoopIsAlive()) return true;
     heartbeat->set_number(++last_heartbeat_);
     heartbeats_sent_[last_heartbeat_] = BootNow();
   }

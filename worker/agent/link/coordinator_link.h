@@ -44,7 +44,7 @@ class CoordinatorLink {
   // The worker's loop calls this each time it comes round. Cuts a session on which nothing has come
   // for a lease: a dead network does not say that it is. And a worker whose own loop is stuck, e.g.
   // in a system call, does not pass for alive: once it has not called for a lease, no heartbeat is
-  // sent until it does.
+  // sent and no session is begun until it does.
   void CheckLease();
 
   bool connected() const;
@@ -76,6 +76,7 @@ class CoordinatorLink {
   // The next message after `sent`, once the coordinator has room for it; none after `patience`.
   std::optional<v1::WorkerMessage> NextMessage(uint64_t sent, absl::Duration patience);
   void OnIntake(const v1::Intake& intake);
+  bool LoopIsAlive() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool ended() const;
 
   const std::unique_ptr<v1::WorkerControl::Stub> stub_;

@@ -189,6 +189,35 @@ TEST_F(CoordinatorLinkTest, SaysNothingForAWorkerWhoseLoopDoesNotComeRound) {
   EXPECT_TRUE(Eventually([&] { return link.lease_end() > end; }));
 }
 
+// Its coordinator ends the sessions of a worker that is silent, and each hello would count as life.
+TEST_F(CoordinatorLinkTest, SaysHelloOnlyForAWorkerWhoseLoopComesRound) {
+  FakeCoordinator coordinator(kProtocolVersion);
+  coordinator.set_lease_milliseconds(300);
+  coordinator.EndSoon(std::numeric_limits<int>::max());
+  buffer_.Push(v1::WorkerMessage());  // each session ends with it
+  CoordinatorLink link(coordinator.Channel(), &buffer_,
+                       {.hello = [] { return v1::WorkerHello(); },
+                        .on_welcome = [] {},
+                        .on_command = [](v1::Command) {}});
+  link.Start();
+  ASSERT_TRUE(Eventually([&] { return link.sessions() > 0; }));
+  // A hello may be on its way when the lease is over; none follows it.
+  int heard = -1;
+  EXPECT_TRUE(Eventually([&] {
+    const int before = std::exchange(heard, coordinator.sessions());
+    absl::SleepFor(absl::Seconds(1));
+    return before == coordinator.sessions();
+  }));
+  const absl::Time end = link.lease_end();
+  EXPECT_TRUE(Eventually([&] {
+    link.CheckLease();
+    return coordinator.sessions() > heard;
+  }));
+  EXPECT_TRUE(Eventually([&] { return link.lease_end() > end; }));
+  link.Stop();
+  EXPECT_FALSE(link.connected());
+}
+
 TEST_F(CoordinatorLinkTest, AWorkerThatIsRefusedForWhatItIsHearsWhyOnceAndTriesNoMore) {
   for (const grpc::StatusCode code : {grpc::PERMISSION_DENIED, grpc::UNAUTHENTICATED}) {
     const FakeCoordinator coordinator(kProtocolVersion, 0, {code, "not nodes/a"});
@@ -287,7 +316,10 @@ TEST_F(CoordinatorLinkTest, TheSilenceOfASessionCountsFromItsStart) {
                         .on_command = [](v1::Command) {}});
   its_link = &link;
   link.Start();
-  EXPECT_TRUE(Eventually([&] { return link.sessions() >= 2; }));
+  EXPECT_TRUE(Eventually([&] {
+    link.CheckLease();
+    return link.sessions() >= 2;
+  }));
 }
 
 // Every answer counts, not the welcome alone: it is silence that ends a session.

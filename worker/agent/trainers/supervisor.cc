@@ -418,7 +418,7 @@ void Supervisor::Reap(Trainer& trainer, absl::Time now) {
   trainer.exit = trainer.process->Poll();
   if (!trainer.exit) return;
   if (trainer.exit->signal == SIGKILL && trainer.killed_because.empty() &&
-      BootNow() >= lease_end_) {
+      BootNow() >= trainer.lease_end) {
     trainer.killed_because =
         "ended with its lease: for so long its worker stood still, or was out of contact with the "
         "coordinator, which may have replaced it";

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/boot_clock.h"
 #include "base/net/token.h"
 #include "base/protocol_version.h"
 #include "proto/timestamps.h"
@@ -41,6 +42,7 @@ void Supervisor::OnHello(const std::shared_ptr<TrainerConnection>& connection,
   trainer->connection = connection;
   trainer->last_pulse = trainer->last_progress = now;
   connection->Send(Assignment(*attempt, *trainer));
+  trainer->lease_end = lease_end_;
   if (attempt->stop) {
     v1::AgentMessage stop;
     *stop.mutable_stop() = *attempt->stop;
@@ -59,7 +61,13 @@ void Supervisor::SetLease(absl::Time end) {
   lease_end_ = end;
   v1::AgentMessage message;
   *message.mutable_lease() = Lease();
-  for (auto& [token, attempt] : attempts_) Forward(attempt, message);
+  for (auto& [token, attempt] : attempts_) {
+    Forward(attempt, message);
+    for (Trainer& trainer : attempt.trainers) {
+      // What comes after a lease's end prolongs it no more.
+      if (trainer.connection && BootNow() < trainer.lease_end) trainer.lease_end = end;
+    }
+  }
 }
 
 v1::AgentMessage Supervisor::Assignment(const Attempt& attempt, const Trainer& trainer) const {

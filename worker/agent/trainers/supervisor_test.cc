@@ -64,13 +64,38 @@ TEST_F(SupervisorTest, TellsTrainersWhenTheirLeaseEnds) {
 TEST_F(SupervisorTest, SaysOfATrainerThatItEndedWithItsLease) {
   supervisor_.SetLease(absl::UnixEpoch() + absl::Nanoseconds(1));  // long over
   EXPECT_TRUE(Do(StartOf(7, 1)).accepted());
+  Attach(7, 0);
   kill(PidOf(7, 0), SIGKILL);
   EXPECT_THAT(NextExit().message(), HasSubstr("ended with its lease"));
+}
+
+// The worker stood still, and was in contact again before it looked after its trainers.
+TEST_F(SupervisorTest, ALeaseThatComesTooLateSavesNobody) {
+  EXPECT_TRUE(Do(StartOf(7, 1)).accepted());
+  const absl::Time end = BootNow() + absl::Milliseconds(20);
+  supervisor_.SetLease(end);
+  Attach(7, 0);
+  absl::SleepFor(end - BootNow() + absl::Milliseconds(1));
+  kill(PidOf(7, 0), SIGKILL);
+  supervisor_.SetLease(BootNow() + absl::Hours(1));
+  EXPECT_THAT(NextExit().message(), HasSubstr("ended with its lease"));
+}
+
+TEST_F(SupervisorTest, ALeaseIsTheLastThatATrainerWasTold) {
+  EXPECT_TRUE(Do(StartOf(7, 1)).accepted());
+  const absl::Time end = BootNow() + absl::Seconds(2);
+  supervisor_.SetLease(end);
+  Attach(7, 0);
+  supervisor_.SetLease(BootNow() + absl::Hours(1));
+  absl::SleepFor(end - BootNow());
+  kill(PidOf(7, 0), SIGKILL);
+  EXPECT_THAT(NextExit().message(), HasSubstr("killed by signal 9"));
 }
 
 TEST_F(SupervisorTest, SaysNothingOfALeaseThatIsNotOver) {
   supervisor_.SetLease(BootNow() + absl::Hours(1));
   EXPECT_TRUE(Do(StartOf(7, 1)).accepted());
+  Attach(7, 0);
   kill(PidOf(7, 0), SIGKILL);
   EXPECT_THAT(NextExit().message(), HasSubstr("killed by signal 9"));
 }

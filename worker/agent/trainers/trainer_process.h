@@ -25,6 +25,8 @@ struct Trainer {
   // Its last signs of life; times are monotonic.
   absl::Time last_pulse = absl::InfiniteFuture();
   absl::Time last_progress = absl::InfiniteFuture();
+  // When the lease ends that it was told last, in boot time: its process does not outlive that.
+  absl::Time lease_end = absl::InfiniteFuture();
   uint64_t step = 0;
   std::string phase = {};
   std::string last_error_line = {};
