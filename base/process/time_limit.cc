@@ -9,7 +9,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/synchronization/notification.h"
+#include "base/wait/timed_wait.h"
 
 namespace ringleader {
 namespace {
@@ -53,22 +53,28 @@ absl::Status TooMany(const std::string& what) {
 absl::Status WithTimeLimit(const std::string& client, absl::Duration limit, const std::string& what,
                            std::function<absl::Status()> call) {
   struct Outcome {
-    absl::Status status;
-    absl::Notification done;
+    absl::Mutex mutex;
+    absl::Status status ABSL_GUARDED_BY(mutex);
+    bool done ABSL_GUARDED_BY(mutex) = false;
   };
   if (!UnderWay().TryBegin(client)) return TooMany(what);
   const auto outcome = std::make_shared<Outcome>();
   try {
     std::thread([outcome, client, call = std::move(call)] {
-      outcome->status = call();
+      absl::Status status = call();
       UnderWay().End(client);
-      outcome->done.Notify();
+      const absl::MutexLock lock(&outcome->mutex);
+      outcome->status = std::move(status);
+      outcome->done = true;
     }).detach();
   } catch (const std::system_error&) {  // the system has no thread left
     UnderWay().End(client);
     return TooMany(what);
   }
-  if (outcome->done.WaitForNotificationWithTimeout(limit)) return outcome->status;
+  {
+    const absl::MutexLock lock(&outcome->mutex);
+    if (AwaitFor(outcome->mutex, absl::Condition(&outcome->done), limit)) return outcome->status;
+  }
   return absl::DeadlineExceededError(absl::StrCat(what, ": no answer within ",
                                                   absl::FormatDuration(limit),
                                                   "; is it on a mount that does not answer?"));

@@ -4,6 +4,8 @@
 #include <iterator>
 #include <utility>
 
+#include "base/wait/timed_wait.h"
+
 namespace ringleader::lifecycle {
 namespace {
 
@@ -31,10 +33,10 @@ bool BatchQueue::Await(absl::Duration tick, absl::Duration window) {
   absl::MutexLock lock(&mutex_);
   const auto something = [this]()
                              ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopped_ || ready_; };
-  mutex_.AwaitWithTimeout(absl::Condition(&something), tick);
+  AwaitFor(mutex_, absl::Condition(&something), tick);
   const auto urgent = [this]()
                           ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopped_ || urgent_; };
-  if (ready_) mutex_.AwaitWithTimeout(absl::Condition(&urgent), window);
+  if (ready_) AwaitFor(mutex_, absl::Condition(&urgent), window);
   return !stopped_;
 }
 

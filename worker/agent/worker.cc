@@ -14,6 +14,7 @@
 #include "base/process/version.h"
 #include "base/protocol_version.h"
 #include "base/status_macros.h"
+#include "base/wait/timed_wait.h"
 #include "worker/agent/node/inventory.h"
 
 namespace ringleader::agent {
@@ -139,8 +140,8 @@ absl::Status Worker::Run() {
       absl::MutexLock lock(&mutex_);
       const auto something = [this]()
                                  ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !tasks_.empty(); };
-      mutex_.AwaitWithTimeout(absl::Condition(&something),
-                              std::max(absl::ZeroDuration(), next_tick - MonotonicNow()));
+      AwaitFor(mutex_, absl::Condition(&something),
+               std::max(absl::ZeroDuration(), next_tick - MonotonicNow()));
       tasks.swap(tasks_);
     }
     for (const std::function<void()>& task : tasks) task();

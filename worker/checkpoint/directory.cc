@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "base/boot_clock.h"
 #include "base/files.h"
 #include "base/status_macros.h"
 #include "worker/checkpoint/shared_outcome.h"
@@ -54,9 +55,9 @@ absl::Status WriteProbe(const std::string& directory, uint64_t token, int rank) 
 absl::Status AwaitProbe(const std::string& directory, uint64_t token, int rank,
                         absl::Duration patience) {
   const std::string path = ProbePath(directory, token);
-  const absl::Time deadline = absl::Now() + patience;
+  const absl::Time deadline = BootNow() + patience;
   while (true) {
-    const bool last = absl::Now() >= deadline;
+    const bool last = BootNow() >= deadline;
     const absl::StatusOr<std::string> text = ReadFile(path);
     if (text.ok() && *text == ProbeText(token)) return absl::OkStatus();
     if (last) {

@@ -1,5 +1,7 @@
 #include "worker/comm/transport.h"
 
+#include "base/wait/timed_wait.h"
+
 namespace ringleader::comm {
 
 bool PendingTransfer::Claim() {
@@ -32,7 +34,7 @@ void PendingTransfer::Finish(const absl::Status& status) {
 absl::Status PendingTransfer::Wait(absl::Duration patience) {
   absl::MutexLock lock(&mutex_);
   mutex_.Await(absl::Condition(&done_));
-  mutex_.AwaitWithTimeout(absl::Condition(this, &PendingTransfer::Unclaimed), patience);
+  AwaitFor(mutex_, absl::Condition(this, &PendingTransfer::Unclaimed), patience);
   return status_;
 }
 

@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
 #include "base/boot_clock.h"
+#include "base/wait/timed_wait.h"
 
 namespace ringleader::agent {
 namespace {
@@ -73,13 +74,13 @@ class GpuMonitor::Shared {
   void Stop() {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
-    mutex_.AwaitWithTimeout(absl::Condition(&ended_), kFarewell);
+    AwaitFor(mutex_, absl::Condition(&ended_), kFarewell);
   }
 
   std::vector<v1::Gpu> List(absl::Duration patience) const {
     absl::MutexLock lock(&mutex_);
     const auto known = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return sampled_ || ended_; };
-    if (!mutex_.AwaitWithTimeout(absl::Condition(&known), patience)) {
+    if (!AwaitFor(mutex_, absl::Condition(&known), patience)) {
       spdlog::warn("the GPU driver has not answered within {}", absl::FormatDuration(patience));
     }
     std::vector<v1::Gpu> gpus;
@@ -127,7 +128,7 @@ class GpuMonitor::Shared {
       const absl::StatusOr<std::optional<XidEvent>> event = nvml.AwaitXid(patience);
       if (!event.ok()) {
         absl::MutexLock lock(&mutex_);
-        mutex_.AwaitWithTimeout(absl::Condition(&stopping_), end - BootNow());
+        AwaitFor(mutex_, absl::Condition(&stopping_), end - BootNow());
       } else if (event->has_value()) {
         absl::MutexLock lock(&mutex_);
         WatchedGpu& watched = gpus_[(*event)->gpu];

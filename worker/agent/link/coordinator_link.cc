@@ -13,6 +13,7 @@
 #include "base/boot_clock.h"
 #include "base/net/channel.h"
 #include "base/protocol_version.h"
+#include "base/wait/timed_wait.h"
 #include "proto/timestamps.h"
 
 namespace ringleader::agent {
@@ -106,8 +107,7 @@ void CoordinatorLink::Run() {
     }
     const absl::Duration back_off = BackOff(kFirstBackOff, kLongestBackOff, failures);
     absl::MutexLock lock(&mutex_);
-    mutex_.AwaitWithTimeout(absl::Condition(&stopping_),
-                            back_off * absl::Uniform(random, 0.5, 1.5));
+    AwaitFor(mutex_, absl::Condition(&stopping_), back_off * absl::Uniform(random, 0.5, 1.5));
     if (stopping_) return;
   }
 }
@@ -256,7 +256,7 @@ std::optional<v1::WorkerMessage> CoordinatorLink::NextMessage(uint64_t sent,
       return window_bytes_ == 0 || ahead_bytes_ < window_bytes_ || ended_ || stopping_;
     };
     if (!room()) {
-      mutex_.AwaitWithTimeout(absl::Condition(&room), patience);
+      AwaitFor(mutex_, absl::Condition(&room), patience);
       return std::nullopt;  // the caller looks at the clock first
     }
   }

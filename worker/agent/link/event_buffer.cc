@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_format.h"
 #include "base/net/message_size.h"
+#include "base/wait/timed_wait.h"
 
 namespace ringleader::agent {
 
@@ -110,7 +111,7 @@ std::optional<v1::WorkerMessage> EventBuffer::Next(uint64_t sequence, absl::Dura
   const auto ready = [this, sequence]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return woken_ || acknowledged_ + entries_.size() > sequence;
   };
-  mutex_.AwaitWithTimeout(absl::Condition(&ready), patience);
+  AwaitFor(mutex_, absl::Condition(&ready), patience);
   woken_ = false;
   const uint64_t after = std::max(sequence, acknowledged_);
   if (acknowledged_ + entries_.size() <= after) return std::nullopt;

@@ -18,6 +18,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "base/boot_clock.h"
 #include "base/file_lock.h"
 #include "base/status_macros.h"
 
@@ -81,7 +82,7 @@ pid_t Holder(int fd) {
 }
 
 absl::Status Lock(int fd, const std::string& path, absl::Duration patience) {
-  const absl::Time deadline = absl::Now() + patience;
+  const absl::Time deadline = BootNow() + patience;
   while (true) {
     ASSIGN_OR_RETURN(const bool is_ours, TryLockFile(fd, path + "/lock"));
     if (is_ours) break;
@@ -91,7 +92,7 @@ absl::Status Lock(int fd, const std::string& path, absl::Duration patience) {
           "give this one its own folder and --name",
           path, holder));
     }
-    if (absl::Now() >= deadline) {
+    if (BootNow() >= deadline) {
       return absl::FailedPreconditionError(absl::StrFormat(
           "--data-dir %s: trainers of an earlier worker are still alive; see \"fuser %s/lock\"",
           path, path));

@@ -21,6 +21,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "base/boot_clock.h"
 
 namespace ringleader::agent {
 namespace {
@@ -170,10 +171,10 @@ v1::NodeInventory WithFaults(v1::NodeInventory inventory,
 
 absl::StatusOr<std::string> AddressFacing(const Address& peer, absl::Duration patience) {
   if (IsLoopback(peer)) return "127.0.0.1";
-  const absl::Time give_up = absl::Now() + patience;
+  const absl::Time give_up = BootNow() + patience;
   for (;;) {
     absl::StatusOr<std::string> address = RouteTo(peer);
-    const absl::Duration left = give_up - absl::Now();
+    const absl::Duration left = give_up - BootNow();
     if (address.ok() || left <= absl::ZeroDuration()) return address;
     absl::SleepFor(std::min(kRouteRetryInterval, left));
   }

@@ -19,6 +19,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "base/back_off.h"
+#include "base/boot_clock.h"
 #include "base/net/channel.h"
 #include "base/status_macros.h"
 #include "ringleader/v1/worker_control.grpc.pb.h"
@@ -86,14 +87,14 @@ absl::Status Testify(const WitnessOptions& options) {
   v1::ReportDeathRequest request;
   request.set_node("nodes/" + options.node);
   request.set_incarnation(options.incarnation);
-  const absl::Time give_up = absl::Now() + kPatience;
+  const absl::Time give_up = BootNow() + kPatience;
   for (uint32_t tries = 1;; ++tries) {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(3));
     v1::ReportDeathResponse response;
     const grpc::Status status = stub->ReportDeath(&context, request, &response);
     if (status.ok()) return absl::OkStatus();
-    if (!WorthTryingAgain(status) || absl::Now() > give_up) {
+    if (!WorthTryingAgain(status) || BootNow() > give_up) {
       return absl::UnavailableError(status.error_message());
     }
     absl::SleepFor(BackOff(kFirstBackOff, kLongestBackOff, tries));

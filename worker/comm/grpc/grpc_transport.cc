@@ -8,8 +8,10 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "base/boot_clock.h"
 #include "base/net/address.h"
 #include "base/status_macros.h"
+#include "base/wait/timed_wait.h"
 #include "worker/comm/grpc/channel_arguments.h"
 
 namespace ringleader::comm {
@@ -103,7 +105,7 @@ absl::Status GrpcTransport::Connect(const std::vector<std::string>& addresses,
   const auto settled = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return static_cast<int>(arrived_.size()) == size() - 1 || !status_.ok();
   };
-  if (!mutex_.AwaitWithTimeout(absl::Condition(&settled), options_.connect_timeout)) {
+  if (!AwaitFor(mutex_, absl::Condition(&settled), options_.connect_timeout)) {
     std::vector<std::string> missing, tried;
     for (int peer = 0; peer < size(); ++peer) {
       if (peer == rank() || arrived_.contains(peer)) continue;
@@ -217,7 +219,7 @@ bool GrpcTransport::aborted_by_peer() const {
 
 // Data first: a peer that sees the life line end knows that nothing more will come.
 void GrpcTransport::LeaveInOrder() {
-  const absl::Time deadline = absl::Now() + kLeaveTimeout;
+  const absl::Time deadline = BootNow() + kLeaveTimeout;
   for (const bool life_lines : {false, true}) {
     std::vector<OutgoingStream*> leaving;
     {
@@ -233,7 +235,7 @@ void GrpcTransport::LeaveInOrder() {
 }
 
 void GrpcTransport::WaitForAbortToBeHeard() {
-  const absl::Time deadline = absl::Now() + kAbortTimeout;
+  const absl::Time deadline = BootNow() + kAbortTimeout;
   std::vector<OutgoingStream*> life_lines;
   {
     absl::MutexLock lock(&mutex_);

@@ -6,7 +6,9 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "base/boot_clock.h"
 #include "base/protocol_version.h"
+#include "base/wait/timed_wait.h"
 #include "worker/comm/grpc/channel_arguments.h"
 #include "worker/comm/grpc/frame.h"
 
@@ -77,7 +79,7 @@ void OutgoingStream::Fail(const absl::Status& status) {
 
 bool OutgoingStream::WaitUntilEnded(absl::Time deadline) {
   absl::MutexLock lock(&mutex_);
-  return mutex_.AwaitWithDeadline(absl::Condition(&ended_), deadline);
+  return AwaitFor(mutex_, absl::Condition(&ended_), deadline - BootNow());
 }
 
 void OutgoingStream::FailQueue(const absl::Status& status) {

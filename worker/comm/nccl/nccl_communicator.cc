@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "base/boot_clock.h"
 #include "base/status_macros.h"
 #include "worker/comm/nccl/nccl_memory.h"
 #include "worker/comm/nccl/nccl_session.h"
@@ -131,7 +132,7 @@ NcclCommunicator::~NcclCommunicator() {
     if (lane.comm != nullptr) {
       const NcclLibrary& nccl = session_->nccl();
       if (!session_->aborted() && lane.comm->Use(nccl.comm_finalize) == ncclInProgress) {
-        AwaitNccl(*lane.comm, lane.comm->name(), absl::Now() + kLeaveTimeout).IgnoreError();
+        AwaitNccl(*lane.comm, lane.comm->name(), BootNow() + kLeaveTimeout).IgnoreError();
       }
       session_->Forget(lane.comm.get());
       if (const ncclComm_t comm = lane.comm->Take(); comm != nullptr) {
@@ -199,7 +200,7 @@ absl::Status NcclCommunicator::Connect(Channel channel, Lane* lane) {
   if (started != ncclSuccess && started != ncclInProgress) {
     return session_->NcclError(started, what);
   }
-  return AwaitNccl(*lane->comm, what, absl::Now() + options.create_timeout);
+  return AwaitNccl(*lane->comm, what, BootNow() + options.create_timeout);
 }
 
 absl::Status NcclCommunicator::AwaitNccl(WatchedComm& comm, const std::string& what,
@@ -213,7 +214,7 @@ absl::Status NcclCommunicator::AwaitNccl(WatchedComm& comm, const std::string& w
     if (asked != ncclSuccess) return session_->NcclError(asked, what);
     if (state == ncclSuccess) return absl::OkStatus();
     if (state != ncclInProgress) return session_->NcclError(state, what);
-    if (absl::Now() > deadline) {
+    if (BootNow() > deadline) {
       return absl::DeadlineExceededError(absl::StrFormat(
           "rank %d: %s: NCCL is not done in time; a rank is missing, or the network between nodes "
           "does not carry NCCL (see NCCL_SOCKET_IFNAME)",
@@ -233,8 +234,8 @@ absl::StatusOr<DeviceTransfer> NcclCommunicator::Enqueue(const DeviceOperation& 
       lane->comm->Use([&](ncclComm_t comm) { return call(comm, lane->stream); });
   absl::Status enqueued;
   if (result == ncclInProgress) {
-    enqueued = AwaitNccl(*lane->comm, Describe(operation),
-                         absl::Now() + session_->options().create_timeout);
+    enqueued =
+        AwaitNccl(*lane->comm, Describe(operation), BootNow() + session_->options().create_timeout);
   } else if (result != ncclSuccess) {
     enqueued = session_->NcclError(result, Describe(operation));
   }

@@ -8,7 +8,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "base/boot_clock.h"
 #include "base/status_macros.h"
+#include "base/wait/timed_wait.h"
 
 namespace ringleader::comm {
 namespace {
@@ -84,8 +86,8 @@ void NcclSession::Abort(const std::string& reason) {
 }
 
 absl::Status NcclSession::Fail(const absl::Status& error) {
-  const absl::Time patience = absl::Now() + kPeerNewsDelay;
-  while (!aborted() && host_->status().ok() && absl::Now() < patience) {
+  const absl::Time patience = BootNow() + kPeerNewsDelay;
+  while (!aborted() && host_->status().ok() && BootNow() < patience) {
     absl::SleepFor(absl::Milliseconds(10));
   }
   const absl::Status news = host_->status();
@@ -107,7 +109,7 @@ void NcclSession::Watch(const DeviceOperation& operation,
                         std::shared_ptr<const DeviceEventPool::Event> done) {
   absl::MutexLock lock(&mutex_);
   queues_[static_cast<size_t>(operation.channel)].pending.push_back(
-      {.operation = operation, .enqueued = absl::Now(), .done = std::move(done)});
+      {.operation = operation, .enqueued = BootNow(), .done = std::move(done)});
 }
 
 void NcclSession::Forget(const WatchedComm* comm) {
@@ -144,7 +146,7 @@ void NcclSession::WatchdogLoop() {
       const auto wake = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
         return stopping_ || (aborted() && !comms_.empty());
       };
-      mutex_.AwaitWithTimeout(absl::Condition(&wake), kWatchInterval);
+      AwaitFor(mutex_, absl::Condition(&wake), kWatchInterval);
       if (stopping_) return;
     }
     if (aborted()) {
@@ -178,7 +180,7 @@ absl::Status NcclSession::CheckComms() {
 }
 
 absl::Status NcclSession::CheckTransfers() {
-  const absl::Time now = absl::Now();
+  const absl::Time now = BootNow();
   absl::MutexLock lock(&mutex_);
   for (Queue& queue : queues_) {
     while (!queue.pending.empty()) {

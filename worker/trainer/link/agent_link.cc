@@ -12,10 +12,11 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/boot_clock.h"
 #include "base/protocol_version.h"
 #include "base/status_macros.h"
+#include "base/wait/timed_wait.h"
 #include "jobspec/values/attention_spec.h"
 #include "ringleader/v1/trainer_link.grpc.pb.h"
 #include "spdlog/spdlog.h"
@@ -135,7 +136,7 @@ class AgentLink::Impl {
   void Close() {
     absl::MutexLock lock(&mutex_);
     closing_ = true;
-    if (!mutex_.AwaitWithTimeout(absl::Condition(&ended_), kCloseTimeout)) context_.TryCancel();
+    if (!AwaitFor(mutex_, absl::Condition(&ended_), kCloseTimeout)) context_.TryCancel();
   }
 
  private:
@@ -200,7 +201,7 @@ class AgentLink::Impl {
 
   // One writer, so that no reporter ever waits for the socket.
   void WriteLoop() {
-    absl::Time next_pulse = absl::Now() + kPulseInterval;
+    absl::Time next_pulse = BootNow() + kPulseInterval;
     while (true) {
       v1::TrainerMessage message;
       {
@@ -208,7 +209,7 @@ class AgentLink::Impl {
         const auto work = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
           return !outgoing_.empty() || closing_ || ended_;
         };
-        mutex_.AwaitWithDeadline(absl::Condition(&work), next_pulse);
+        AwaitFor(mutex_, absl::Condition(&work), next_pulse - BootNow());
         if (ended_ || (closing_ && outgoing_.empty())) break;
         if (!outgoing_.empty()) {
           message = std::move(outgoing_.front());
@@ -218,7 +219,7 @@ class AgentLink::Impl {
       if (message.body_case() == v1::TrainerMessage::BODY_NOT_SET) {
         message.mutable_pulse()->set_step(step_.load(std::memory_order_relaxed));
         message.mutable_pulse()->set_phase(phase_.load(std::memory_order_relaxed));
-        next_pulse = absl::Now() + kPulseInterval;
+        next_pulse = BootNow() + kPulseInterval;
       }
       if (!stream_->Write(message)) break;
     }

@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "base/boot_clock.h"
+#include "base/wait/timed_wait.h"
 
 namespace ringleader::trainer {
 namespace {
@@ -17,16 +18,24 @@ LeaveGuard::LeaveGuard(const comm::Communicator& world, absl::Duration patience,
     : patience_(patience), leave_(std::move(leave)), thread_([this, &world] { Watch(world); }) {}
 
 LeaveGuard::~LeaveGuard() {
-  done_.Notify();
+  {
+    absl::MutexLock lock(&mutex_);
+    done_ = true;
+  }
   thread_.join();
+}
+
+bool LeaveGuard::IsDoneWithin(absl::Duration patience) {
+  absl::MutexLock lock(&mutex_);
+  return AwaitFor(mutex_, absl::Condition(&done_), patience);
 }
 
 void LeaveGuard::Watch(const comm::Communicator& world) {
   absl::Time aborted_at = absl::InfiniteFuture();
-  while (!done_.WaitForNotificationWithTimeout(std::min(kInterval, patience_))) {
+  while (!IsDoneWithin(std::min(kInterval, patience_))) {
     const absl::Status status = world.status();
-    if (!status.ok()) aborted_at = std::min(aborted_at, absl::Now());
-    if (absl::Now() - aborted_at >= patience_) leave_(status);
+    if (!status.ok()) aborted_at = std::min(aborted_at, BootNow());
+    if (BootNow() - aborted_at >= patience_) leave_(status);
   }
 }
 

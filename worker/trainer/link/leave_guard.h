@@ -5,8 +5,9 @@
 #include <functional>
 #include <thread>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/notification.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "worker/comm/communicator.h"
 
@@ -22,10 +23,12 @@ class LeaveGuard {
 
  private:
   void Watch(const comm::Communicator& world);
+  bool IsDoneWithin(absl::Duration patience);
 
   const absl::Duration patience_;
   const std::function<void(const absl::Status&)> leave_;
-  absl::Notification done_;
+  absl::Mutex mutex_;
+  bool done_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 
