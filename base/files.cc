@@ -107,7 +107,12 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
 absl::StatusOr<std::string> ReadRegularFile(const std::string& path, size_t max_bytes) {
   // Without O_NONBLOCK, opening a pipe waits for somebody who writes into it.
   const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-  if (fd < 0) return Failed("open", path);
+  if (fd < 0) {
+    // The path leads nowhere: there is no such file, in other words.
+    const bool nowhere = errno == ENOTDIR || errno == ELOOP;
+    const absl::Status failed = Failed("open", path);
+    return nowhere ? absl::NotFoundError(failed.message()) : failed;
+  }
   const absl::Cleanup close_it = [fd] { close(fd); };
   struct stat about = {};
   if (fstat(fd, &about) != 0) return Failed("look at", path);

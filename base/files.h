@@ -31,8 +31,9 @@ absl::Status ReplaceFolder(const std::string& fresh, const std::string& target);
 absl::StatusOr<std::string> ReadFile(const std::string& path);
 
 // The same of a file that somebody else named: a regular file of at most `max_bytes`, or else
-// INVALID_ARGUMENT says what it is. A pipe or a device is refused without waiting for its other
-// end; a file on a mount whose server is gone still blocks (base/process/time_limit.h).
+// INVALID_ARGUMENT says what it is; NOT_FOUND if the path leads to none. A pipe or a device is
+// refused without waiting for its other end; a file on a mount whose server is gone still blocks
+// (base/process/time_limit.h).
 absl::StatusOr<std::string> ReadRegularFile(const std::string& path, size_t max_bytes);
 
 }  // namespace ringleader

@@ -10,6 +10,7 @@ bench/ may include anything):
 * No source sees both LibTorch and protobuf, through however many headers.
 * Paths that README.md, kernels/README.md, docs/design.md and docs/glossary.md name exist, and so do the tests that
   docs/robustness.md names.
+* Nothing is called of what FORBIDDEN lists.
 * Folders do not include each other in a circle, no two headers share a base name, and no folder holds more than FILES
   files, tests counted.
 
@@ -54,6 +55,31 @@ LIBRARIES = {
     "protobuf": ("google/protobuf/",),  # comes with proto/
 }
 GENERATED = ("ringleader/v1/", "google/rpc/", "opentelemetry/")  # by protoc, from proto/
+
+# What product sources do not do, as (pattern, why not and what instead, {file that may: why}).
+FORBIDDEN = (
+    (
+        re.compile(r"\b(?:Await|Wait|WaitForNotification|LockWhen|ReaderLockWhen)With(?:Timeout|Deadline)\b"),
+        "sleeps until a time of the wall clock, which may be set; base/wait/timed_wait.h does not",
+        {
+            "coordinator/access/audit_log.cc": "records wait on no lease",
+            "coordinator/access/gate.cc": "looks after the access file now and then",
+            "coordinator/api/server.cc": "looks after its health now and then",
+            "coordinator/lifecycle/job_controller.cc": "a caller waits for a preview",
+            "coordinator/store/upkeep/retention.cc": "removes what is old now and then",
+            "coordinator/trace/exporter.cc": "traces wait on no lease",
+            "coordinator/trace/job_tracer.cc": "traces wait on no lease",
+        },
+    ),
+    (
+        re.compile(r"for \([^;{]*?:\s*[\w:]*directory_iterator\([^;{]*?,\s*\w+\)\)"),
+        "throws at an error of a later entry, for all its error code; count with increment(error)",
+        {
+            "jobspec/files.cc": "lists a model's folder once, where ringctl checks a job",
+            "model_shape/companion_files.cc": "lists a model's templates once, before training",
+        },
+    ),
+)
 INCLUDE = re.compile(r'\s*#\s*include\s+(["<])([^">]+)[">]')
 
 
@@ -169,6 +195,20 @@ def check_worlds(tree):
                 yield f"{file}: sees LibTorch ({min(torch)}) and protobuf ({min(protobuf)}); exchange plain structs"
 
 
+def check_forbidden(tree):
+    for pattern, why, exceptions in FORBIDDEN:
+        unused = set(exceptions)
+        for file in filter(is_product, tree.files):
+            text = (tree.root / file).read_text()
+            for match in pattern.finditer(text):
+                unused.discard(file)
+                if file not in exceptions:
+                    line = text.count("\n", 0, match.start()) + 1
+                    yield f"{file}:{line}: {' '.join(match[0].split())}: {why}"
+        for file in sorted(unused):
+            yield f"tests/includes.py: {file} does nothing that is forbidden; strike it from the exceptions"
+
+
 def folder_of(path):
     return path.rsplit("/", 1)[0] if "/" in path else "."
 
@@ -282,7 +322,7 @@ def main():
     rows, public = read_tables(root / "docs/design.md")
     named = {*rows, *public, *(use for uses in rows.values() for use in uses)} - set(LIBRARIES)
     errors = [f"docs/design.md: the map names {n}, which does not exist" for n in named if not any(root.glob(n))]
-    for check in (check_map(tree, rows, public), check_worlds(tree), check_circles(tree), check_names(tree),
+    for check in (check_map(tree, rows, public), check_worlds(tree), check_forbidden(tree), check_circles(tree), check_names(tree),
                   check_sizes(tree), check_paths(root), check_tests(tree)):
         errors += check
     for error in errors:

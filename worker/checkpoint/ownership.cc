@@ -74,8 +74,9 @@ absl::Status WithLock(const std::string& directory, absl::Duration patience,
 // Whether the folder holds checkpoints, as one of a release that wrote no owner down does.
 bool HoldsCheckpoints(const std::string& directory) {
   std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
-    if (entry.path().filename().string().starts_with("step-")) return true;
+  for (std::filesystem::directory_iterator it(directory, error), end; it != end;
+       it.increment(error)) {
+    if (it->path().filename().string().starts_with("step-")) return true;
   }
   return false;
 }

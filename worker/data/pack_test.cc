@@ -340,6 +340,12 @@ TEST_F(PackTest, AShardIsWhatItsManifestAndItsOwnSizeAllow) {
               HasSubstr("not a regular file"));
 }
 
+TEST_F(PackTest, AFolderThatLeadsToItselfIsNone) {
+  const std::string itself = folder_ / "itself";
+  std::filesystem::create_symlink(itself, itself);
+  EXPECT_EQ(TokenFolder::Open(itself).status().code(), absl::StatusCode::kNotFound);
+}
+
 // Another version is no damage: the remedy is another program, not packing again.
 TEST_F(PackTest, FormatsOfAnotherVersionAreToldFromDamage) {
   AddText("a", "text");

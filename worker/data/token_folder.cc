@@ -53,14 +53,15 @@ absl::Status CheckMarks(std::span<const uint8_t> marks, size_t tasks) {
 
 absl::StatusOr<Manifest> ReadManifest(const std::string& folder) {
   const std::string path = ManifestPath(folder);
-  if (!std::filesystem::exists(path)) {
+  const absl::StatusOr<std::string> text = ReadRegularFile(path, kMaxManifestBytes);
+  if (absl::IsNotFound(text.status())) {
     return absl::NotFoundError(absl::StrFormat(
         "no %s: %s is not a folder of token shards; make one with `ringctl data pack`", path,
         folder));
   }
-  ASSIGN_OR_RETURN(const std::string text, ReadRegularFile(path, kMaxManifestBytes));
+  RETURN_IF_ERROR(text.status());
   Manifest manifest;
-  const nlohmann::json json = ParseJson(text);
+  const nlohmann::json json = ParseJson(*text);
   if (json.is_discarded()) {
     return absl::DataLossError(absl::StrFormat("%s is damaged: it is not JSON", path));
   }

@@ -218,8 +218,8 @@ void DataDir::RemoveEmpty(const std::string& job, uint32_t attempt) const {
   std::error_code ignored;
   const fs::path job_folder = fs::path(path_) / "jobs" / job;
   const fs::path attempt_folder = job_folder / absl::StrFormat("attempt-%d", attempt);
-  for (const fs::directory_entry& rank : fs::directory_iterator(attempt_folder, ignored)) {
-    fs::remove(rank.path(), ignored);  // fails unless empty
+  for (fs::directory_iterator it(attempt_folder, ignored), end; it != end; it.increment(ignored)) {
+    fs::remove(it->path(), ignored);  // fails unless empty
   }
   fs::remove(attempt_folder, ignored);
   fs::remove(job_folder, ignored);

@@ -65,8 +65,9 @@ uint64_t MemoryBytes(const std::string& root) {
 std::vector<v1::Gpu> GpusFromDriver(const std::string& root) {
   std::error_code none;  // no such folder: no GPUs
   std::vector<fs::path> folders;
-  for (const auto& entry : fs::directory_iterator(root + "/proc/driver/nvidia/gpus", none)) {
-    folders.push_back(entry.path());
+  for (fs::directory_iterator it(root + "/proc/driver/nvidia/gpus", none), end; it != end;
+       it.increment(none)) {
+    folders.push_back(it->path());
   }
   std::sort(folders.begin(), folders.end());  // by bus address, as CUDA_DEVICE_ORDER=PCI_BUS_ID
   std::vector<v1::Gpu> gpus;

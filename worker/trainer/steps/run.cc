@@ -257,8 +257,9 @@ absl::Status Attempt::StartCheckpointer() {
         }
         uint64_t bytes = 0;
         std::error_code error;
-        for (const auto& file : std::filesystem::directory_iterator(*path, error)) {
-          bytes += file.is_regular_file(error) ? file.file_size(error) : 0;
+        for (std::filesystem::directory_iterator file(*path, error), end; file != end;
+             file.increment(error)) {
+          bytes += file->is_regular_file(error) ? file->file_size(error) : 0;
         }
         host_.ReportCheckpoint(step, *path, bytes,
                                absl::ToDoubleSeconds(absl::Now() - save_start_));
