@@ -19,6 +19,14 @@ namespace {
 // Of the parameters of ten thousand layers, and of a file for each of as many ranks.
 constexpr size_t kMaxManifestBytes = size_t{256} << 20;
 
+// Why a manifest is not read. One that is missing or no file is that of a damaged checkpoint;
+// another error says nothing of the checkpoint.
+absl::Status OfManifest(const absl::Status& error) {
+  return absl::IsNotFound(error) || absl::IsInvalidArgument(error)
+             ? absl::DataLossError(error.message())
+             : absl::UnavailableError(error.message());
+}
+
 // Rank 0 reads the manifest for all: a folder must not look different to two ranks.
 absl::StatusOr<CheckpointInfo> OpenCheckpoint(const std::string& path,
                                               const model::ParameterLayout& layout,
@@ -26,10 +34,7 @@ absl::StatusOr<CheckpointInfo> OpenCheckpoint(const std::string& path,
   const std::string manifest = absl::StrCat(path, "/", kManifestName);
   absl::StatusOr<std::string> text = std::string();
   if (comm.rank() == 0) text = ReadRegularFile(manifest, kMaxManifestBytes);
-  // Any fault of the folder is that of a damaged checkpoint, a missing manifest too.
-  const absl::Status readable =
-      text.ok() ? absl::OkStatus() : absl::DataLossError(text.status().message());
-  RETURN_IF_ERROR(Agree(comm, readable).status());
+  RETURN_IF_ERROR(Agree(comm, text.ok() ? absl::OkStatus() : OfManifest(text.status())).status());
   ASSIGN_OR_RETURN(const std::string shared, ShareText(comm, *text));
   ASSIGN_OR_RETURN(CheckpointInfo checkpoint, ParseManifest(shared, layout, manifest));
   checkpoint.path = path;

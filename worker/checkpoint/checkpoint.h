@@ -50,13 +50,15 @@ struct CheckpointInfo {
 // every file. Damaged newer checkpoints are passed over; what is wrong with each goes to `problems`
 // (one sentence, naming the file). FAILED_PRECONDITION if the newest readable one is of another
 // model, written by a newer version of the format, or in a folder of another step's name.
+// UNAVAILABLE if a file that is there cannot be read: nobody knows whether it is whole, and an
+// older checkpoint may not take its place.
 absl::StatusOr<std::optional<CheckpointInfo>> FindNewestCheckpoint(
     const std::string& directory, const model::ParameterLayout& layout, comm::Communicator& comm,
     std::vector<std::string>* problems);
 
 // Reads elements [begin, begin + elements) of the flat space; what lies past its end becomes 0. The
 // number of ranks that wrote the checkpoint does not matter. DATA_LOSS names a file that is not as
-// FindNewestCheckpoint saw it.
+// FindNewestCheckpoint saw it, UNAVAILABLE one that cannot be read.
 absl::StatusOr<optim::OptimizerShard> ReadShard(const CheckpointInfo& checkpoint, int64_t begin,
                                                 int64_t elements);
 

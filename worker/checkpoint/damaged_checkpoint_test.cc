@@ -1,6 +1,7 @@
 // What lies in a folder of checkpoints and is none, or none of this job's.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <cctype>
@@ -58,6 +59,51 @@ TEST_F(DamagedCheckpointTest, AManifestThatMakesNoSenseIsDamaged) {
   ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
   EXPECT_FALSE(Find().has_value());
   EXPECT_THAT(problems_, ::testing::Contains(HasSubstr("is a pipe")));
+}
+
+// It may be whole, and to pass it over would have training go on without it, and remove it.
+TEST_F(DamagedCheckpointTest, AnErrorOfReadingIsNoDamage) {
+  SaveSteps(1, {7, 8});
+  const std::string folder = directory_ + "/step-0000000008";
+  const std::string path = folder + "/manifest.json";
+  const std::string manifest = *ReadFile(path);
+  fs::remove(path);
+  fs::create_symlink("/proc/self/mem", path);  // no file system has an error at its beginning
+  EXPECT_FALSE(Find().has_value());
+  EXPECT_EQ(find_status_.code(), absl::StatusCode::kUnavailable) << find_status_;
+  EXPECT_THAT(std::string(find_status_.message()), HasSubstr(path));
+  EXPECT_THAT(problems_, ::testing::IsEmpty());
+  Replace(path, manifest);
+
+  const ShardFile shard = Find()->shards.at(0);
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none = {.rlim_cur = 0, .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  optim::OptimizerShard read = testing::MakeShard(0, 1, 0);
+  const absl::Status verified = VerifyShardFile(folder, shard);
+  const absl::Status ranged = ReadShardRange(folder, shard, 0, 1, read);
+  setrlimit(RLIMIT_NOFILE, &before);
+  for (const absl::Status& status : {verified, ranged}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(folder + "/" + shard.name));
+  }
+}
+
+TEST_F(DamagedCheckpointTest, WhatIsNoFolderOrLeadsNowhereIsDamaged) {
+  SaveSteps(1, {7, 8});
+  const std::string folder = directory_ + "/step-0000000008";
+  const std::string shard = folder + "/shard-00000-of-00001.bin";
+  fs::remove(shard);
+  fs::create_symlink(shard, shard);
+  for (const std::string& named : {shard, folder + "/manifest.json"}) {
+    const std::optional<CheckpointInfo> found = Find();
+    ASSERT_TRUE(found.has_value()) << find_status_;
+    EXPECT_EQ(found->state.step, 7u);
+    EXPECT_THAT(problems_, ElementsAre(HasSubstr(named)));
+    fs::remove_all(folder);
+    std::ofstream(folder) << "in its place";
+  }
 }
 
 // Whole, but not what its name says: to pass it over would throw it away at the next saves.

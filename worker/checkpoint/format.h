@@ -21,7 +21,8 @@ std::string ShardName(int rank, int ranks);  // shard-00000-of-00004.bin
 absl::StatusOr<uint64_t> WriteShardFile(const std::string& path, const optim::OptimizerShard& shard,
                                         int64_t elements);
 
-// Reads all of the file. DATA_LOSS, naming it, unless it is what `expected` says.
+// Reads all of the file. DATA_LOSS, naming it, unless it is what `expected` says; UNAVAILABLE if it
+// is there and cannot be read.
 absl::Status VerifyShardFile(const std::string& folder, const ShardFile& expected);
 
 // Copies elements [begin, begin + elements), which the file must hold, to the same place of `out`.

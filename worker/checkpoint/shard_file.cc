@@ -46,29 +46,43 @@ int64_t FileBytes(int64_t elements) {
          kSections * elements * static_cast<int64_t>(sizeof(float));
 }
 
+// What `error` of a system call says: DATA_LOSS if there is no such file, and otherwise nothing of
+// the file.
+absl::Status ReadError(int error, const std::string& what) {
+  const std::string message = absl::StrCat(what, ": ", std::strerror(error));
+  const bool missing = error == ENOENT || error == ENOTDIR || error == ELOOP || error == ENXIO;
+  return missing ? absl::DataLossError(message) : absl::UnavailableError(message);
+}
+
 // An open shard file of the right length.
 absl::StatusOr<int> OpenShard(const std::string& path, int64_t elements) {
   // A pipe in its place is opened without waiting for its other end.
   const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-  if (fd < 0) return absl::DataLossError(absl::StrCat(path, ": ", std::strerror(errno)));
+  if (fd < 0) return ReadError(errno, path);
   struct stat info {};
-  if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) || info.st_size != FileBytes(elements)) {
-    close(fd);
-    return absl::DataLossError(absl::StrFormat("%s: damaged: %d bytes long instead of %d", path,
-                                               info.st_size, FileBytes(elements)));
+  absl::Status status;
+  if (fstat(fd, &info) != 0) {
+    status = ReadError(errno, path);
+  } else if (!S_ISREG(info.st_mode) || info.st_size != FileBytes(elements)) {
+    status = absl::DataLossError(absl::StrFormat("%s: damaged: %d bytes long instead of %d", path,
+                                                 info.st_size, FileBytes(elements)));
   }
-  return fd;
+  if (status.ok()) return fd;
+  close(fd);
+  return status;
 }
 
-// All of it or DATA_LOSS; the file's end does not count as success.
+// All of it or an error; the file's end does not count as success.
 absl::Status ReadAt(int fd, void* data, size_t bytes, int64_t offset, const std::string& path) {
   char* next = static_cast<char*>(data);
   while (bytes > 0) {
     const ssize_t got = pread(fd, next, bytes, offset);
     if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) {
-      return absl::DataLossError(absl::StrFormat("%s: cannot be read at byte %d: %s", path, offset,
-                                                 got < 0 ? std::strerror(errno) : "cut off"));
+    if (got < 0) {
+      return ReadError(errno, absl::StrFormat("%s: cannot be read at byte %d", path, offset));
+    }
+    if (got == 0) {
+      return absl::DataLossError(absl::StrFormat("%s: cut off at byte %d", path, offset));
     }
     next += got;
     offset += got;
