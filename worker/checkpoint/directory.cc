@@ -45,7 +45,7 @@ absl::Status WriteProbe(const std::string& directory, uint64_t token, int rank) 
   absl::Status status = error ? absl::ErrnoToStatus(error.value(), directory)
                               : WriteFileAtomically(ProbePath(directory, token), ProbeText(token));
   if (status.ok() || absl::IsResourceExhausted(status)) return status;
-  return absl::FailedPreconditionError(
+  return absl::UnavailableError(
       absl::StrFormat("checkpoint.directory cannot be written by rank %d (%s); choose a folder "
                       "that every node reaches and may write",
                       rank, status.message()));
@@ -61,7 +61,7 @@ absl::Status AwaitProbe(const std::string& directory, uint64_t token, int rank,
     const absl::StatusOr<std::string> text = ReadFile(path);
     if (text.ok() && *text == ProbeText(token)) return absl::OkStatus();
     if (last) {
-      return absl::FailedPreconditionError(absl::StrFormat(
+      return absl::UnavailableError(absl::StrFormat(
           "checkpoint.directory %s is another folder for rank %d than for rank 0; mount the same "
           "storage at this path on every node (what rank 0 wrote there: %s)",
           directory, rank, text.ok() ? "has other content" : text.status().message()));

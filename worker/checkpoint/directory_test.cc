@@ -58,7 +58,7 @@ TEST_F(DirectoryTest, AFolderThatIsAnotherOneForSomeRankIsRefusedByAllRanks) {
   const std::string local = temp_.File("local");
   const std::vector<absl::Status> verdicts = Check({shared_, shared_, local, shared_});
   EXPECT_THAT(verdicts, Each(verdicts[0]));
-  EXPECT_EQ(verdicts[0].code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(verdicts[0].code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(verdicts[0].message()),
               AllOf(HasSubstr("checkpoint.directory " + local),
                     HasSubstr("another folder for rank 2 than for rank 0"),
@@ -71,7 +71,7 @@ TEST_F(DirectoryTest, AFolderThatSomeRankCannotWriteIsRefusedByAllRanks) {
   std::ofstream(temp_.File("a-file")) << "where a folder should be";
   const std::vector<absl::Status> verdicts = Check({shared_, temp_.File("a-file/checkpoints")});
   EXPECT_THAT(verdicts, Each(verdicts[0]));
-  EXPECT_EQ(verdicts[0].code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(verdicts[0].code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(verdicts[0].message()),
               AllOf(HasSubstr("checkpoint.directory cannot be written by rank 1"),
                     HasSubstr(temp_.File("a-file/checkpoints"))));

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -344,6 +345,20 @@ TEST_F(PackTest, AFolderThatLeadsToItselfIsNone) {
   const std::string itself = folder_ / "itself";
   std::filesystem::create_symlink(itself, itself);
   EXPECT_EQ(TokenFolder::Open(itself).status().code(), absl::StatusCode::kNotFound);
+}
+
+// It may be opened elsewhere, or later.
+TEST_F(PackTest, AShardThatCannotBeOpenedIsNotTakenForMissing) {
+  AddText("a", "text");
+  ASSERT_TRUE(Pack(Options()).ok());
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none = {.rlim_cur = 0, .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  const absl::Status status = TokenShard::Open(Shard()).status();
+  setrlimit(RLIMIT_NOFILE, &before);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(Shard()));
 }
 
 // Another version is no damage: the remedy is another program, not packing again.

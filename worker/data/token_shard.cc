@@ -79,8 +79,11 @@ absl::StatusOr<std::unique_ptr<TokenShard>> TokenShard::Open(const std::string& 
   // A pipe in its place is opened without waiting for its other end.
   const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0) {
-    return absl::NotFoundError(
-        absl::StrFormat("cannot open token shard %s: %s", path, std::strerror(errno)));
+    const int error = errno;
+    const std::string message =
+        absl::StrFormat("cannot open token shard %s: %s", path, std::strerror(error));
+    // One that is there may be opened elsewhere, or later.
+    return error == ENOENT ? absl::NotFoundError(message) : absl::UnavailableError(message);
   }
   const absl::Cleanup close_file = [fd] { close(fd); };
   struct stat status;

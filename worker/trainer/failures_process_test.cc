@@ -102,14 +102,6 @@ TEST_F(TrainerProcessTest, BadInputIsNamedAndNotTriedAgain) {
   EXPECT_FALSE(result.collateral());
 
   spec = Job(1);
-  std::ofstream(Path("a-file")) << "where a folder should be";
-  UseCheckpoints(&spec, Path("a-file") + "/checkpoints");
-  result = Failure(spec);
-  EXPECT_THAT(result.message(), HasSubstr("checkpoint.directory cannot be written by rank 0"));
-  EXPECT_THAT(result.message(), HasSubstr(Path("a-file")));
-  EXPECT_FALSE(result.retryable());
-
-  spec = Job(1);
   spec.mutable_resources()->set_engine(v1::ResourcesSpec::CUDA);
   result = Failure(spec);
   EXPECT_THAT(result.message(), HasSubstr("resources.engine is cuda"));
@@ -123,6 +115,30 @@ TEST_F(TrainerProcessTest, BadInputIsNamedAndNotTriedAgain) {
   result = Failure(spec);
   EXPECT_THAT(result.message(), HasSubstr("does not fit: a trainer needs"));
   EXPECT_FALSE(result.retryable());
+}
+
+// Another node may have it: the coordinator saw the job's files when it was submitted.
+TEST_F(TrainerProcessTest, AFileThatThisNodeLacksIsNamedAndTriedAgain) {
+  const auto expect_named = [&](const v1::JobSpec& spec, const std::string& what) {
+    const v1::TrainerResult result = Failure(spec);
+    EXPECT_THAT(result.message(), HasSubstr(what));
+    EXPECT_TRUE(result.retryable()) << result.message();
+    EXPECT_FALSE(result.collateral());
+  };
+  std::ofstream(Path("a-file")) << "where a folder should be";
+  v1::JobSpec spec = Job(1);
+  UseCheckpoints(&spec, Path("a-file") + "/checkpoints");
+  expect_named(spec, "checkpoint.directory cannot be written by rank 0");
+  expect_named(spec, Path("a-file"));
+  spec = Job(1);
+  std::string shard;
+  for (const auto& file : std::filesystem::directory_iterator(spec.data().train())) {
+    if (file.path().extension() != ".json") shard = file.path();
+  }
+  std::filesystem::remove(shard);
+  expect_named(spec, shard);
+  std::filesystem::remove_all(spec.data().train());
+  expect_named(spec, spec.data().train());
 }
 
 TEST_F(TrainerProcessTest, GradientsThatAreNotFiniteAreSkippedAndThenNamed) {

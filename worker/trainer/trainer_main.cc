@@ -33,13 +33,14 @@ constexpr absl::Duration kLeaveTimeout = absl::Seconds(3);
 constexpr int kConnectionsPerPeer = 6;
 constexpr int kOtherFiles = 256;
 
-// Whether another attempt may fare better: not after an error in what the job asks for.
+// Whether another attempt may fare better: not after an error in what the job asks for. A file that
+// is not there (NOT_FOUND) may be one that this node has lost: the job's were seen when it was
+// submitted.
 bool IsRetryable(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kDataLoss:
     case absl::StatusCode::kFailedPrecondition:
     case absl::StatusCode::kInvalidArgument:
-    case absl::StatusCode::kNotFound:
     case absl::StatusCode::kOutOfRange:
     case absl::StatusCode::kUnimplemented:
       return false;
