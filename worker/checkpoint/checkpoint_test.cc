@@ -123,6 +123,7 @@ TEST_F(CheckpointTest, LeftoversOfADeadAttemptAreNeitherReadNorKept) {
   SaveSteps(1, {1});
   fs::create_directories(directory_ + "/.step-0000000002.partial");
   fs::copy(directory_ + "/step-0000000001", directory_ + "/.step-0000000003.removed");
+  fs::create_directories(directory_ + "/.model.token-4");
   EXPECT_EQ(Find()->state.step, 1u);
   EXPECT_THAT(problems_, IsEmpty());
   SaveSteps(1, {});

@@ -106,6 +106,35 @@ TEST_F(DamagedCheckpointTest, WhatIsNoFolderOrLeadsNowhereIsDamaged) {
   }
 }
 
+// A writer's mistakes, and whoever can write a manifest with its checksum.
+TEST_F(DamagedCheckpointTest, ShardsCoverTheModelAndLieInTheFolder) {
+  SaveSteps(2, {7});
+  const std::string path = directory_ + "/step-0000000007/manifest.json";
+  const nlohmann::json original = nlohmann::json::parse(*ReadFile(path));
+  const nlohmann::json& shards = original["body"]["shards"];
+  ASSERT_EQ(shards.size(), 2u);
+  const auto expect_damaged = [&](const nlohmann::json& changed, const std::string& why) {
+    nlohmann::json manifest = original;
+    manifest["body"]["shards"] = changed;
+    WriteWithItsChecksum(path, std::move(manifest));
+    EXPECT_FALSE(Find().has_value()) << changed;
+    EXPECT_TRUE(find_status_.ok()) << find_status_;
+    EXPECT_THAT(problems_, ElementsAre(HasSubstr(why)));
+  };
+  nlohmann::json changed = shards;
+  changed[1]["file"] = "../step-0000000007/" + shards[1]["file"].get<std::string>();
+  expect_damaged(changed, "its list of shards is damaged");
+  // Twice the first half, and no second.
+  const auto list = [](std::initializer_list<nlohmann::json> files) {
+    nlohmann::json array = nlohmann::json::array();
+    for (const nlohmann::json& file : files) array.push_back(file);
+    return array;
+  };
+  expect_damaged(list({shards[0], shards[0]}), "its list of shards is damaged");
+  expect_damaged(list({shards[0]}), "its shards do not cover the model");
+  expect_damaged(list({shards[0], shards[1], shards[0]}), "its list of shards is damaged");
+}
+
 // Whole, but not what its name says: to pass it over would throw it away at the next saves.
 TEST_F(DamagedCheckpointTest, AFolderOfAnotherNameIsAnError) {
   SaveSteps(2, {7, 8});

@@ -1,4 +1,5 @@
-// What an attempt takes up from the one before it, and what it refuses to.
+// What an attempt takes up from the one before it, what it refuses to, and what it leaves to the
+// one after it.
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -13,6 +14,7 @@
 #include "gtest/gtest.h"
 #include "model_shape/model_config.h"
 #include "worker/checkpoint/checksummed_json.h"
+#include "worker/checkpoint/ownership.h"
 #include "worker/data/pack_folder.h"
 #include "worker/data/token_folder.h"
 #include "worker/data/token_shard.h"
@@ -338,6 +340,31 @@ TEST_F(ResumeTest, AnEmptyFolderIsABeginningOnlyWhereNothingWasSaved) {
   EXPECT_EQ(missing.code(), absl::StatusCode::kUnavailable) << missing;
   job.checkpoint_step = 0;
   EXPECT_TRUE(Run(job).ok());
+}
+
+// Though all that it trained was saved before.
+TEST_F(ResumeTest, AnAttemptThatWasReplacedLeavesTheModelAsItIs) {
+  TrainingJob job = Job();
+  ASSERT_TRUE(Run(job).ok());
+  const std::string model = hosts_[0].model;
+  std::ofstream(model + "/of-the-newer-attempt").flush();
+
+  job.fencing_token += 1;
+  job.steps += 1;
+  job.checkpoint_every_steps = 0;
+  hosts_ = std::vector<RecordingHost>(1);
+  // What is left to be done then is the export.
+  hosts_[0].on_checkpoint = [&](uint64_t step) {
+    EXPECT_EQ(step, job.steps);
+    const absl::Status claimed = checkpoint::ClaimDirectory(
+        job.checkpoint_directory,
+        {.job = job.name, .uid = job.uid, .token = job.fencing_token + 1, .owner = job.owner});
+    EXPECT_TRUE(claimed.ok()) << claimed;
+  };
+  const absl::Status replaced = testing::RunRanks(job, hosts_)[0].status();
+  EXPECT_EQ(replaced.code(), absl::StatusCode::kAborted) << replaced;
+  EXPECT_EQ(hosts_[0].model, "");
+  EXPECT_TRUE(std::filesystem::exists(model + "/of-the-newer-attempt"));
 }
 
 }  // namespace

@@ -34,6 +34,8 @@ class RecordingHost : public Host {
 
   // After every step of this rank, on its thread.
   std::function<void(RecordingHost&, const StepRecord&)> on_step = [](auto&, const auto&) {};
+  // After every checkpoint that was saved, on a thread of its own; rank 0.
+  std::function<void(uint64_t step)> on_checkpoint = [](uint64_t) {};
   bool stop = false;
   uint32_t profile_steps = 0;
   // Plans as they travel between ranks: a plan is what ParsePlan makes of `plan_bytes`.
