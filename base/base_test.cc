@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include <CLI/CLI.hpp>
 #include <filesystem>
@@ -20,6 +21,7 @@
 #include "absl/time/clock.h"
 #include "base/back_off.h"
 #include "base/boot_clock.h"
+#include "base/checksum.h"
 #include "base/clock.h"
 #include "base/file_lock.h"
 #include "base/files.h"
@@ -28,6 +30,7 @@
 #include "base/net/grpc_status.h"
 #include "base/net/tls.h"
 #include "base/process/config.h"
+#include "base/process/progress.h"
 #include "base/process/signals.h"
 #include "base/process/time_limit.h"
 #include "base/protocol_version.h"
@@ -336,6 +339,19 @@ TEST(BackOffTest, DoublesUpToTheLongest) {
 }
 
 // Files that somebody else names: what is none is refused, and nothing waits for a pipe's writer.
+// Reading it may take longer than a process may stand still.
+TEST(ChecksumTest, OfMuchDataIsProgressAndTheSameInWhateverPieces) {
+  const std::string data(size_t{40} << 20, 'x');
+  const uint64_t before = Progress::count();
+  const uint64_t whole = Checksum(data.data(), data.size());
+  EXPECT_EQ(Progress::count(), before + 3);
+  ChecksumStream stream;
+  stream.Update(data.data(), 1000);
+  stream.Update(data.data(), data.size() - 1000);
+  EXPECT_EQ(stream.Digest(), whole);
+  EXPECT_EQ(whole, XXH3_64bits(data.data(), data.size()));
+}
+
 TEST(ReadRegularFileTest, TakesFilesOfTheSizeAllowedAlone) {
   const TempDir folder;
   std::ofstream(folder.File("four")) << "four";

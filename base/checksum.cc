@@ -2,7 +2,18 @@
 
 #include <xxhash.h>
 
+#include <algorithm>
+
+#include "base/process/progress.h"
+
 namespace ringleader {
+
+namespace {
+
+// At a time: what a slow disk or network reads within a second or so, where the data is a file's.
+constexpr size_t kPieceBytes = size_t{16} << 20;
+
+}  // namespace
 
 struct ChecksumStream::State {
   XXH3_state_t* xxh = XXH3_createState();
@@ -10,7 +21,10 @@ struct ChecksumStream::State {
 };
 
 uint64_t Checksum(const void* data, size_t bytes) {
-  return XXH3_64bits(data, bytes);
+  if (bytes <= kPieceBytes) return XXH3_64bits(data, bytes);
+  ChecksumStream stream;
+  stream.Update(data, bytes);
+  return stream.Digest();
 }
 
 ChecksumStream::ChecksumStream() : state_(std::make_unique<State>()) {
@@ -19,7 +33,14 @@ ChecksumStream::ChecksumStream() : state_(std::make_unique<State>()) {
 ChecksumStream::~ChecksumStream() = default;
 
 void ChecksumStream::Update(const void* data, size_t bytes) {
-  XXH3_64bits_update(state_->xxh, data, bytes);
+  const auto* next = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const size_t piece = std::min(bytes, kPieceBytes);
+    XXH3_64bits_update(state_->xxh, next, piece);
+    next += piece;
+    bytes -= piece;
+    Progress::Tick();
+  }
 }
 
 uint64_t ChecksumStream::Digest() const {

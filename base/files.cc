@@ -13,6 +13,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "base/process/progress.h"
 #include "base/status_macros.h"
 
 namespace ringleader {
@@ -22,12 +23,18 @@ absl::Status Failed(const char* what, const std::string& path) {
   return absl::ErrnoToStatus(errno, absl::StrCat(what, " ", path));
 }
 
+// At a time, and durable before the next where there is more: what a slow disk or network takes
+// within a minute.
+constexpr size_t kPieceBytes = size_t{256} << 20;
+
 absl::Status WriteAll(int fd, std::span<const std::byte> data, const std::string& path) {
   while (!data.empty()) {
-    const ssize_t written = write(fd, data.data(), data.size());
+    const ssize_t written = write(fd, data.data(), std::min(data.size(), kPieceBytes));
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) return Failed("write", path);
     data = data.subspan(static_cast<size_t>(written));
+    if (!data.empty() && fdatasync(fd) != 0) return Failed("sync", path);
+    Progress::Tick();
   }
   return absl::OkStatus();
 }

@@ -89,7 +89,8 @@ void AddFlags(CLI::App& app, Flags* flags) {
   app.add_option("--hostname", flags->inventory.hostname,
                  "This machine's name, as dashboards of its GPUs know it; the system's unless set");
   app.add_option("--hang-timeout", flags->hang_timeout_seconds,
-                 "Seconds in the same phase of the same step after which a trainer is killed")
+                 "Seconds without progress, in the same phase of the same step, after which a "
+                 "trainer is killed")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--pulse-timeout", flags->pulse_timeout_seconds,

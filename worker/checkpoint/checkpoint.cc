@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/files.h"
+#include "base/process/progress.h"
 #include "base/status_macros.h"
 #include "worker/checkpoint/format.h"
 #include "worker/checkpoint/shared_outcome.h"
@@ -54,6 +55,7 @@ absl::StatusOr<CheckpointInfo> OpenCheckpoint(const std::string& path,
   for (size_t i = comm.rank(); i < checkpoint.shards.size() && whole.ok(); i += comm.size()) {
     whole = VerifyShardFile(path, checkpoint.shards[i]);
   }
+  const Progress::Waiting for_other_ranks;  // whose files may be larger
   RETURN_IF_ERROR(Agree(comm, whole).status());
   return checkpoint;
 }

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
+#include "base/process/progress.h"
 #include "base/status_macros.h"
 #include "worker/checkpoint/format.h"
 #include "worker/checkpoint/shared_outcome.h"
@@ -163,8 +164,11 @@ absl::StatusOr<std::string> Checkpointer::Write(Snapshot& snapshot) {
   const absl::StatusOr<uint64_t> written =
       shard.ok() ? WriteShardFile(absl::StrCat(partial, "/", own.name), *shard, own.elements)
                  : shard.status();
-  const absl::StatusOr<std::vector<uint64_t>> checksums =
-      Agree(*comm_, written.status(), written.value_or(0));
+  absl::StatusOr<std::vector<uint64_t>> checksums;
+  {
+    const Progress::Waiting for_other_ranks;  // which may have slower disks
+    checksums = Agree(*comm_, written.status(), written.value_or(0));
+  }
 
   absl::StatusOr<std::string> published = std::string();
   if (!checksums.ok()) {

@@ -15,6 +15,7 @@
 #include "absl/strings/str_format.h"
 #include "base/checksum.h"
 #include "base/files.h"
+#include "base/process/progress.h"
 #include "base/status_macros.h"
 #include "worker/checkpoint/format.h"
 
@@ -35,6 +36,7 @@ struct ShardHeader {
 static_assert(sizeof(ShardHeader) == 64);
 
 constexpr int kSections = 3;
+constexpr size_t kPieceBytes = size_t{16} << 20;  // that are read at a time
 
 // A shard's arrays in the order of the file.
 std::array<std::vector<float>*, kSections> Sections(optim::OptimizerShard& shard) {
@@ -76,7 +78,7 @@ absl::StatusOr<int> OpenShard(const std::string& path, int64_t elements) {
 absl::Status ReadAt(int fd, void* data, size_t bytes, int64_t offset, const std::string& path) {
   char* next = static_cast<char*>(data);
   while (bytes > 0) {
-    const ssize_t got = pread(fd, next, bytes, offset);
+    const ssize_t got = pread(fd, next, std::min(bytes, kPieceBytes), offset);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) {
       return ReadError(errno, absl::StrFormat("%s: cannot be read at byte %d", path, offset));
@@ -87,6 +89,7 @@ absl::Status ReadAt(int fd, void* data, size_t bytes, int64_t offset, const std:
     next += got;
     offset += got;
     bytes -= static_cast<size_t>(got);
+    Progress::Tick();
   }
   return absl::OkStatus();
 }

@@ -107,6 +107,22 @@ TEST_F(HangTest, AnotherPhaseOrStepAndAReportAreProgress) {
   Pass(kHangTimeout, 5, 5);
 }
 
+// An evaluation, or reading a large file.
+TEST_F(HangTest, APhaseMayTakeLongAsLongAsItGetsOn) {
+  const absl::Time end = now_ + 3 * kHangTimeout;
+  for (uint64_t progress = 1; now_ < end; now_ += absl::Seconds(20)) {
+    for (const auto& trainer : trainers_) {
+      v1::TrainerMessage message;
+      message.mutable_pulse()->set_step(4);
+      message.mutable_pulse()->set_phase("evaluation");
+      // A part of it takes a while, too.
+      message.mutable_pulse()->set_progress(progress++ / 20);
+      supervisor_.OnTrainerMessage(trainer, message, now_);
+    }
+    ExpectNothing();
+  }
+}
+
 TEST_F(HangTest, StandingStillCountsFromAttaching) {
   Pass(kHangTimeout, 0, 0, "");
   now_ += absl::Seconds(1);

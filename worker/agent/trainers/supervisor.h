@@ -42,7 +42,7 @@ struct SupervisorOptions {
   RunAs run_as = {};
   int life_fd = -1;  // that trainers keep open while they live (Witness); -1: none
   // A trainer that sends no pulse for so long is stuck as a whole; one whose pulses show the same
-  // step and phase for so long hangs in it.
+  // step, phase and progress within it for so long hangs in it.
   absl::Duration pulse_timeout = absl::Seconds(30);
   absl::Duration hang_timeout = absl::Minutes(10);
 };

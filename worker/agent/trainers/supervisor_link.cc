@@ -95,6 +95,9 @@ v1::AgentMessage Supervisor::Assignment(const Attempt& attempt, const Trainer& t
 
 void Supervisor::OnPulse(Trainer& trainer, const v1::TrainerPulse& pulse, absl::Time now) {
   trainer.last_pulse = now;
+  if (std::exchange(trainer.progress, pulse.progress()) != pulse.progress()) {
+    trainer.last_progress = now;
+  }
   if (pulse.step() == trainer.step && pulse.phase() == trainer.phase) return;
   trainer.step = pulse.step();
   trainer.phase = pulse.phase();

@@ -29,6 +29,7 @@ struct Trainer {
   absl::Time lease_end = absl::InfiniteFuture();
   uint64_t step = 0;
   std::string phase = {};
+  uint64_t progress = 0;  // within the phase, as its pulses count it
   std::string last_error_line = {};
   absl::Time last_error_time = absl::InfinitePast();  // by the wall clock
 

@@ -13,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "base/files.h"
 #include "base/json.h"
+#include "base/process/progress.h"
 #include "base/status_macros.h"
 #include "worker/model/files/safetensors.h"
 
@@ -117,6 +118,7 @@ absl::Status ReadWeights(const std::string& path, const ModelConfig& config,
           absl::StrFormat("%s: tensor %s is in another file too", path, tensor.name));
     }
     RETURN_IF_ERROR(ReadPart(*file, tensor, slot, window));
+    Progress::Tick();
   }
   return absl::OkStatus();
 }

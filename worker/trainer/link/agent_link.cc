@@ -14,6 +14,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/boot_clock.h"
+#include "base/process/progress.h"
 #include "base/protocol_version.h"
 #include "base/status_macros.h"
 #include "base/wait/timed_wait.h"
@@ -219,6 +220,8 @@ class AgentLink::Impl {
       if (message.body_case() == v1::TrainerMessage::BODY_NOT_SET) {
         message.mutable_pulse()->set_step(step_.load(std::memory_order_relaxed));
         message.mutable_pulse()->set_phase(phase_.load(std::memory_order_relaxed));
+        if (Progress::waiting()) Progress::Tick();
+        message.mutable_pulse()->set_progress(Progress::count());
         next_pulse = BootNow() + kPulseInterval;
       }
       if (!stream_->Write(message)) break;

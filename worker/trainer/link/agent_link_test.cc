@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/boot_clock.h"
+#include "base/process/progress.h"
 #include "base/protocol_version.h"
 #include "base/testing/temp_dir.h"
 #include "gmock/gmock.h"
@@ -240,6 +241,34 @@ TEST_F(AgentLinkTest, SaysWhoItIsAndWhereItListens) {
            hello->pid() == static_cast<uint32_t>(getpid()) &&
            hello->protocol_version() == kProtocolVersion;
   }));
+}
+
+TEST_F(AgentLinkTest, PulsesTellOfProgressWithinAPhaseAndWhoWaitsIsNotBlamed) {
+  FakeAgent agent(socket_, Spec(1), {}, 1);
+  auto link = Attach();
+  ASSERT_TRUE(link->WaitForAssignment().ok());
+  Progress::Tick();
+  const uint64_t count = Progress::count();
+  const auto pulses_above = [&](uint64_t progress, size_t many) {
+    return agent.WaitFor([=](const std::vector<RankLog>& logs) {
+      size_t above = 0;
+      for (size_t i = 1; i < logs[0].pulses.size(); ++i) {
+        above += logs[0].pulses[i].progress() > logs[0].pulses[i - 1].progress() &&
+                 logs[0].pulses[i].progress() > progress;
+      }
+      return above >= many;
+    });
+  };
+  EXPECT_TRUE(agent.WaitFor([&](const std::vector<RankLog>& logs) {
+    return !logs[0].pulses.empty() && logs[0].pulses.back().progress() == count;
+  }));
+  Progress::Tick();
+  EXPECT_TRUE(pulses_above(count, 1));
+  {
+    const Progress::Waiting for_others;
+    EXPECT_TRUE(pulses_above(count + 1, 2));
+  }
+  link->Close();
 }
 
 TEST_F(AgentLinkTest, ReportsEveryFieldOfANotice) {

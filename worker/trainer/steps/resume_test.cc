@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_format.h"
 #include "base/files.h"
+#include "base/process/progress.h"
 #include "base/testing/temp_dir.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -365,6 +366,22 @@ TEST_F(ResumeTest, AnAttemptThatWasReplacedLeavesTheModelAsItIs) {
   EXPECT_EQ(replaced.code(), absl::StatusCode::kAborted) << replaced;
   EXPECT_EQ(hosts_[0].model, "");
   EXPECT_TRUE(std::filesystem::exists(model + "/of-the-newer-attempt"));
+}
+
+// Or one that takes longer than a hang does passes for one.
+TEST_F(ResumeTest, AnEvaluationTellsOfEachMicroBatch) {
+  TrainingJob job = Job();
+  job.steps = 1;
+  const auto progress_with = [&](uint64_t sequences) {
+    job.eval_sequences = sequences;
+    job.checkpoint_directory = directory_.File(absl::StrFormat("evaluates-%d", sequences));
+    const uint64_t before = Progress::count();
+    EXPECT_TRUE(Run(job).ok());
+    return Progress::count() - before;
+  };
+  const uint64_t without = progress_with(0);
+  // Before the first step and after the last.
+  EXPECT_EQ(progress_with(2), without + 2 * 2);
 }
 
 }  // namespace

@@ -19,6 +19,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/files.h"
+#include "base/process/progress.h"
 #include "base/status_macros.h"
 #include "model_shape/companion_files.h"
 #include "worker/attention/stats/stopwatch.h"
@@ -377,6 +378,7 @@ absl::Status Attempt::ExportModel() {
     host_.ReportModel(folder);
   }
   // No rank ends as completed before the model is there.
+  const Progress::Waiting for_first_rank;
   return world_.Barrier();
 }
 

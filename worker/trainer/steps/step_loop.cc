@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_format.h"
 #include "balance/document_dealing.h"
+#include "base/process/progress.h"
 #include "base/status_macros.h"
 #include "patterns/check_options.h"
 #include "patterns/pattern.h"
@@ -345,6 +346,7 @@ absl::StatusOr<EvalOutcome> StepLoop::EvaluateOnce(uint64_t step) {
         Read(*parts_.eval, samples, batch, plan_.WeightsAt(std::max<uint64_t>(1, step))));
     ASSIGN_OR_RETURN(const RankScores scores, parts_.engine->Score(sequence));
     sums.Add(sequence, scores);
+    Progress::Tick();
   }
   for (size_t i = mine.size(); i < dealing.MostMicroBatches(); ++i) parts_.engine->PassScore();
   RETURN_IF_ERROR(parts_.world->AllReduceSum(Channel::kControl, sums.sums().data(),
