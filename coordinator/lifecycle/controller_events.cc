@@ -57,8 +57,8 @@ bool IsTime(const google::protobuf::Timestamp& time) {
          time.nanos() < 1'000'000'000;
 }
 
-// Figures and addresses that a trainer of a job of so many steps can come to. The loss of a step is finite unless
-// the step was skipped for it; a held-out loss need not be.
+// Figures and addresses that a trainer of a job of so many steps can come to. The loss of a step is
+// finite unless the step was skipped for it; a held-out loss need not be.
 bool InRange(const v1::AttemptEvent& event, uint64_t steps) {
   switch (event.kind_case()) {
     case v1::AttemptEvent::kStep: {
@@ -168,7 +168,7 @@ absl::StatusOr<bool> ControllerCore::IsGenuine(store::ReadTransaction& transacti
   if (machine == nullptr) {
     absl::StatusOr<v1::Job> job = transaction.GetJob(event.job());
     if (absl::IsNotFound(job.status())) return false;  // deleted meanwhile
-    if (absl::IsDataLoss(job.status())) {  // it will never be known
+    if (absl::IsDataLoss(job.status())) {              // it will never be known
       spdlog::error("{}; what {} reports of it is ignored", std::string(job.status().message()),
                     record.node.name());
       return false;
@@ -215,8 +215,8 @@ absl::Status ControllerCore::OnEvent(store::WriteTransaction& transaction, NodeR
     case v1::AttemptEvent::kLogs:
       return AppendLogs(transaction, event);
     case v1::AttemptEvent::kTrainerReady:
-      if (machine == nullptr || Dead(machine->attempt()->ranks(
-                                    static_cast<int>(event.trainer_ready().rank())))) {
+      if (machine == nullptr ||
+          Dead(machine->attempt()->ranks(static_cast<int>(event.trainer_ready().rank())))) {
         OnStrays(record, event.job(), event.attempt(), event.fencing_token(),
                  {event.trainer_ready().rank()});
       } else {

@@ -132,10 +132,10 @@ absl::Status ControllerCore::BeginPlanning(store::ReadTransaction& transaction, 
               .nodes = Inventories(placements),
               .is_overtaken = std::make_shared<std::atomic<bool>>(false),
               .since = now};
-  Wait(machine, absl::StrFormat("planning how to run on %s%s", placements.front().node(),
-                                placements.size() == 1
-                                    ? ""
-                                    : absl::StrFormat(" and %d more", placements.size() - 1)));
+  Wait(machine,
+       absl::StrFormat(
+           "planning how to run on %s%s", placements.front().node(),
+           placements.size() == 1 ? "" : absl::StrFormat(" and %d more", placements.size() - 1)));
   const std::string& owner = machine.job().owner();
   PlanRequest request = {.spec = machine.job().spec(),
                          .owner = owner,

@@ -53,6 +53,34 @@ TEST_F(JobControllerTest, CommandsAreRepeatedUntilTheyAreAcknowledged) {
 }
 
 // Each is looked at several times a second and held in memory: they must not grow without end.
+TEST_F(JobControllerTest, SpecificationsOfAllJobsTogetherAreBounded) {
+  const auto spec = [&](const std::string& name, size_t mebibytes) {
+    v1::JobSpec padded = Spec(name);
+    (*padded.mutable_labels())["padding"] = std::string(mebibytes << 20, 'x');
+    return padded;
+  };
+  // As if they had been submitted, and paused.
+  const absl::Status written = sqlite_->Write([&](store::WriteTransaction& t) -> absl::Status {
+    for (const char* name : {"a", "b"}) {
+      v1::Job job;
+      job.set_name(absl::StrCat("jobs/", name));
+      *job.mutable_spec() = spec(name, 127);
+      job.set_state(v1::Job::PAUSED);
+      RETURN_IF_ERROR(t.CreateJob(&job));
+    }
+    return absl::OkStatus();
+  });
+  ASSERT_TRUE(written.ok()) << written;
+  Restart();
+  const auto create = [&](const std::string& name, size_t mebibytes) {
+    return Do([&] { return controller_->CreateJob(spec(name, mebibytes), {}); }).status();
+  };
+  const absl::Status refused = create("c", 3);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("all owners together"));
+  EXPECT_EQ(create("d", 1), absl::OkStatus());
+}
+
 TEST_F(JobControllerTest, JobsThatHaveNotEndedAreBounded) {
   // As if they had been submitted.
   const auto there_are = [&](const std::string& owner, int count, size_t bytes = 0) {

@@ -89,9 +89,8 @@ TEST_F(LingeringRanksTest, ThoseOfAJobThatFailedAreGivenUpAfterARestartToo) {
               HasSubstr("may still be alive"));
   v1::JobSpec other = Spec("k");
   other.mutable_checkpoint()->set_directory("/shared/j");
-  EXPECT_THAT(
-      std::string(Do([&] { return controller_->CreateJob(other, {}); }).status().message()),
-      HasSubstr("is that of jobs/j"));
+  EXPECT_THAT(std::string(Do([&] { return controller_->CreateJob(other, {}); }).status().message()),
+              HasSubstr("is that of jobs/j"));
   Pass(options_.adoption_timeout);
   EXPECT_EQ(Job().attempts(0).ranks(0).state(), v1::RankStatus::LOST);
   EXPECT_EQ(TrainersOn("a"), 0u);

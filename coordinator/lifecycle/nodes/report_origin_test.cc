@@ -39,6 +39,7 @@ class ReportOriginTest : public testing::ControllerTest {
     event.mutable_trainer_exited()->set_rank(rank);
     event.mutable_trainer_exited()->set_outcome(v1::TrainerExited::FAILED);
     event.mutable_trainer_exited()->set_exit_code(1);
+    event.mutable_trainer_exited()->set_retryable(true);
     return event;
   }
 
@@ -208,6 +209,28 @@ TEST_F(ReportOriginTest, PathsWithControlCharactersAreIgnored) {
   exported.mutable_model_exported()->set_path("/checkpoints/model");
   Say(a_, 5, exported);
   EXPECT_EQ(Job().model_directory(), "/checkpoints/model");
+}
+
+TEST_F(ReportOriginTest, WhatAnEarlierAttemptMeasuredOrExportedIsIgnored) {
+  AllReady();
+  Say(a_, 3, Exited(0));
+  Say(a_, 4, Exited(1));
+  Say(b_, 3, Exited(2));
+  Say(b_, 4, Exited(3));
+  clock_.Advance(options_.retry_backoff);
+  controller_->RunOnce();
+  ASSERT_EQ(Job().attempts_size(), 2);
+  v1::AttemptEvent measured;
+  v1::LatencyTable* const layers = measured.mutable_measurements()->mutable_layers();
+  layers->mutable_machine()->set_device("believed");
+  layers->add_rows()->set_p50_ms(5);
+  v1::AttemptEvent exported;
+  exported.mutable_model_exported()->set_path("/elsewhere");
+  Say(a_, 5, measured);
+  Say(a_, 6, exported);
+  EXPECT_THAT(plans_.measured->tables, IsEmpty());
+  EXPECT_EQ(Job().model_directory(), "");
+  EXPECT_EQ(a_->acknowledged(), 6u);
 }
 
 TEST_F(ReportOriginTest, AddressesThatAreNoneAreIgnored) {

@@ -11,8 +11,10 @@
 #include <filesystem>
 #include <fstream>
 #include <random>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "base/testing/temp_dir.h"
 #include "coordinator/store/sqlite/sqlite_connection.h"
@@ -282,6 +284,20 @@ TEST_F(SqliteFaultsTest, KilledWriterLosesNothingAcknowledged) {
   auto store = OpenSqliteStore({.path = path_});
   ASSERT_TRUE(store.ok()) << store.status();
   for (int i = 0; i <= last; ++i) EXPECT_TRUE(GetJob(**store, absl::StrCat("j", i)).ok()) << i;
+}
+
+// A backup or the sqlite3 shell holds it for a moment.
+TEST_F(SqliteFaultsTest, ALockThatIsHeldShortlyFailsNoWrite) {
+  auto store = OpenSqliteStore({.path = path()});
+  ASSERT_TRUE(store.ok()) << store.status();
+  Connection other(path(), Connection::Mode::kReadWrite);
+  other.database().exec("BEGIN IMMEDIATE");
+  std::thread holder([&] {
+    absl::SleepFor(absl::Milliseconds(500));
+    other.database().exec("COMMIT");
+  });
+  EXPECT_EQ(CreateJob(**store, "a"), absl::OkStatus());
+  holder.join();
 }
 
 }  // namespace
