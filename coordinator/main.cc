@@ -241,8 +241,9 @@ absl::Status Serve(const Flags& flags) {
   }
   const std::unique_ptr<lifecycle::PlanSource> plans = NewPlannerSource(flags.planner);
   ASSIGN_OR_RETURN(const std::unique_ptr<lifecycle::JobController> controller,
-                   lifecycle::JobController::Create(flags.lifecycle, store.get(), plans.get(),
-                                                    Clock::Steady(), &metrics));
+                   lifecycle::JobController::Create(
+                       flags.lifecycle, store.get(), plans.get(), Clock::Steady(), &metrics,
+                       [&](const absl::Status& damage) { failure.Set(damage); }));
   const auto collector =
       std::make_shared<api::StateCollector>(store.get(), controller.get(), database);
   metrics.AddCollectable(collector);

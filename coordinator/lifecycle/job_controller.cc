@@ -55,10 +55,11 @@ ControllerCore::OnMade IntoQueue(const std::shared_ptr<BatchQueue>& queue) {
 class JobController::Impl {
  public:
   Impl(const Options& options, store::Store* store, PlanSource* plans, const Clock* clock,
-       Metrics* metrics)
+       Metrics* metrics, std::function<void(const absl::Status&)> on_damage)
       : options_(options),
         store_(store),
         clock_(clock),
+        on_damage_(std::move(on_damage)),
         metrics_(metrics == nullptr ? nullptr : &metrics->registry()),
         plans_(plans),
         core_(options, plans, &metrics_, IntoQueue(queue_)) {}
@@ -155,6 +156,7 @@ class JobController::Impl {
   bool RunOnce() {
     if (const absl::Status loaded = Load(); !loaded.ok()) {
       Refuse(loaded);
+      if (absl::IsDataLoss(loaded) && on_damage_) std::exchange(on_damage_, nullptr)(loaded);
       return false;
     }
     const absl::Status space = store_->Space();
@@ -263,6 +265,7 @@ class JobController::Impl {
   const Options options_;
   store::Store* const store_;
   const Clock* const clock_;
+  std::function<void(const absl::Status&)> on_damage_;  // used where batches run
   LifecycleMetrics metrics_;
   // Plans that are still being made may outlive the controller and come here.
   const std::shared_ptr<BatchQueue> queue_ = std::make_shared<BatchQueue>();
@@ -277,13 +280,11 @@ class JobController::Impl {
   std::thread thread_;
 };
 
-absl::StatusOr<std::unique_ptr<JobController>> JobController::Create(const Options& options,
-                                                                     store::Store* store,
-                                                                     PlanSource* plans,
-                                                                     const Clock* clock,
-                                                                     Metrics* metrics) {
+absl::StatusOr<std::unique_ptr<JobController>> JobController::Create(
+    const Options& options, store::Store* store, PlanSource* plans, const Clock* clock,
+    Metrics* metrics, std::function<void(const absl::Status&)> on_damage) {
   if (absl::Status valid = Validate(options); !valid.ok()) return valid;
-  auto impl = std::make_unique<Impl>(options, store, plans, clock, metrics);
+  auto impl = std::make_unique<Impl>(options, store, plans, clock, metrics, std::move(on_damage));
   if (absl::Status loaded = impl->Load(); !loaded.ok()) return loaded;
   return std::unique_ptr<JobController>(new JobController(std::move(impl)));
 }

@@ -18,11 +18,12 @@ class LockedStore : public store::testing::ForwardingStore {
  public:
   using ForwardingStore::ForwardingStore;
   absl::Status Read(absl::FunctionRef<absl::Status(store::ReadTransaction&)> body) override {
+    if (damaged) return absl::DataLossError("the record of jobs/q is damaged");
     if (locked) return absl::UnavailableError("another program holds it locked");
     return ForwardingStore::Read(body);
   }
 
-  std::atomic<bool> locked = false;
+  std::atomic<bool> locked = false, damaged = false;
 };
 
 class ReloadTest : public testing::ControllerTest {
@@ -86,6 +87,18 @@ TEST_F(ReloadTest, WhatABatchThatFailedWouldHaveToldIsNeverTold) {
   Say(session, 4, Log("a line"));
   EXPECT_EQ(session->acknowledged(), 4u);
   EXPECT_THAT(LogTexts(), ElementsAre("a line"));
+}
+
+// No later try would succeed: the process ends, and says which record it was.
+TEST_F(ReloadTest, DamageIsToldOnce) {
+  std::vector<absl::Status> told;
+  controller_ = *JobController::Create(options_, &store_, &plans_, &clock_, nullptr,
+                                       [&](const absl::Status& damage) { told.push_back(damage); });
+  LoseTheStore([&] { EXPECT_FALSE(Create("k").ok()); });
+  EXPECT_THAT(told, IsEmpty());
+  locked_.damaged = true;
+  for (int i = 0; i < 3; ++i) controller_->RunOnce();
+  EXPECT_THAT(told, ElementsAre(absl::DataLossError("the record of jobs/q is damaged")));
 }
 
 // Nobody can do anything about a job that has ended whose record is damaged, and nobody else is
