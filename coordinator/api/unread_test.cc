@@ -132,9 +132,7 @@ TEST_F(UnreadTest, AnswersOfOneClientAreLimited) {
 }
 
 TEST_F(UnreadTest, AnAnswerThatNobodyTakesEndsItsCall) {
-  Start({.listen = Loopback(),
-         .check_files = false,
-         .unread_patience = absl::Milliseconds(100)},
+  Start({.listen = Loopback(), .check_files = false, .unread_patience = absl::Milliseconds(100)},
         {});
   AddLargeJob("j");
   Unread& call = Begin(kListJobs, v1::ListJobsRequest());

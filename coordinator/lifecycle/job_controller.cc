@@ -121,27 +121,26 @@ class JobController::Impl {
       const std::function<absl::StatusOr<v1::Job>(ControllerCore&, store::WriteTransaction&,
                                                   absl::Time)>& body) {
     std::optional<v1::Job> made;
-    ASSIGN_OR_RETURN(
-        const v1::Job kept,
-        Call<v1::Job>(key,
-                      [&](ControllerCore& core, store::WriteTransaction& transaction,
-                          absl::Time now) -> absl::StatusOr<v1::Job> {
-                        ASSIGN_OR_RETURN(made, body(core, transaction, now));
-                        v1::Job which;
-                        which.set_name(made->name());
-                        which.set_uid(made->uid());
-                        return which;
-                      }));
+    ASSIGN_OR_RETURN(const v1::Job kept,
+                     Call<v1::Job>(key,
+                                   [&](ControllerCore& core, store::WriteTransaction& transaction,
+                                       absl::Time now) -> absl::StatusOr<v1::Job> {
+                                     ASSIGN_OR_RETURN(made, body(core, transaction, now));
+                                     v1::Job which;
+                                     which.set_name(made->name());
+                                     which.set_uid(made->uid());
+                                     return which;
+                                   }));
     return made.has_value() ? *std::move(made) : FindSameJob(store_, kept);
   }
 
   absl::StatusOr<v1::Job> ChangeJob(std::string_view id, std::string_view etag,
                                     const store::RequestKey& key, const JobCheck& may,
                                     const ControllerCore::Intent& intent) {
-    return CallForJob(key, [&](ControllerCore& core, store::WriteTransaction& transaction,
-                               absl::Time now) {
-      return core.ChangeJob(transaction, id, etag, may, intent, now);
-    });
+    return CallForJob(
+        key, [&](ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
+          return core.ChangeJob(transaction, id, etag, may, intent, now);
+        });
   }
 
   absl::StatusOr<v1::Node> SetDraining(std::string_view id, bool draining,

@@ -186,11 +186,10 @@ class ReadTransaction {
   // as much of a million as of `count`.
   virtual absl::StatusOr<std::vector<v1::StepReport>> SampleSteps(std::string_view job,
                                                                   int count) = 0;
-  // The same of steps that have their layers (see PutStep), whole, one after the other: one may take
-  // a megabyte.
+  // The same of steps that have their layers (see PutStep), whole, one after the other: one may
+  // take a megabyte.
   virtual absl::Status VisitStepsWithLayers(
-      std::string_view job, int count,
-      absl::FunctionRef<void(const v1::StepReport&)> visit) = 0;
+      std::string_view job, int count, absl::FunctionRef<void(const v1::StepReport&)> visit) = 0;
   virtual absl::StatusOr<std::vector<v1::EvalReport>> SampleEvals(std::string_view job,
                                                                   int count) = 0;
   virtual absl::StatusOr<std::vector<v1::CheckpointNotice>> ListCheckpoints(

@@ -44,8 +44,9 @@ class Unary::Call : public grpc::ServerUnaryReactor {
   // after it. `client` as by limits::ClientOf, empty for one that was not admitted.
   void End(const std::string& client, absl::Status status) {
     if (status.ok()) {
-      const absl::Status room = delivery_.Begin(&unary_.limits_.unread_answers, client,
-                                                reply_.ByteSizeLong(), context_, unary_.unread_patience_);
+      const absl::Status room =
+          delivery_.Begin(&unary_.limits_.unread_answers, client, reply_.ByteSizeLong(), context_,
+                          unary_.unread_patience_);
       if (!is_change_) status = room;  // a change that was made is told
     }
     const grpc::Status answer = ToGrpcStatus(status);

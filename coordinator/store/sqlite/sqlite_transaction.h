@@ -45,9 +45,8 @@ class SqliteTransaction : public WriteTransaction {
   absl::StatusOr<EvalPage> ListEvals(std::string_view job, uint64_t after_sequence,
                                      int limit) override;
   absl::StatusOr<std::vector<v1::StepReport>> SampleSteps(std::string_view job, int count) override;
-  absl::Status VisitStepsWithLayers(
-      std::string_view job, int count,
-      absl::FunctionRef<void(const v1::StepReport&)> visit) override;
+  absl::Status VisitStepsWithLayers(std::string_view job, int count,
+                                    absl::FunctionRef<void(const v1::StepReport&)> visit) override;
   absl::StatusOr<std::vector<v1::EvalReport>> SampleEvals(std::string_view job, int count) override;
   absl::StatusOr<std::vector<v1::CheckpointNotice>> ListCheckpoints(std::string_view job) override;
   absl::StatusOr<LogPage> ReadLogs(const LogQuery& query) override;

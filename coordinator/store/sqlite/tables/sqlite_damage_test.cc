@@ -148,12 +148,12 @@ TEST_F(DamageTest, OfAnAttempt) {
 
 TEST_F(DamageTest, OfAStep) {
   Damage("steps");
-  for (const ReadCall& call : std::vector<ReadCall>{
-           [](ReadTransaction& t) { return t.ListSteps("b", 0, 0, 10).status(); },
-           [](ReadTransaction& t) { return t.SampleSteps("b", 10).status(); },
-           [](ReadTransaction& t) {
-             return t.VisitStepsWithLayers("b", 10, [](const v1::StepReport&) {});
-           }}) {
+  for (const ReadCall& call :
+       std::vector<ReadCall>{[](ReadTransaction& t) { return t.ListSteps("b", 0, 0, 10).status(); },
+                             [](ReadTransaction& t) { return t.SampleSteps("b", 10).status(); },
+                             [](ReadTransaction& t) {
+                               return t.VisitStepsWithLayers("b", 10, [](const v1::StepReport&) {});
+                             }}) {
     ExpectDamaged("jobs/b, steps", call);
   }
   ExpectDamaged("jobs/b, step 1", [](ReadTransaction& t) { return t.GetStep("b", 1).status(); });
