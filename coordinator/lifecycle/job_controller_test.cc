@@ -371,7 +371,7 @@ TEST_F(JobControllerTest, OfARepeatedChangeNoMoreIsKeptThanItsJob) {
     return reply.value_or(std::string(1000, '?'));
   };
   EXPECT_LT(kept({.id = "r2", .method = "PauseJob", .fingerprint = "f"}).size(), 100u);
-  EXPECT_LT(kept({.id = "r1", .method = "CreateJob", .fingerprint = "f"}).size(), 100u);
+  EXPECT_LT(kept({.id = "r1", .method = "CreateJob", .fingerprint = "fingerprint"}).size(), 100u);
   const absl::StatusOr<v1::Job> second = Create("j", "r1");
   ASSERT_TRUE(second.ok()) << second.status();
   EXPECT_EQ(second->uid(), created->uid());
