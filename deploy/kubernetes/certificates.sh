@@ -29,6 +29,7 @@ for node in "$@"; do
   name=${node%%=*} address=${node#*=}
   [[ $node == *=* && $name =~ ^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$ && $address =~ ^[0-9a-fA-F.:]+$ ]] ||
     { echo "certificates: $node is not NAME=IP" >&2; exit 2; }
+  [[ $name != ca ]] || { echo "certificates: a node cannot be called ca: nodes/ca.crt is the authority's" >&2; exit 2; }
 done
 umask 077
 mkdir -p "$folder/nodes"
@@ -63,11 +64,12 @@ reason() {
   fi
 }
 
-# sign NAME SUBJECT ALTERNATIVE-NAMES: NAME.key and NAME.crt, where those that are there will not do.
+# sign NAME SUBJECT ALTERNATIVE-NAMES: NAME.key and NAME.crt, where those that are there will not do. Of a subject that
+# is longer than X.509 allows the beginning is taken: the other names decide.
 sign() {
   local name=$1 subject=$2 names=$3 why
   new_key "$work/key"
-  quietly "$name" openssl req -new -key "$work/key" -subj "/CN=$subject" -out "$work/csr"
+  quietly "$name" openssl req -new -key "$work/key" -subj "/CN=${subject:0:64}" -out "$work/csr"
   printf 'subjectAltName=%s\nextendedKeyUsage=clientAuth,serverAuth\n' "$names" >"$work/extensions"
   quietly "$name ($names)" openssl x509 -req -days "$days" -in "$work/csr" -CA "$folder/ca.crt" -CAkey "$folder/ca.key" \
     -CAcreateserial -extfile "$work/extensions" -out "$work/crt"
