@@ -14,10 +14,10 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 TORCH_LIBRARY(ringleader, m) {
-  // `pattern` is a TilePattern; kernels/ops/visit/visit.h says what lists and size are, and
-  // topk_blocks and density (KeptBlocks). Without a scale it is 1 / sqrt(head_dim); without
-  // `deterministic` it is what LibTorch's global context says. What a call from Python leaves out
-  // costs it nothing.
+  // `pattern` is a TilePattern or kUnmaskedLists; kernels/ops/visit/visit.h says what lists and
+  // size are, and topk_blocks and density (KeptBlocks). Without a scale it is 1 / sqrt(head_dim);
+  // without `deterministic` it is what LibTorch's global context says. What a call from Python
+  // leaves out costs it nothing.
   m.def(
       "attention(Tensor q, Tensor k, Tensor v, int pattern, Tensor[] lists, "
       "Tensor? documents=None, Tensor? intervals=None, int tile=128, int size=0, "

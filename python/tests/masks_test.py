@@ -6,7 +6,9 @@ from oracle import DEVICE, attend, causal, check, document_ids, inputs, pairs_of
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
 from ringleader import kernels
-from ringleader.kernels import masks, sparse_attention
+from ringleader.kernels import attention, masks, sparse_attention
+from ringleader.kernels.blocks import CSR, UNMASKED_CSR
+from ringleader.kernels.operators import ops
 
 
 def visible_of(name, tokens, starts, window, prefix, block):
@@ -68,6 +70,36 @@ def test_full():
     kept = random_tiles(2, 1, 300, 128)
     lists = kept.sum(-1), kept.int().argsort(-1, descending=True)
     check(attend(lists, mask="full"), *inputs(2, 4, 2, 300, 64), pairs_of_tiles(kept, 300, 128))
+
+
+@pytest.mark.parametrize("tile,head_dim", [(64, 64), (64, 128), (128, 64), (128, 128)])
+@pytest.mark.parametrize("tokens", [384, 300])
+def test_lists_without_a_mask(tile, head_dim, tokens, monkeypatch):
+    """Whole tiles are attended to without intervals, ahead of queries and behind them, and rows of no tiles are zero."""
+    patterns = []
+
+    def seen(q, k, v, pattern, *rest, **others):
+        patterns.append((pattern, others.get("intervals") is None))
+        return ops.attention.default(q, k, v, pattern, *rest, **others)
+
+    kept = random_tiles(2, 4, tokens, tile)
+    kept[1, 2, 1] = False
+    lists = kernels.tiles_from_mask(kept, tokens=tokens, tile=tile, causal=False)
+    for mask in "full", kernels.key_intervals("full", tokens, device=DEVICE):
+        check(attend(lists, mask=mask), *inputs(2, 4, 2, tokens, head_dim), pairs_of_tiles(kept, tokens, tile))
+        monkeypatch.setattr(attention, "_attention", seen)
+        sparse_attention(*inputs(2, 4, 2, tokens, head_dim), lists, mask=mask, return_lse=True)
+        monkeypatch.undo()
+    assert patterns == [(UNMASKED_CSR, True) if tokens % tile == 0 else (CSR, False)] * 2
+    with pytest.raises(ValueError, match="mask has rows of"):
+        sparse_attention(*inputs(2, 4, 2, tokens, head_dim), lists, mask=kernels.key_intervals("full", 64, device=DEVICE))
+
+
+def test_a_block_mask_that_shows_all_of_its_blocks_is_full():
+    kept = random_tiles(1, 4, 512, 128)  # others in each head
+    found = create_block_mask(lambda b, h, q, kv: kept[b, h, q // 128, kv // 128], 1, 4, 512, 512, device=DEVICE)
+    assert kernels.tiles_from_block_mask(found, heads=4).mask.full
+    check(attend(found), *inputs(1, 4, 2, 512, 64), pairs_of_tiles(kept, 512, 128))
 
 
 def test_prefixes_of_the_data():

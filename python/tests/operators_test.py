@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ringleader import kernels
 from ringleader.kernels import sparse_attention
-from ringleader.kernels.blocks import CSR
+from ringleader.kernels.blocks import CSR, UNMASKED_CSR
 from ringleader.kernels.operators import ops
 
 
@@ -26,6 +26,8 @@ def operator_samples():
     pattern, lists, others = kernels.tiles_from_mask(kept, tokens=200, tile=64).visit()
     arguments = (pattern, lists, starts, None, others["tile"], 0, 0, 0.0, 0.125, False)
     mask = kernels.key_intervals("full_window", 200, window=70, device=DEVICE).of(2, 200)
+    _, unmasked, _ = kernels.tiles_from_mask(kept[..., :3, :3].contiguous(), tokens=192, tile=64, causal=False).visit()
+    shorter = (x.detach()[:, :, :192].requires_grad_() for x in (q, k, v))
     positions = torch.arange(184, 200, device=DEVICE)
     with torch.no_grad():
         out, lse = ops.attention(q, k, v, *arguments)
@@ -35,6 +37,7 @@ def operator_samples():
         "attention": (q, k, v, *arguments),
         "attention_output": (q, k, v, *arguments),
         "attention of gathered queries": (q, k, v, CSR, [*moba.lists[:4], moba.queries], starts, None, 64, 64, 2),
+        "attention without a mask": (*shorter, UNMASKED_CSR, unmasked, None, None, 64),
         "attention of intervals": (q, k, v, pattern, lists, None, mask, others["tile"]),
         "attention_backward": (torch.randn_like(out), None, q.detach(), k.detach(), v.detach(), out, lse, *arguments),
         "tile_lists": (chosen, 200, 64, 64, 2 * 4 * 10),
@@ -45,7 +48,7 @@ def operator_samples():
     }
 
 
-@pytest.mark.parametrize("name", ["attention", "attention_output", "attention of gathered queries", "attention of intervals", "attention_backward", "tile_lists",
+@pytest.mark.parametrize("name", ["attention", "attention_output", "attention of gathered queries", "attention without a mask", "attention of intervals", "attention_backward", "tile_lists",
                                   "spread_positions", "choose_vertical_slash", "choose_moba", "choose_xattention"])
 def test_opcheck(name):
     checks = ["test_schema", "test_autograd_registration", "test_faketensor"]

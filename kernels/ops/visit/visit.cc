@@ -80,8 +80,10 @@ TilePattern PatternOf(int64_t pattern, size_t lists, int64_t size) {
                   " lists for tiles; there must be 4, or 5 where queries chose");
       return known;
   }
-  TORCH_CHECK(false, "pattern ", pattern,
-              ": full (0), causal (1), window (2), diagonals (3) and lists (4) are supported");
+  TORCH_CHECK(
+      false, "pattern ", pattern,
+      ": full (0), causal (1), window (2), diagonals (3), lists (4) and lists without a mask "
+      "(5) are supported");
 }
 
 }  // namespace
@@ -131,7 +133,9 @@ Visit::Visit(const Tensor& q, const AttentionSizes& sizes, int64_t pattern, torc
              const std::optional<Tensor>& documents, const std::optional<Tensor>& intervals,
              int64_t tile, int64_t size, const KeptBlocks& kept)
     : sizes_(sizes),
-      pattern_(PatternOf(pattern, lists.size(), size)),
+      is_unmasked_(pattern == kUnmaskedLists),
+      pattern_(PatternOf(is_unmasked_ ? static_cast<int64_t>(TilePattern::kCsr) : pattern,
+                         lists.size(), size)),
       lists_(lists.vec()),
       documents_(documents),
       intervals_(intervals),
@@ -140,6 +144,14 @@ Visit::Visit(const Tensor& q, const AttentionSizes& sizes, int64_t pattern, torc
       kept_(kept) {
   TORCH_CHECK(tile == 64 || tile == 128, "tile is ", tile, "; 64 and 128 are supported");
   CheckDocuments(documents, q, sizes);
+  if (is_unmasked_) {
+    TORCH_CHECK(
+        lists.size() == 4 && !documents && !intervals,
+        "lists without a mask go with nothing that hides keys: neither documents, intervals "
+        "nor what queries chose; take the pattern of lists (4)");
+    TORCH_CHECK(sizes.tokens % tile == 0, "lists without a mask need whole tiles; ", sizes.tokens,
+                " tokens are none of ", tile, ": take the pattern of lists (4) with intervals");
+  }
   if (intervals) {
     CheckList("intervals", *intervals, q, torch::kInt, {sizes.batch, sizes.tokens, 4});
   }

@@ -49,6 +49,11 @@ struct KeptBlocks {
 //   kCsr: row_offsets [batch, heads, tiles + 1], columns, column_offsets [batch, heads, tiles + 1]
 //     and rows, int32, offsets into the lists of the whole batch; then, if queries chose for
 //     themselves, their bits [batch, heads, blocks, QueryWords(tokens)] int32
+//   kUnmaskedLists: the four lists of kCsr, in whole tiles
+// This last stands beside TilePattern's: kCsr of which queries see every key. It walks the
+// instances of kCsr, for which all keys lie before all queries.
+inline constexpr int64_t kUnmaskedLists = 5;
+
 class Visit {
  public:
   // `intervals`: TileSelection::intervals, [batch, tokens, 4] int32, with kFull and kCsr.
@@ -60,6 +65,9 @@ class Visit {
         const std::optional<torch::Tensor>& intervals, int64_t tile, int64_t size,
         const KeptBlocks& kept);
 
+  // Where queries and keys lie, to the calls over tiles.
+  ShardLayout query_layout() const { return Layout(1); }
+  ShardLayout key_layout() const { return Layout(0); }
   // What sequence `b` visits.
   TileSelection Tiles(int64_t b) const;
   ColumnSelection Columns(int64_t b) const;
@@ -71,7 +79,13 @@ class Visit {
   }
 
  private:
+  ShardLayout Layout(int32_t half) const {
+    if (!is_unmasked_) return sizes_.layout();
+    return {.ranks = 2, .rank = half, .tokens = 2 * sizes_.tokens};
+  }
+
   const AttentionSizes sizes_;
+  const bool is_unmasked_;
   const TilePattern pattern_;
   const std::vector<torch::Tensor> lists_;
   const std::optional<torch::Tensor> documents_;

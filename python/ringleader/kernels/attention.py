@@ -5,7 +5,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from ringleader.kernels import checks
 from ringleader.kernels.block_mask import tiles_of
-from ringleader.kernels.blocks import CAUSAL, FULL, Columns, Diagonals, TileLists, tiles_from_lists
+from ringleader.kernels.blocks import CAUSAL, FULL, UNMASKED_CSR, Columns, Diagonals, TileLists, tiles_from_lists
 from ringleader.kernels.documents import as_documents
 from ringleader.kernels.masks import KeyIntervals, key_intervals
 from ringleader.kernels.operators import ops
@@ -59,23 +59,27 @@ def _visit_masked(q, k, blocks, documents, columns, mask):
         if mask != "full":
             raise NotImplementedError(f"mask is {mask!r}; it may be 'causal', 'full' or what key_intervals returns, which "
                                       "knows more names")
-        if blocks is None and documents is None:
-            return FULL, [], {}
-        name = "full" if documents is None else "full_documents"
-        mask = key_intervals(name, tokens, documents=documents, device=q.device)
+        is_full, is_causal = documents is None, False
     elif not isinstance(mask, KeyIntervals):
         raise TypeError(f"mask is a {type(mask).__name__}; it may be 'causal', 'full' or what key_intervals returns")
     elif documents is not None:
         raise ValueError("documents beside a mask of intervals; make the mask of them: key_intervals(..., documents=...)")
-    lists = _lists(q, blocks, mask.causal)
-    if lists is None:
-        return FULL, [], {"intervals": mask.of(batch, tokens)}
-    if lists.mask is not None:
+    else:
+        mask.check(batch, tokens)
+        is_full, is_causal = mask.full, mask.causal
+    lists = _lists(q, blocks, is_causal)
+    if lists is not None and lists.mask is not None:
         raise ValueError("mask beside blocks that come from a BlockMask with a mask of its own; leave one of them out")
-    if lists.causal and not mask.causal:
+    if lists is not None and lists.causal and not is_causal:
         raise ValueError("blocks lists no tiles ahead of their queries, which this mask may show; make it with causal=False")
-    pattern, lists, more = lists.visit()
-    return pattern, lists, {**more, "intervals": mask.of(batch, tokens)}
+    pattern, listed, more = (FULL, [], {}) if lists is None else lists.visit()
+    if is_full and lists is None:
+        return pattern, listed, more
+    if is_full and tokens % lists.tile == 0:  # without comparisons
+        return UNMASKED_CSR, listed, more
+    if isinstance(mask, str):
+        mask = key_intervals("full" if is_full else "full_documents", tokens, documents=documents, device=q.device)
+    return pattern, listed, {**more, "intervals": mask.of(batch, tokens)}
 
 
 def sparse_attention(q, k, v, blocks=None, *, documents=None, columns=None, mask="causal", scale=None,

@@ -8,14 +8,15 @@ from torch.overrides import TorchFunctionMode
 
 from ringleader.kernels.blocks import lists_as_bool, tiles_from_lists
 from ringleader.kernels.documents import as_documents
-from ringleader.kernels.masks import KeyIntervals, rows_of_runs
+from ringleader.kernels.masks import KeyIntervals, key_intervals, rows_of_runs
 
 
 def _shown_parts(block_mask, kept, mask_mod, tokens):
     """Of the blocks of `kept`, [batch, heads, rows, blocks], some at a time: b, h, q and kv, [blocks, 1 or q_block, 1 or
     kv_block], and what mask_mod shows of them. Waits for the device."""
     q_block, kv_block = block_mask.BLOCK_SIZE
-    for part in kept.nonzero().split(512):
+    blocks = kept.nonzero()
+    for part in blocks.split(512) if len(blocks) else ():  # split has a part of none, which mask_mod may not take
         b, h, row, block = (x.view(-1, 1, 1) for x in part.unbind(1))
         q = (row * q_block + torch.arange(q_block, device=kept.device).view(1, -1, 1)).clamp(max=tokens - 1)
         kv = (block * kv_block + torch.arange(kv_block, device=kept.device).view(1, 1, -1)).clamp(max=tokens - 1)
@@ -126,6 +127,8 @@ def _mask_of(block_mask, starts, tokens, batch, heads):
         raise NotImplementedError(
             f"blocks: the BlockMask {'shows' if shown else 'hides'} key {key} to query {query}; beside documents it must be "
             "causal within them: leave documents out where its mask_mod has them")
+    if _difference(block_mask, listed, lambda b, q, kv: kv >= 0, tokens) is None:
+        return key_intervals("full", tokens, device=block_mask.kv_indices.device)
     try:
         rows = _intervals(block_mask, listed, tokens)
     except NotImplementedError as error:

@@ -14,7 +14,7 @@ from ringleader.kernels.masks import KeyIntervals
 from ringleader.kernels.operators import ops
 
 # ringleader::kernels::TilePattern
-FULL, CAUSAL, WINDOW, TOEPLITZ, CSR = range(5)
+FULL, CAUSAL, WINDOW, TOEPLITZ, CSR, UNMASKED_CSR = range(6)
 
 
 def _options(tile=128, **others):

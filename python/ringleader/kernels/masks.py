@@ -22,13 +22,17 @@ class KeyIntervals(NamedTuple):
 
     rows: torch.Tensor  # [batch, tokens, 4] int32
     causal: bool = False  # no query sees a key ahead of it: lists of tiles need not go on beyond the diagonal
+    full: bool = False  # every query sees every key: `rows` need not be read
 
-    def of(self, batch, tokens):
+    def check(self, batch, tokens):
         rows = self.rows
         if rows.dtype != torch.int32 or rows.dim() != 3 or rows.shape[1:] != (tokens, 4) or rows.shape[0] not in (1, batch):
             raise ValueError(f"mask has rows of {rows.dtype} {list(rows.shape)}; with this q they must be int32 "
                              f"[{batch}, {tokens}, 4]")
-        return rows.expand(batch, -1, -1).contiguous()
+
+    def of(self, batch, tokens):
+        self.check(batch, tokens)
+        return self.rows.expand(batch, -1, -1).contiguous()
 
 
 def _ends(starts):
@@ -112,7 +116,7 @@ def key_intervals(name, tokens, *, documents=None, window=1024, prefix=0, block=
     meet = second[0] <= end
     end = torch.where(meet, torch.maximum(end, second[1]), end)
     bounds = begin, end, torch.where(meet, end, second[0]), torch.where(meet, end, second[1])
-    return KeyIntervals(torch.stack(torch.broadcast_tensors(*bounds), -1).int(), NAMES[name])
+    return KeyIntervals(torch.stack(torch.broadcast_tensors(*bounds), -1).int(), NAMES[name], name == "full")
 
 
 def intervals_of_mask(visible):
