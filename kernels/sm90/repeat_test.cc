@@ -159,5 +159,45 @@ std::vector<Case> DeterministicCases() {
 INSTANTIATE_TEST_SUITE_P(Shapes, DeterministicTest, ::testing::ValuesIn(DeterministicCases()),
                          [](const auto& info) { return info.param.name; });
 
+// Lists of so many queries that backward walks them in parts (list_parts.cuh). The deterministic
+// one, which the tests of short sequences compare with the definition, walks them whole.
+using PartsTest = AttentionTest;
+
+TEST_P(PartsTest, AddUpToTheWhole) {
+  const Lists lists(GetParam());
+  const Problem p(GetParam());
+  ASSERT_NO_FATAL_FAILURE(p.ForwardRing(lists));
+  ASSERT_NO_FATAL_FAILURE(p.BackwardRing(lists, /*deterministic=*/true));
+  const std::vector<std::vector<float>> whole = p.Gradients();
+  ASSERT_NO_FATAL_FAILURE(p.BackwardRing(lists, /*deterministic=*/false));
+  const std::vector<std::vector<float>> in_parts = p.Gradients();
+  for (size_t i = 0; i < whole.size(); ++i) {
+    EXPECT_LT(RelativeNorm(in_parts[i], whole[i]), 1e-5) << i;
+  }
+}
+
+std::vector<Case> PartsCases() {
+  std::vector<Case> cases;
+  for (const int tile : {64, 128}) {
+    const auto add = [&](Case c) {
+      c.name += absl::StrFormat("Tile%d", tile);
+      c.tokens = SmallShapes() ? 26624 : 66000 / c.ranks / 256 * 256 * c.ranks + (c.ranks == 1);
+      c.heads = 2, c.kv_heads = 1, c.tile = tile;
+      c.pattern = TilePattern::kCsr;
+      cases.push_back(std::move(c));
+    };
+    add({.name = "Csr"});
+    if (SmallShapes()) continue;
+    add({.name = "Documents", .documents = true});
+    add({.name = "Intervals", .mask = MaskKind::kGlobalSliding});
+    add({.name = "Chosen", .chosen = true});
+    add({.name = "Striped", .layout = LayoutKind::kStriped, .ranks = 2, .stripe = 128});
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, PartsTest, ::testing::ValuesIn(PartsCases()),
+                         [](const auto& info) { return info.param.name; });
+
 }  // namespace
 }  // namespace ringleader::kernels::sm90

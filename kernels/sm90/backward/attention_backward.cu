@@ -7,6 +7,7 @@
 #include "kernels/sm90/backward/attention_backward_launch.cuh"
 #include "kernels/sm90/backward/attention_query_gradient.h"
 #include "kernels/sm90/backward/rounded_sum.h"
+#include "kernels/sm90/backward/split_lists.h"
 #include "kernels/sm90/columns.h"
 #include "kernels/sm90/hopper.h"
 #include "kernels/sm90/launch/launch.h"
@@ -70,6 +71,9 @@ using Args = AttentionBackwardArgs<__nv_bfloat16>;
 int64_t QueryBlocks(int64_t query_tokens) {
   return (query_tokens + kBackwardQueries - 1) / kBackwardQueries;
 }
+int64_t KeyBlocks(int64_t key_tokens) {
+  return (key_tokens + kBackwardKeys - 1) / kBackwardKeys;
+}
 
 // Query heads of one work item. Fewer heads keep CTAs near each other in the sequence, so that more
 // of what they read is in L2; more heads make its beginning and end cheap. Deterministic: all, so
@@ -87,6 +91,19 @@ int32_t HeadsPerItem(const Args& args, const AttentionShape& shape) {
       return 2;
   }
   return 2;  // CheckShape() has refused any other
+}
+
+// Parts of the queries whose q, dO and dQ take two thirds of a Hopper's L2.
+ListParts PartsOf(const Args& args, const AttentionShape& shape) {
+  constexpr int64_t kPartBytes = int64_t{32} << 20;
+  constexpr int64_t kMostItems = int64_t{1} << 29;
+  constexpr int32_t kFewestSteps = 16;
+  if (args.tiles.pattern != TilePattern::kCsr || args.deterministic) return {};
+  const int64_t bytes = shape.query_tokens * shape.head_dim * (2 + 2 + 4);  // bf16, bf16, fp32
+  const int64_t items = std::max<int64_t>(KeyBlocks(shape.key_tokens) * shape.heads, 1);
+  const int64_t most =
+      std::min((bytes + kPartBytes - 1) / kPartBytes, std::max<int64_t>(kMostItems / items, 1));
+  return {.most = static_cast<int32_t>(std::max<int64_t>(most, 1)), .fewest_steps = kFewestSteps};
 }
 
 bool Rounds(const Args& args) {
@@ -136,17 +153,26 @@ absl::Status Check(const Args& args, const AttentionShape& shape) {
   return absl::OkStatus();
 }
 
-// A call's workspace: two counters of work items, the mask memory, RowStats, and, where gradients
-// are rounded, the sums of dK and dV, [n_k, kv_heads, d] in fp32.
+// A call's workspace: two counters of work items, the mask memory, RowStats, lists in parts, and,
+// where gradients are rounded, the sums of dK and dV, [n_k, kv_heads, d] in fp32.
 int64_t RowStatsBytes(const Args& args) {
   return args.q.heads * QueryBlocks(args.q.tokens) * int64_t{sizeof(RowStats)};
 }
 int64_t SumBytes(const Args& args) {
   return args.k.tokens * args.k.heads * args.k.head_dim * int64_t{sizeof(float)};
 }
+int64_t ListPartsBytes(const Args& args, const AttentionShape& shape) {
+  const ListParts parts = PartsOf(args, shape);
+  if (parts.most == 1) return 0;
+  const int64_t tiles = (shape.key_tokens + args.tiles.tile - 1) / args.tiles.tile;
+  const ListPartsMemory at(shape.heads, tiles, KeyBlocks(shape.key_tokens), parts.most);
+  const int64_t bytes = at.end * int64_t{sizeof(int32_t)};
+  return (bytes + 255) / 256 * 256;
+}
 int64_t WorkspaceBytes(const Args& args) {
-  return kCounterBytes + MaskBytes(TileShape(args), args.tiles) + RowStatsBytes(args) +
-         (Rounds(args) ? 2 * SumBytes(args) : 0);
+  const AttentionShape shape = TileShape(args);
+  return kCounterBytes + MaskBytes(shape, args.tiles) + RowStatsBytes(args) +
+         ListPartsBytes(args, shape) + (Rounds(args) ? 2 * SumBytes(args) : 0);
 }
 
 template <WalkKind kKind>
@@ -202,9 +228,13 @@ absl::Status Run(const Args& args, const AttentionShape& shape, const ColumnWalk
   PrepareRowStats<<<dim3(params.query_blocks, shape.heads), kBackwardQueries, 0, stream>>>(
       stats, args.lse, args.delta, params.walk.query_tokens, args.scale);
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "backward: row statistics");
+  char* const after_stats = after_mask + RowStatsBytes(args);
+  if (const ListParts parts = PartsOf(args, shape); parts.most > 1) {
+    RETURN_IF_ERROR(SplitLists(parts, reinterpret_cast<int32_t*>(after_stats), &params, stream));
+  }
   if (!Rounds(args)) return LaunchKernels<kKind>(args, walked, params, stream);
 
-  const auto sums = reinterpret_cast<float*>(after_mask + RowStatsBytes(args));
+  const auto sums = reinterpret_cast<float*>(after_stats + ListPartsBytes(args, shape));
   RETURN_IF_CUDA_ERROR(cudaMemsetAsync(sums, 0, 2 * SumBytes(args), stream),
                        "backward: memset of sums");
   Args summed = args;

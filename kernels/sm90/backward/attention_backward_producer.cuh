@@ -65,17 +65,19 @@ __device__ __forceinline__ void BackwardProduce(
   RingCursor<Tile::kOutStages> d_out;
   while (true) {
     int32_t index = 0;
-    if (lane == 0) index = atomicAdd(params.next_item, 1);
+    if (lane == 0) {
+      index = atomicAdd(params.next_item, 1);
+      if (kMayBeLists<kKind> && params.items != nullptr) index = params.items[index];
+    }
     index = __shfl_sync(0xFFFFFFFFu, index, 0);
     const BackwardItem item = BackwardItemAt<kKind>(params, index);
     if (item.kv_head < 0) break;
-
     int32_t head = item.first_head;
     Tiles tiles(params, head, item);
     const auto next_tile = [&] {
       TileRef tile = tiles.Next();
       while (tile.index < 0 && head < item.end_head - 1) {
-        tiles = Tiles(params, ++head, item);
+        tiles = Tiles(params, ++head, {.key_block = item.key_block, .descending = item.descending});
         tile = tiles.Next();
       }
       return tile;
@@ -133,7 +135,7 @@ __device__ __forceinline__ void BackwardProduce(
   }
   ptx::MbarrierWait(&shared.item_released, item_cursor.lap ^ 1);
   if (lane == 0) {
-    shared.item = {.kv_head = -1};
+    shared.item = {};
     ptx::MbarrierArrive(&shared.item_arrived);
   }
 }

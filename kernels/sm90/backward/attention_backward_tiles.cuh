@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "kernels/sm90/walk/column_walk.cuh"
 #include "kernels/sm90/walk/interval_walk.cuh"
 #include "kernels/sm90/walk/tile_step.cuh"
 #include "kernels/sm90/walk/tile_walk.cuh"
@@ -30,6 +31,9 @@ struct BackwardParams {
   int32_t kv_heads = 0;
   int32_t heads_per_item = 0;  // of a KV head's group
   int32_t query_blocks = 0;    // of 64
+  int32_t list_parts = 1;
+  // Lists in parts: the items that are not empty, in order, and beyond them kNoItem.
+  const int32_t* items = nullptr;
   float scale = 0;
   float scale_log2 = 0;
   int32_t* next_item = nullptr;
@@ -37,12 +41,19 @@ struct BackwardParams {
 
 // One block of keys and the queries of heads [first_head, end_head) of its group.
 struct BackwardItem {
-  int32_t kv_head;  // -1: no more work
-  int32_t key_block;
-  int32_t first_head;
-  int32_t end_head;
-  bool descending;  // WalkKind::kColumns: the walk's direction
+  int32_t kv_head = -1;  // -1: no more work
+  int32_t key_block = 0;
+  int32_t first_head = 0;
+  int32_t end_head = 0;
+  bool descending = false;  // WalkKind::kColumns: the walk's direction
+  int32_t part = 0;         // of lists in parts, of which an item has one head
 };
+
+// Lists (kCsr) may be walked in parts of the queries, all keys for one part before the next: CTAs
+// at blocks of keys whose lists differ are soon at different queries, and what lies between them
+// has to stay in L2.
+template <WalkKind kKind>
+inline constexpr bool kMayBeLists = kKind != WalkKind::kTiles64&& kKind != WalkKind::kColumns;
 
 // Early keys, which have the most queries in every causal pattern, first. Tiles go by a few heads
 // at a time: items that are short enough keep CTAs near each other in the sequence, so that the
@@ -56,19 +67,21 @@ __device__ __forceinline__ BackwardItem BackwardItemAt(const BackwardParams& par
                                                        int32_t index) {
   const int32_t blocks = (params.walk.key_tokens + kBackwardKeys - 1) / kBackwardKeys;
   if (kKind == WalkKind::kColumns) {
-    if (index >= blocks * params.heads) return {.kv_head = -1};
+    if (index >= blocks * params.heads) return {};
     const int32_t head = index % params.heads;
     const bool descending = index / static_cast<int32_t>(gridDim.x) % 2 == 0;
     return {head, index / params.heads, head, head + 1, descending};
   }
   const int32_t group = params.heads / params.kv_heads;
   const int32_t sets = (group + params.heads_per_item - 1) / params.heads_per_item;
-  const int32_t set = index / blocks;
+  const int32_t parts = kMayBeLists<kKind> ? params.list_parts : 1;
+  const int32_t set = index / blocks / parts;
   const int32_t kv_head = set / sets;
-  if (kv_head >= params.kv_heads) return {.kv_head = -1};
+  if (kv_head >= params.kv_heads) return {};
   const int32_t first_head = kv_head * group + set % sets * params.heads_per_item;
-  return {kv_head, index % blocks, first_head,
-          min(first_head + params.heads_per_item, (kv_head + 1) * group), false};
+  return {kv_head,    index % blocks,
+          first_head, min(first_head + params.heads_per_item, (kv_head + 1) * group),
+          false,      index / blocks % parts};
 }
 
 // What the producer tells the consumers about a stage of queries.
@@ -101,7 +114,7 @@ class BackwardTiles<WalkKind::kTiles128, kDocuments> {
  public:
   static constexpr int kDescribers = 1;
   __device__ BackwardTiles(const BackwardParams& params, int32_t head, const BackwardItem& item)
-      : key_block_(item.key_block), walker_(params.walk, head, item.key_block) {}
+      : key_block_(item.key_block), walker_(params.walk, head, item.key_block, item.part) {}
   __device__ TileRef Next() { return {walker_.Next(), 0}; }
   // Describes the 64 queries of `head` that start `offset` into the tile, which may be a tile that
   // Next() found before it went on to another head.
@@ -123,7 +136,7 @@ class BackwardTilePairs {
  public:
   static constexpr int kDescribers = 2;
   __device__ BackwardTilePairs(const BackwardParams& params, int32_t head, const BackwardItem& item)
-      : key_block_(item.key_block), walker_(params.walk, head, item.key_block) {}
+      : key_block_(item.key_block), walker_(params.walk, head, item.key_block, item.part) {}
   __device__ TileRef Next() { return walker_.Next(); }
   __device__ void Describe(BackwardStep& step, const TileWalk& walk, int32_t /*head*/,
                            const TileRef& tile, int32_t offset, bool last) const {
@@ -199,7 +212,8 @@ class BackwardIntervalTiles {
   static constexpr int kDescribers = 32;
   __device__ BackwardIntervalTiles(const BackwardParams& params, int32_t head,
                                    const BackwardItem& item)
-      : first_key_(item.key_block * kBackwardKeys), walker_(params.walk, head, item.key_block) {}
+      : first_key_(item.key_block * kBackwardKeys),
+        walker_(params.walk, head, item.key_block, item.part) {}
   __device__ TileRef Next() { return walker_.Next(); }
   __device__ void Describe(IntervalKeyStep& step, const TileWalk& walk, int32_t /*head*/,
                            const TileRef& tile, int32_t offset, bool last) const {
@@ -227,8 +241,8 @@ class BackwardIntervalTiles {
 // Queries that attend to a tile of 128 keys.
 class IntervalColumnWalker {
  public:
-  __device__ IntervalColumnWalker(const TileWalk& walk, int32_t head, int32_t column)
-      : walker_(walk, walk.key_tiles, head, column) {}
+  __device__ IntervalColumnWalker(const TileWalk& walk, int32_t head, int32_t column, int32_t part)
+      : walker_(walk, head, column, part) {}
   __device__ TileRef Next() {
     const TileRef tile = walker_.Next();
     return {tile.index, 1 | tile.bits << 1};

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "kernels/sm90/backward/attention_backward_tiles.cuh"
 #include "kernels/sm90/launch/launch.h"
+#include "kernels/sm90/walk/column_walk.cuh"
 #include "kernels/sm90/walk/tile_walk.cuh"
 #include "ringleader/kernels/attention.h"
 

@@ -7,6 +7,7 @@
 
 #include "kernels/sm90/ptx/sync.cuh"
 #include "kernels/sm90/ptx/wgmma.cuh"
+#include "kernels/sm90/walk/column_walk.cuh"
 #include "kernels/sm90/walk/diagonal_walk.cuh"
 #include "kernels/sm90/walk/interval_walk.cuh"
 #include "kernels/sm90/walk/tile_step.cuh"
@@ -183,7 +184,7 @@ class IntervalTiles {
  public:
   static constexpr int kDescribers = 32;
   __device__ IntervalTiles(const TileWalk& walk, const ColumnWalk&, const ForwardItem& item)
-      : walk_(walk), row_(item.block), walker_(walk, walk.query_tiles, item.head, item.block) {}
+      : walk_(walk), row_(item.block), walker_(walk, item.head, item.block) {}
   __device__ TileRef Next() { return walker_.Next(); }
   __device__ void Describe(IntervalStep<kTokens>& step, const TileRef& tile, bool last) const {
     const bool masked = tile.bits == 0 && WriteBounds<kTokens>(step.bounds, walk_, row_ * kTokens,

@@ -254,6 +254,7 @@ TileWalk MakeTileWalk(const AttentionShape& shape, const ShardLayout& query_layo
                       LineWords(by_column ? walk.query_tiles : walk.key_tiles));
   }
   walk.list_offsets = by_column ? tiles.column_offsets : tiles.row_offsets;
+  walk.list_head = (by_column ? walk.key_tiles : walk.query_tiles) + 1;
   walk.list = by_column ? tiles.rows : tiles.columns;
   walk.document_starts = tiles.document_starts;
   return walk;

@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_format.h"
 #include "kernels/sm90/attention.h"
+#include "kernels/sm90/walk/column_walk.cuh"
 #include "kernels/sm90/walk/tile_walk.cuh"
 #include "ringleader/kernels/attention.h"
 

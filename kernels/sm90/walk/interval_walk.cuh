@@ -60,16 +60,15 @@ __device__ __forceinline__ bool WriteBounds(uint32_t* bounds, const TileWalk& wa
 // answers.
 class IntervalWalker {
  public:
-  __device__ IntervalWalker(const TileWalk& walk, int32_t lines, int32_t head, int32_t line)
+  __device__ IntervalWalker(const TileWalk& walk, int32_t head, int32_t line, int32_t part = 0)
       : walk_(&walk),
         bits_(reinterpret_cast<const LineBits*>(walk.diagonals) + walk.window +
               static_cast<int64_t>(line) * walk.diagonal_words) {
     end_ = walk.diagonal_words;
     if (walk.pattern != TilePattern::kCsr) return;
-    const int32_t* const offset =
-        walk.list_offsets + static_cast<int64_t>(head) * (lines + 1) + line;
-    next_ = offset[0];
-    end_ = offset[1];
+    const LineRange places = ListOf(walk, head, line, part);
+    next_ = places.begin;
+    end_ = places.end;
   }
 
   __device__ TileRef Next() {
@@ -123,9 +122,9 @@ class IntervalWalker {
 // whether line i visits the tile, and bit 2 + i whether all of its pairs are visible.
 class IntervalPairWalker {
  public:
-  __device__ IntervalPairWalker(const TileWalk& walk, int32_t head, int32_t pair)
-      : lines_{{walk, walk.key_tiles, head, 2 * pair},
-               {walk, walk.key_tiles, head, min(2 * pair + 1, walk.key_tiles - 1)}} {
+  __device__ IntervalPairWalker(const TileWalk& walk, int32_t head, int32_t pair, int32_t part)
+      : lines_{{walk, head, 2 * pair, part},
+               {walk, head, min(2 * pair + 1, walk.key_tiles - 1), part}} {
     next_[0] = lines_[0].Next();
     next_[1] = lines_[1].Next();
     if (2 * pair + 1 >= walk.key_tiles) next_[1].index = -1;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "kernels/sm90/walk/column_walk.cuh"
 #include "kernels/sm90/walk/tile_walk.cuh"
 
 namespace ringleader::kernels::sm90 {

@@ -65,6 +65,9 @@ struct TileWalk {
   const uint64_t* diagonals = nullptr;
   int32_t diagonal_words = 0;
   // The list of the walked direction: by query tile in forward, by key tile in backward.
+  // Line l of a head begins in `list` at list_offsets[head * list_head + part * list_part + l] and
+  // ends at the offset list_end further: whole, or in parts (list_parts.cuh).
+  int32_t list_head = 0, list_part = 0, list_end = 1;
   const int32_t* list_offsets = nullptr;
   const int32_t* list = nullptr;
   const int32_t* document_starts = nullptr;  // by local query
@@ -173,16 +176,6 @@ struct TileWalk {
 #endif
 };
 
-// ColumnSelection on the device; columns lie in dense rows of their head, 128 a tile.
-struct ColumnWalk {
-  const int64_t* positions = nullptr;
-  const int32_t* counts = nullptr;
-  int32_t max_columns = 0;
-};
-
-constexpr int32_t kColumnTile = 128;
-constexpr int32_t kColumnWords = kColumnTile / 32;
-
 #if defined(__CUDACC__)
 
 enum class WalkDirection { kAlongRow, kAlongColumn };
@@ -238,15 +231,20 @@ struct LineRange {
   int32_t end;
 };
 
+// The places in walk.list of line `fixed`.
+__device__ __forceinline__ LineRange ListOf(const TileWalk& walk, int32_t head, int32_t fixed,
+                                            int32_t part) {
+  const int32_t* const offset =
+      walk.list_offsets + head * walk.list_head + part * walk.list_part + fixed;
+  return {offset[0], offset[walk.list_end]};
+}
+
 // The columns that row `fixed` reaches (kAlongRow), or the rows that reach column `fixed`.
 // Positions grow with the index, so that is one interval. kCsr: of the list.
 template <WalkDirection kDirection, bool kDocuments>
-__device__ __forceinline__ LineRange ReachedBy(const TileWalk& walk, int32_t head, int32_t fixed) {
-  const int32_t lines = kDirection == WalkDirection::kAlongRow ? walk.query_tiles : walk.key_tiles;
-  if (walk.pattern == TilePattern::kCsr) {
-    const int32_t* offset = walk.list_offsets + static_cast<int64_t>(head) * (lines + 1) + fixed;
-    return {offset[0], offset[1]};
-  }
+__device__ __forceinline__ LineRange ReachedBy(const TileWalk& walk, int32_t head, int32_t fixed,
+                                               int32_t part = 0) {
+  if (walk.pattern == TilePattern::kCsr) return ListOf(walk, head, fixed, part);
   LineRange range;
   if (kDirection == WalkDirection::kAlongRow) {
     range.begin =
@@ -274,18 +272,19 @@ __device__ __forceinline__ LineRange ReachedBy(const TileWalk& walk, int32_t hea
 }
 
 // Walks the active tiles of query tile `fixed` in ascending key order (kAlongRow), or those of key
-// tile `fixed` in ascending query order (kAlongColumn). All 32 lanes call and get the same answers.
+// tile `fixed` in ascending query order (kAlongColumn), of lists in parts those of one. All 32
+// lanes call and get the same answers.
 template <WalkDirection kDirection, bool kDocuments>
 class TileWalker {
  public:
-  __device__ TileWalker(const TileWalk& walk, int32_t head, int32_t fixed)
+  __device__ TileWalker(const TileWalk& walk, int32_t head, int32_t fixed, int32_t part = 0)
       : walk_(&walk),
         head_(head),
         fixed_(fixed),
         fixed_position_(kDirection == WalkDirection::kAlongRow ? walk.FirstQuery(fixed)
                                                                : walk.FirstKey(fixed)),
         lane_(threadIdx.x % 32) {
-    const LineRange range = ReachedBy<kDirection, kDocuments>(walk, head, fixed);
+    const LineRange range = ReachedBy<kDirection, kDocuments>(walk, head, fixed, part);
     next_ = range.begin;
     end_ = range.end;
   }
@@ -347,7 +346,7 @@ struct TileRef {
 template <WalkDirection kDirection, bool kDocuments>
 class PairWalker {
  public:
-  __device__ PairWalker(const TileWalk& walk, int32_t head, int32_t pair)
+  __device__ PairWalker(const TileWalk& walk, int32_t head, int32_t pair, int32_t /*part*/ = 0)
       : walk_(&walk),
         diagonals_(reinterpret_cast<const uint32_t*>(walk.diagonals + static_cast<int64_t>(head) *
                                                                           walk.diagonal_words)),
@@ -406,14 +405,14 @@ class PairWalker {
 template <bool kDocuments>
 class ListPairWalker {
  public:
-  __device__ ListPairWalker(const TileWalk& walk, int32_t head, int32_t pair)
+  __device__ ListPairWalker(const TileWalk& walk, int32_t head, int32_t pair, int32_t part)
       : walk_(&walk), pair_(pair) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int32_t column = 2 * pair + i;
       range_[i] = {0, 0};
       if (column < walk.key_tiles) {
-        range_[i] = ReachedBy<WalkDirection::kAlongColumn, kDocuments>(walk, head, column);
+        range_[i] = ReachedBy<WalkDirection::kAlongColumn, kDocuments>(walk, head, column, part);
       }
       next_[i] = Advance(i);
     }
@@ -461,57 +460,6 @@ class ListPairWalker {
   uint32_t active_[2] = {0, 0};
   int32_t next_[2];
 };
-
-// Which columns of a tile the queries of one tile see: those before it, in the document of its
-// first query, that no active diagonal covers. That is the same for all queries of the tile that
-// are in this document, since the diagonal block is always covered: one bit a column; the others
-// see none (see QueriesOfFirstDocument). Lane i holds word i % 4 of the answer for query tile i / 4
-// of the two given.
-template <bool kDocuments>
-__device__ __forceinline__ uint32_t VisibleColumns(const TileWalk& walk, const ColumnWalk& columns,
-                                                   int32_t head, int32_t column_tile,
-                                                   int32_t first_row, int32_t rows) {
-  const int lane = threadIdx.x % 32;
-  const int32_t count = columns.counts[head];
-  const int64_t* const positions =
-      columns.positions + static_cast<int64_t>(head) * columns.max_columns;
-  int32_t position[kColumnWords], key_block[kColumnWords];  // no column: beyond all rows
-#pragma unroll
-  for (int i = 0; i < kColumnWords; ++i) {
-    const int32_t column = column_tile * kColumnTile + i * 32 + lane;
-    position[i] = column < count ? static_cast<int32_t>(positions[column]) : kMaxSequenceTokens;
-    key_block[i] = position[i] >> walk.tile_log2;
-  }
-  uint32_t word = 0;
-  for (int r = 0; r < rows; ++r) {
-    const int32_t row = first_row + r;
-    const int32_t query_block = row < walk.query_tiles ? walk.FirstQuery(row) >> walk.tile_log2 : 0;
-    const int32_t start = kDocuments ? walk.TileDocumentStart(row) : 0;
-    bool visible[kColumnWords];
-#pragma unroll
-    for (int i = 0; i < kColumnWords; ++i) {
-      const int32_t delta = query_block - key_block[i];
-      visible[i] =
-          delta > 0 && !walk.DiagonalIsSet(head, delta) && (!kDocuments || position[i] >= start);
-    }
-#pragma unroll
-    for (int i = 0; i < kColumnWords; ++i) {
-      const uint32_t ballot = __ballot_sync(0xFFFFFFFFu, visible[i]);
-      if (lane == r * kColumnWords + i) word = ballot;
-    }
-  }
-  return word;
-}
-
-// How many of the 64 local queries from `first` on are in the document of the first query of their
-// tile: those come first. A document that starts later in the tile starts after all keys of other
-// blocks, so its queries see none of them. Called by a whole warp.
-__device__ __forceinline__ int32_t QueriesOfFirstDocument(const TileWalk& walk, int32_t first) {
-  const int32_t start = walk.TileDocumentStart(first >> walk.tile_log2);
-  const int32_t query = first + static_cast<int32_t>(threadIdx.x % 32);
-  return __popc(__ballot_sync(0xFFFFFFFFu, walk.DocumentStart(query) == start)) +
-         __popc(__ballot_sync(0xFFFFFFFFu, walk.DocumentStart(query + 32) == start));
-}
 
 #endif  // __CUDACC__
 

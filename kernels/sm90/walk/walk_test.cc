@@ -2,6 +2,7 @@
 // tiles and masks on an emulated warp against the definition of the patterns.
 #include "kernels/sm90/testing/emulated_warp.h"
 // The warp comes first.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include "kernels/reference/testing/packed_documents.h"
 #include "kernels/sm90/backward/attention_backward_tiles.cuh"
 #include "kernels/sm90/forward/attention_forward_tiles.cuh"
+#include "kernels/sm90/walk/list_parts.cuh"
 #include "kernels/sm90/walk/mask_memory.cuh"
 
 namespace ringleader::kernels::sm90 {
@@ -191,7 +193,7 @@ class WalkTest : public ::testing::TestWithParam<Case> {
   template <WalkKind kKind, bool kDocuments>
   void Forward();
   template <WalkKind kKind, bool kDocuments>
-  void Backward();
+  void Backward(int32_t parts = 1);
   template <bool kDocuments>
   void All();
 
@@ -223,6 +225,7 @@ void WalkTest::Forward() {
   };
   std::vector<Stage> stages;
   walk_.list_offsets = row_offsets_.data();
+  walk_.list_head = walk_.query_tiles + 1;
   walk_.list = columns_.data();
   if (kHasIntervals<kKind>) PrepareMask(/*by_column=*/false);
   StepOf<kKind> step;
@@ -275,7 +278,7 @@ void WalkTest::Forward() {
 
 // Walks as BackwardProduce does, with masks by the definition of TileStep.
 template <WalkKind kKind, bool kDocuments>
-void WalkTest::Backward() {
+void WalkTest::Backward(int32_t parts) {
   struct Stage {
     int32_t key_block;
     KeyStepOf<kKind> step;
@@ -285,14 +288,36 @@ void WalkTest::Backward() {
   };
   std::vector<Stage> stages;
   walk_.list_offsets = column_offsets_.data();
+  walk_.list_head = walk_.key_tiles + 1;
   walk_.list = rows_.data();
   if (kHasIntervals<kKind>) PrepareMask(/*by_column=*/true);
   BackwardParams params;
   params.walk = walk_;
   KeyStepOf<kKind> step;
+  params.heads = params.kv_heads = params.heads_per_item = 1;
+  // As SplitLists does, but for the items, which are gone through with the empty ones.
+  const int32_t blocks = (walk_.key_tokens + kBackwardKeys - 1) / kBackwardKeys;
+  std::vector<int32_t> split(static_cast<size_t>(parts + 1) * walk_.key_tiles);
+  if (parts > 1) {
+    for (int32_t line = 0; line < walk_.key_tiles; ++line) {
+      for (int32_t part = 0; part < parts; ++part) {
+        const auto [begin, end] =
+            PartOfList(walk_, {.most = parts, .fewest_steps = 1}, blocks, 0, line, part);
+        split[part * walk_.key_tiles + line] = begin;
+        split[(part + 1) * walk_.key_tiles + line] = end;
+      }
+    }
+    params.list_parts = parts;
+    params.walk.list_offsets = split.data();
+    params.walk.list_part = params.walk.list_end = walk_.key_tiles;
+  }
+  std::vector<int> steps_of_part(parts, 0);
   EmulatedWarp::Run([&] {
-    for (int32_t block = 0; block * kBackwardKeys < walk_.key_tokens; ++block) {
-      BackwardTiles<kKind, kDocuments> tiles(params, 0, {0, block, 0, 1, false});
+    for (int32_t index = 0;; ++index) {
+      const BackwardItem item = BackwardItemAt<kKind>(params, index);
+      if (item.kv_head < 0) break;
+      const int32_t block = item.key_block;
+      BackwardTiles<kKind, kDocuments> tiles(params, 0, item);
       TileRef tile = tiles.Next();
       while (tile.index >= 0) {
         const TileRef following = tiles.Next();
@@ -304,7 +329,10 @@ void WalkTest::Backward() {
                                       first_query + kBackwardQueries >= walk_.query_tokens);
           tiles.Describe(step, walk_, 0, tile, offset, last);
           __syncwarp();
-          if (threadIdx.x == 0) stages.push_back({block, step, tile.index, first_query, last});
+          if (threadIdx.x == 0) {
+            stages.push_back({block, step, tile.index, first_query, last});
+            ++steps_of_part[item.part];
+          }
           __syncwarp();
         }
         tile = following;
@@ -349,6 +377,9 @@ void WalkTest::Backward() {
     }
   }
   ExpectEveryVisiblePairOnce();
+  if (walk_.query_tiles > 8) {
+    EXPECT_THAT(steps_of_part, ::testing::Each(::testing::Gt(0)));
+  }
 }
 
 template <bool kDocuments>
@@ -361,6 +392,9 @@ void WalkTest::All() {
     }
     SCOPED_TRACE("backward");
     ASSERT_NO_FATAL_FAILURE((Backward<kKind, kDocuments>()));
+    if (GetParam().pattern != TilePattern::kCsr) return;
+    SCOPED_TRACE("in parts of the queries");
+    ASSERT_NO_FATAL_FAILURE((Backward<kKind, kDocuments>(3)));
   };
   if constexpr (!kDocuments) {
     if (GetParam().intervals) {
