@@ -171,7 +171,7 @@ TEST_F(AttentionEngineTest, WhatIsChosenIsWhatIsAttendedTo) {
   const RankResult by_query = Run(moba)[0];
   EXPECT_LT(RelativeError(by_query.out, Masked([&](int head, int64_t i, int64_t j) {
                             return bit(by_query.index.queries_chosen, kTokens / 32,
-                                       head * (kTiles / 2) + j / (2 * kTile), i);
+                                       head * (kTiles / 2) + j / kTile / 2, i);
                           })),
             1e-5);
 }

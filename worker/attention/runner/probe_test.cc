@@ -89,6 +89,7 @@ class ProbeTest : public ::testing::TestWithParam<std::vector<int64_t>> {
   std::vector<double> Expected(const AttentionOptions& options,
                                const std::vector<RankResult>& results) const {
     std::vector<std::shared_ptr<const LayerIndex>> indices;
+    indices.reserve(results.size());
     for (const RankResult& result : results) indices.push_back(result.index);
     const testing::Visited visited(indices, LayoutOf(options, 0), GetParam());
     const testing::Visited causal({std::make_shared<LayerIndex>()}, {.tokens = kTokens},
