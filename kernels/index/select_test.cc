@@ -251,6 +251,27 @@ TEST_F(IndexTest, SelectionOnEveryLayoutAndOnLongSequences) {
   }
 }
 
+// 131,072 columns of the same mass, and of few masses: in an even head and in an odd one.
+TEST_F(IndexTest, TiesOfLongSequencesAreTheReferences) {
+  if (SmallShapes()) GTEST_SKIP() << "large";
+  constexpr int64_t kTokens = 131072;
+  for (const int masses : {1, 3}) {
+    Estimate estimate;
+    for (int64_t i = 0; i < 2 * kTokens; ++i) {
+      estimate.column_mass.push_back(100 + static_cast<int32_t>(random_() % masses));
+    }
+    for (int64_t i = 0; i < 2 * kTokens; i += 128) {
+      const auto first = estimate.column_mass.begin() + i;
+      estimate.diagonal_mass.push_back(std::accumulate(first, first + 128, 0));
+    }
+    for (const int ranks : {1, 2, 4}) {
+      SCOPED_TRACE(::testing::Message() << masses << " masses");
+      CheckSelection(estimate, 2, Striped(kTokens, ranks), 128, 655, 64, 1, {1.0f, 1.0f},
+                     {655, 655});
+    }
+  }
+}
+
 TEST_F(IndexTest, SelectionFromRealEstimates) {
   const int64_t tokens = SmallShapes() ? 1024 : 8192;
   const Case c = {tokens, 16, 2, 128, Last(tokens, 64)};

@@ -121,16 +121,19 @@ __global__ void __launch_bounds__(kKeepThreads, 4)
   const int words = BlockWords(p.blocks);
   uint32_t* const chosen =
       keep.chosen + (static_cast<int64_t>(p.first_head + head) * keep.query_tiles + a) * words;
-  int ties = 0;  // seen so far
+  // Of the equal ones odd heads pass those that they do not take.
+  const int passed = TiesGoLate(p.first_head + head) ? threshold.equal - threshold.ties : 0;
+  int ties = -passed;  // seen so far, those that are passed apart
   for (int from = 0; from < words * 32; from += kKeepThreads) {
     const int block = from + static_cast<int>(threadIdx.x), i = block - first;
     const bool is_seen = i >= 0 && i < seen;
     const int of_block = is_seen ? other_mass(i) : 0;
     const bool equal = of_block > 0 && of_block == threshold.value;
     const Scan scan = BlockScan(equal ? 1 : 0, shared.scan);
+    const int tie = ties + static_cast<int>(scan.inclusive);
     const bool taken = (is_seen && (i == 0 || i == own)) ||
                        (of_block > 0 && of_block > threshold.value) ||
-                       (equal && ties + static_cast<int>(scan.inclusive) <= threshold.ties);
+                       (equal && tie > 0 && tie <= threshold.ties);
     ties += static_cast<int>(scan.total);
     const uint32_t word = __ballot_sync(0xffffffffu, taken);
     if (threadIdx.x % 32 == 0 && block < words * 32) chosen[block / 32] = word;

@@ -14,6 +14,7 @@
 
 #include "kernels/index/gates/block_steps.h"
 #include "kernels/index/testing/gate_rows.h"
+#include "kernels/reference/gates/antidiagonal_gate.h"
 #include "kernels/reference/testing/antidiagonal_oracle.h"
 #include "kernels/reference/testing/packed_documents.h"
 #include "kernels/reference/testing/sight.h"
@@ -186,11 +187,54 @@ TEST_F(AntidiagonalTest, AMoveKeepsMoreOrFewerOfTheHeaviest) {
   }
 }
 
-// Rows whose scores take several launches, and heads that do.
+// All keys are alike: of the blocks but the first one and a tile's own, which score the same, even
+// heads keep the earliest and odd heads the latest, as the CPU engine does.
+TEST_F(AntidiagonalTest, TiesGoWhereTheHeadSays) {
+  for (const auto& [tokens, tile, stride] :
+       {std::tuple{1024, 64, 16}, {4096, 64, 8}, {16384, 128, 16}, {131072, 64, 16}}) {
+    if (SmallShapes() && tokens > 1024) continue;
+    const Rows q = Random(tokens, 4, 64);
+    Rows k = Random(tokens, 2, 64);
+    for (int64_t i = k.width(); i < tokens * k.width(); ++i) {
+      k.bf16[i] = k.bf16[i % k.width()];
+      k.floats[i] = k.floats[i % k.width()];
+    }
+    const int64_t tiles = tokens / tile, words = BlockWords(static_cast<int32_t>(tiles));
+    AntidiagonalGateStep step = {
+        .tile = tile, .stride = stride, .scale = 0.125f, .threshold = 1.0f, .density = 0.3f};
+    const std::vector<uint32_t> chosen = Choose(q, k, step, {.tokens = tokens}, Causal(tokens));
+    for (int64_t row = 0; row < 4 * tiles; ++row) {
+      const int64_t own = row % tiles;
+      const int64_t count = std::max<int64_t>(own - 1, 0),
+                    keep = std::clamp<int64_t>(
+                        MostBlocks(step.density, static_cast<int32_t>(own + 1)) - 2, 0, count),
+                    begin = row / tiles % 2 == 0 ? 1 : own - keep;
+      for (int64_t block = 0; block < tiles; ++block) {
+        const bool expected =
+            block == 0 || block == own || (block >= begin && block < begin + keep);
+        ASSERT_EQ(chosen[row * words + block / 32] >> block % 32 & 1, expected ? 1u : 0u)
+            << "head " << row / tiles << ", tile " << own << ", block " << block << " of " << tokens
+            << " tokens";
+      }
+    }
+    if (tokens > 16384) continue;
+    ExpectRanksChoose(q, k, step, Causal(tokens), chosen);
+    std::vector<uint32_t> on_cpu(chosen.size());
+    reference::Engine engine(2);
+    step.query_layout = {.tokens = tokens};
+    step.chosen = on_cpu.data();
+    reference::ChooseByAntidiagonals(engine, q.View(), k.View(), step);
+    EXPECT_TRUE(chosen == on_cpu) << tokens << " tokens";
+  }
+}
+
+// More heads than a launch takes. The last one is an even one, so that its ties go as they do
+// alone.
 TEST_F(AntidiagonalTest, BatchesAreWhole) {
   if (SmallShapes()) GTEST_SKIP() << "large";
+  constexpr int kHeads = 15;  // by seven
   const int64_t tokens = 65536;
-  const Rows q = Random(tokens, 6, 64), k = Random(tokens, 1, 64);
+  const Rows q = Random(tokens, kHeads, 64), k = Random(tokens, 1, 64);
   const AntidiagonalGateStep step = {
       .tile = 64, .stride = 8, .scale = 0.125f, .threshold = 1.0f, .density = 0.05f};
   const std::vector<uint32_t> chosen = Choose(q, k, step, {.tokens = tokens}, Causal(tokens));
@@ -199,11 +243,11 @@ TEST_F(AntidiagonalTest, BatchesAreWhole) {
   for (int seen = 1; seen <= 1024; ++seen) {
     most += std::max(std::min(seen, 2), MostBlocks(0.05f, seen));
   }
-  EXPECT_EQ(kept, 6 * most);
+  EXPECT_EQ(kept, kHeads * most);
   // Each head's rows are those that it has alone.
   Rows last{.floats = {}, .bf16 = {}, .tokens = tokens, .heads = 1, .head_dim = 64};
   for (int64_t i = 0; i < tokens; ++i) {
-    const auto row = q.bf16.begin() + (i * 6 + 5) * 64;
+    const auto row = q.bf16.begin() + (i * kHeads + kHeads - 1) * 64;
     last.bf16.insert(last.bf16.end(), row, row + 64);
   }
   const std::vector<uint32_t> alone = Choose(last, k, step, {.tokens = tokens}, Causal(tokens));

@@ -103,8 +103,73 @@ void CheckMoved(reference::Engine& engine, reference::BlockTopKArgs args, BlockG
   }
 }
 
-TEST_F(BlocksTest, MeanGateAndListsEqualTheReference) {
+// The choice by means, its lists for all owners and what moves make of it, against the reference.
+void CheckMeanGate(const Shape& s, const std::vector<Bf16>& q, const std::vector<Bf16>& k) {
   reference::Engine engine(2);
+  const int64_t tiles = (s.tokens + s.tile - 1) / s.tile;
+  const int blocks = static_cast<int>((s.tokens + s.block_size - 1) / s.block_size);
+  const int64_t q_row = int64_t{s.heads} * s.head_dim, k_row = int64_t{s.kv_heads} * s.head_dim;
+  const std::vector<float> k_floats = Floats(k);
+  std::vector<float> key_sums(tiles * k_row);
+  reference::TileKeySums(engine,
+                         {k_floats.data(), s.tokens, s.kv_heads, s.head_dim, k_row, s.head_dim},
+                         s.tile, key_sums.data());
+  DeviceBuffer<Bf16> gpu_k(k);
+  DeviceBuffer<float> gpu_key_sums(tiles * k_row);
+  ASSERT_EQ(TileSums({gpu_k.data(), s.tokens, s.kv_heads, s.head_dim, k_row, s.head_dim}, s.tile,
+                     gpu_key_sums.data(), nullptr),
+            absl::OkStatus());
+  EXPECT_EQ(gpu_key_sums.Read(), key_sums);
+
+  ShardLayout query = {
+      .kind = s.kind, .ranks = s.ranks, .rank = s.ranks - 1, .stripe = 128, .tokens = s.tokens};
+  const LocalSight sight(s, query);
+  const std::vector<Bf16> q_local = Shard(q, q_row, query);
+  const std::vector<float> q_floats = Floats(q_local);
+  const int64_t n = query.local_tokens(), query_tiles = (n + s.tile - 1) / s.tile;
+  reference::BlockTopKArgs args = {
+      .q = {q_floats.data(), n, s.heads, s.head_dim, q_row, s.head_dim},
+      .query_layout = query,
+      .seen = sight.host.seen(),
+      .key_sums = key_sums.data(),
+      .kv_heads = s.kv_heads,
+      .tile = s.tile,
+      .block_size = s.block_size,
+      .topk_blocks = s.topk,
+      .scale = 0.5f};
+  const std::vector<char> selected = reference::SelectBlocks(engine, args);
+  DeviceBuffer<Bf16> gpu_q(q_local);
+  DeviceBuffer<float> query_sums(query_tiles * q_row), means(k_row * blocks);
+  DeviceBuffer<uint32_t> chosen(s.heads * query_tiles * BlockWords(blocks));
+  ASSERT_EQ(TileSums({gpu_q.data(), n, s.heads, s.head_dim, q_row, s.head_dim}, s.tile,
+                     query_sums.data(), nullptr),
+            absl::OkStatus());
+  BlockGateArgs gpu_args = {.query_sums = query_sums.data(),
+                            .key_sums = gpu_key_sums.data(),
+                            .query_layout = query,
+                            .seen = sight.device.seen(),
+                            .heads = s.heads,
+                            .kv_heads = s.kv_heads,
+                            .head_dim = s.head_dim,
+                            .tile = s.tile,
+                            .block_size = s.block_size,
+                            .topk_blocks = s.topk,
+                            .scale = args.scale,
+                            .queries = s.tile,
+                            .means = means.data(),
+                            .chosen = chosen.data()};
+  ASSERT_EQ(SelectBlocksByMean(gpu_args, nullptr), absl::OkStatus());
+  int64_t kept = 0;
+  ASSERT_EQ(Differences(chosen, selected, s.heads * query_tiles, blocks, &kept), 0);
+  for (int owner = 0; owner < s.ranks; ++owner) {
+    ShardLayout key = query;
+    key.rank = owner;
+    CheckLists(chosen, selected, s, query, key, sight);
+  }
+  CheckMoved(engine, args, gpu_args, chosen, s.heads * query_tiles, blocks);
+}
+
+TEST_F(BlocksTest, MeanGateAndListsEqualTheReference) {
   for (const Shape& s :
        {Shape{LayoutKind::kContiguous, 1, 1000, 4, 2, 64, 64, 128, 3},
         Shape{LayoutKind::kStriped, 4, 8192, 6, 2, 128, 128, 512, 2},
@@ -125,67 +190,23 @@ TEST_F(BlocksTest, MeanGateAndListsEqualTheReference) {
     std::vector<Bf16> q(s.tokens * s.heads * s.head_dim), k(s.tokens * s.kv_heads * s.head_dim);
     for (Bf16& x : q) x = __float2bfloat16_rn(static_cast<float>(random_() % 3) - 1);
     for (Bf16& x : k) x = __float2bfloat16_rn(static_cast<float>(random_() % 8 == 0));
-    const int64_t tiles = (s.tokens + s.tile - 1) / s.tile;
-    const int blocks = static_cast<int>((s.tokens + s.block_size - 1) / s.block_size);
-    const int64_t q_row = int64_t{s.heads} * s.head_dim, k_row = int64_t{s.kv_heads} * s.head_dim;
-    const std::vector<float> k_floats = Floats(k);
-    std::vector<float> key_sums(tiles * k_row);
-    reference::TileKeySums(engine,
-                           {k_floats.data(), s.tokens, s.kv_heads, s.head_dim, k_row, s.head_dim},
-                           s.tile, key_sums.data());
-    DeviceBuffer<Bf16> gpu_k(k);
-    DeviceBuffer<float> gpu_key_sums(tiles * k_row);
-    ASSERT_EQ(TileSums({gpu_k.data(), s.tokens, s.kv_heads, s.head_dim, k_row, s.head_dim}, s.tile,
-                       gpu_key_sums.data(), nullptr),
-              absl::OkStatus());
-    EXPECT_EQ(gpu_key_sums.Read(), key_sums);
+    CheckMeanGate(s, q, k);
+  }
+}
 
-    ShardLayout query = {
-        .kind = s.kind, .ranks = s.ranks, .rank = s.ranks - 1, .stripe = 128, .tokens = s.tokens};
-    const LocalSight sight(s, query);
-    const std::vector<Bf16> q_local = Shard(q, q_row, query);
-    const std::vector<float> q_floats = Floats(q_local);
-    const int64_t n = query.local_tokens(), query_tiles = (n + s.tile - 1) / s.tile;
-    reference::BlockTopKArgs args = {
-        .q = {q_floats.data(), n, s.heads, s.head_dim, q_row, s.head_dim},
-        .query_layout = query,
-        .seen = sight.host.seen(),
-        .key_sums = key_sums.data(),
-        .kv_heads = s.kv_heads,
-        .tile = s.tile,
-        .block_size = s.block_size,
-        .topk_blocks = s.topk,
-        .scale = 0.5f};
-    const std::vector<char> selected = reference::SelectBlocks(engine, args);
-    DeviceBuffer<Bf16> gpu_q(q_local);
-    DeviceBuffer<float> query_sums(query_tiles * q_row), means(k_row * blocks);
-    DeviceBuffer<uint32_t> chosen(s.heads * query_tiles * BlockWords(blocks));
-    ASSERT_EQ(TileSums({gpu_q.data(), n, s.heads, s.head_dim, q_row, s.head_dim}, s.tile,
-                       query_sums.data(), nullptr),
-              absl::OkStatus());
-    BlockGateArgs gpu_args = {.query_sums = query_sums.data(),
-                              .key_sums = gpu_key_sums.data(),
-                              .query_layout = query,
-                              .seen = sight.device.seen(),
-                              .heads = s.heads,
-                              .kv_heads = s.kv_heads,
-                              .head_dim = s.head_dim,
-                              .tile = s.tile,
-                              .block_size = s.block_size,
-                              .topk_blocks = s.topk,
-                              .scale = args.scale,
-                              .queries = s.tile,
-                              .means = means.data(),
-                              .chosen = chosen.data()};
-    ASSERT_EQ(SelectBlocksByMean(gpu_args, nullptr), absl::OkStatus());
-    int64_t kept = 0;
-    ASSERT_EQ(Differences(chosen, selected, s.heads * query_tiles, blocks, &kept), 0);
-    for (int owner = 0; owner < s.ranks; ++owner) {
-      ShardLayout key = query;
-      key.rank = owner;
-      CheckLists(chosen, selected, s, query, key, sight);
-    }
-    CheckMoved(engine, args, gpu_args, chosen, s.heads * query_tiles, blocks);
+// 131,072 tokens whose keys are all alike, or all but for a few.
+TEST_F(BlocksTest, TiesOfLongSequencesAreTheReferences) {
+  if (SmallShapes()) GTEST_SKIP() << "large";
+  for (const Shape& s : {Shape{LayoutKind::kContiguous, 1, 131072, 2, 1, 64, 128, 1024, 8},
+                         Shape{LayoutKind::kStriped, 4, 131072, 4, 2, 64, 128, 128, 32},
+                         Shape{LayoutKind::kZigzag, 2, 131072, 2, 1, 64, 128, 128, 32, true}}) {
+    SCOPED_TRACE(::testing::Message() << "layout " << static_cast<int>(s.kind));
+    std::vector<Bf16> q(s.tokens * s.heads * s.head_dim);
+    for (Bf16& x : q) x = __float2bfloat16_rn(static_cast<float>(random_() % 3) - 1);
+    std::vector<Bf16> k(s.tokens * s.kv_heads * s.head_dim, __float2bfloat16_rn(1.0f));
+    CheckMeanGate(s, q, k);
+    for (int i = 0; i < 100; ++i) k[random_() % k.size()] = __float2bfloat16_rn(2.0f);
+    CheckMeanGate(s, q, k);
   }
 }
 

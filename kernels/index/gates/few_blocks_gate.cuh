@@ -15,6 +15,7 @@
 #include "kernels/sm90/ptx/sync.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
 #include "kernels/sm90/ptx/wgmma.cuh"
+#include "ringleader/kernels/index.h"
 
 namespace ringleader::kernels::index {
 
@@ -99,9 +100,11 @@ __device__ __forceinline__ void HideBlocks(float (&x)[2][kValues], const int (&f
 
 // A quad of lanes has a row of scores x, -infinity from column `own` on, which is the same for the
 // warp: bits of those of this lane that are among the row's `keep` best, at most kListed; ties go
-// to the lower column. Neither -infinity nor what is not a number is kept. All of a warp call.
-template <int kListed, int kValues>
-__device__ __forceinline__ uint32_t KeepBest(const float (&x)[kValues], int own, int keep) {
+// to the lower column or, if is_late(), to the higher one. Neither -infinity nor what is not a
+// number is kept. All of a warp call.
+template <int kListed, int kValues, typename IsLate>
+__device__ __forceinline__ uint32_t KeepBest(const float (&x)[kValues], int own, int keep,
+                                             IsLate is_late) {
   float best[kListed];
 #pragma unroll
   for (int part = 0; part < kValues / kListed; ++part) {
@@ -144,9 +147,11 @@ __device__ __forceinline__ uint32_t KeepBest(const float (&x)[kValues], int own,
   uint32_t equal = 0;
 #pragma unroll
   for (int i = 0; i < kValues; ++i) equal |= x[i] == least ? 1u << i : 0u;
+  const bool late = is_late();
+  const int mirror = late ? 4 * kValues - 1 : 0;  // turns the order of columns round
   for (; __any_sync(0xffffffffu, surplus > 0); --surplus) {
-    const int i = 31 - __clz(static_cast<int>(equal));
-    const int mine = equal != 0 && surplus > 0 ? ColumnOf(i) : -1;
+    const int i = late ? __ffs(static_cast<int>(equal)) - 1 : 31 - __clz(static_cast<int>(equal));
+    const int mine = equal != 0 && surplus > 0 ? ColumnOf(i) ^ mirror : -1;
     int last = max(mine, __shfl_xor_sync(0xffffffffu, mine, 1));
     last = max(last, __shfl_xor_sync(0xffffffffu, last, 2));
     if (mine < 0 || mine != last) continue;
@@ -249,10 +254,17 @@ struct FewBlocksGate {
       for (int i = 0; i < kValues; ++i) x[upper][i] = scores[i / 2 * 4 + upper * 2 + i % 2];
     }
     HideBlocks(x, first, own);
+    // Found again where there are ties, rather than held in a register.
+    const auto is_late = [&] {
+      FewItem item;
+      ItemOf(n, item);
+      return TiesGoLate(item.head);
+    };
     uint32_t rows[2];
 #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
-      rows[upper] = RowsOfColumns(KeepBest<kListed>(x[upper], own, p.Keep(first[upper], own)));
+      rows[upper] =
+          RowsOfColumns(KeepBest<kListed>(x[upper], own, p.Keep(first[upper], own), is_late));
     }
     uint16_t(*const bits)[kItemRows / 16] = shared.bits[warpgroup];
 #pragma unroll

@@ -105,16 +105,18 @@ __device__ __forceinline__ uint32_t OrderedKey(float x) {
   return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-// A warp: calls take(block) for the `keep` best of blocks [first, own), ties to the lower block.
-// kSlots * 32 blocks hold all.
+// A warp: calls take(block) for the `keep` best of blocks [first, own), ties to the lower block or,
+// `late`, to the higher one. kSlots * 32 blocks hold all.
 template <int kSlots, typename Take>
 __device__ __forceinline__ void TakeBest(const float* scores, int first, int own, int keep,
-                                         Take take) {
+                                         bool late, Take take) {
   const int lane = threadIdx.x % 32;
+  // Places are blocks, in the order in which equal ones are taken.
+  const auto block_of = [&](int place) { return late ? own - 1 - place : place; };
   uint32_t keys[kSlots];
 #pragma unroll
   for (int j = 0; j < kSlots; ++j) {
-    const int block = j * 32 + lane;
+    const int block = block_of(j * 32 + lane);
     keys[j] = block >= first && block < own ? max(OrderedKey(scores[block]), 1u) : 0;
   }
   for (int taken = 0; taken < keep; ++taken) {
@@ -122,17 +124,17 @@ __device__ __forceinline__ void TakeBest(const float* scores, int first, int own
 #pragma unroll
     for (int j = 0; j < kSlots; ++j) best = max(best, keys[j]);
     best = __reduce_max_sync(0xffffffffu, best);
-    uint32_t block = UINT_MAX;
+    uint32_t place = UINT_MAX;
 #pragma unroll
     for (int j = kSlots - 1; j >= 0; --j) {
-      if (keys[j] == best) block = j * 32 + lane;
+      if (keys[j] == best) place = j * 32 + lane;
     }
-    block = __reduce_min_sync(0xffffffffu, block);
+    place = __reduce_min_sync(0xffffffffu, place);
 #pragma unroll
     for (int j = 0; j < kSlots; ++j) {
-      if (block == static_cast<uint32_t>(j * 32 + lane)) keys[j] = 0;
+      if (place == static_cast<uint32_t>(j * 32 + lane)) keys[j] = 0;
     }
-    take(block);
+    take(block_of(static_cast<int>(place)));
   }
 }
 
@@ -144,13 +146,14 @@ __device__ T OverWarp(T value, Combine combine) {
   return value;
 }
 
-// A warp: how many of blocks [first, own) a query keeps that would keep `keep`; as the CPU
-// engine's.
+// A warp: how many of blocks [first, own) a query of `head` at `position` keeps that would keep
+// `keep`; as the CPU engine's.
 template <int kSlots>
 __device__ int MovedKeep(const float* scores, int first, int own, int keep, const GateParams& p,
-                         uint32_t place) {
+                         int64_t position, int head) {
   keep = max(keep, 0);
-  const int moved = min(max(MovedCount(keep + 1, *p.move.factor, place) - 1, 0), own - first);
+  const int moved =
+      min(max(MovedCount(keep + 1, *p.move.factor, MovePlace(position, head)) - 1, 0), own - first);
   if (moved >= keep) return moved;
   const int lane = threadIdx.x % 32;
   const auto add = [](auto a, auto b) { return a + b; };
@@ -170,10 +173,11 @@ __device__ int MovedKeep(const float* scores, int first, int own, int keep, cons
   long long total = 0, kept = 0, mass = 0;
   for (int i = first + lane; i < own; i += 32) total += mass_of(i);
   total = OverWarp(total, add);
-  TakeBest<kSlots>(scores, first, own, keep, [&](uint32_t block) { kept += mass_of(block); });
+  const bool late = TiesGoLate(head);
+  TakeBest<kSlots>(scores, first, own, keep, late, [&](int block) { kept += mass_of(block); });
   const long long held = HeldMass(kept, total, p.move.tolerance);
   int count = 0;
-  TakeBest<kSlots>(scores, first, own, keep, [&](uint32_t block) {
+  TakeBest<kSlots>(scores, first, own, keep, late, [&](int block) {
     if (count >= moved && mass >= held) return;
     mass += mass_of(block);
     ++count;
@@ -218,12 +222,11 @@ __global__ void __launch_bounds__(kGateThreads) QueryGateKernel(const GateParams
     const float* const of_row = scores + row * row_stride;
     int keep = p.Keep(first, own);
     if constexpr (kMoved) {
-      keep =
-          MovedKeep<kSlots>(of_row, first, own, keep, p, MovePlace(p.layout.Position(query), head));
+      keep = MovedKeep<kSlots>(of_row, first, own, keep, p, p.layout.Position(query), head);
     }
     uint32_t* const of_word = bits + row / 32;
     const uint32_t bit = 1u << row % 32;
-    TakeBest<kSlots>(of_row, first, own, keep, [&](uint32_t block) {
+    TakeBest<kSlots>(of_row, first, own, keep, TiesGoLate(head), [&](int block) {
       if (threadIdx.x % 32 == 0) atomicOr(of_word + block * 2, bit);
     });
     if (threadIdx.x % 32 == 0) atomicOr(of_word + own * 2, bit);

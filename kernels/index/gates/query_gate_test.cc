@@ -38,6 +38,17 @@ class QueryGateTest : public GpuTest {
     return RandomRows(tokens, heads, head_dim, random_);
   }
 
+  // From 1 - spread to 1 + spread, of head_dim 64.
+  Rows SmallIntegers(int64_t tokens, int heads, int spread) {
+    Rows rows{.floats = {}, .bf16 = {}, .tokens = tokens, .heads = heads, .head_dim = 64};
+    for (int64_t i = 0; i < tokens * rows.width(); ++i) {
+      const auto above = static_cast<int>(random_() % static_cast<uint32_t>(2 * spread + 1));
+      rows.floats.push_back(static_cast<float>(1 - spread + above));
+      rows.bf16.push_back(__float2bfloat16_rn(rows.floats.back()));
+    }
+    return rows;
+  }
+
   // What the rank of `layout` chooses.
   Choice Choose(const Rows& q, const Rows& k, QueryGateStep step, const ShardLayout& layout,
                 const std::vector<int32_t>& starts) {
@@ -61,6 +72,27 @@ class QueryGateTest : public GpuTest {
     EXPECT_EQ(ChooseByQuery(view, k.heads, step, workspace.data(), nullptr), absl::OkStatus());
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     return {chosen_queries.Read(), chosen.Read()};
+  }
+
+  // What the CPU engine chooses on one rank; starts: by position, empty: the sequence is one
+  // document.
+  static Choice OnCpu(const Rows& q, const Rows& k, QueryGateStep step,
+                      const std::vector<int32_t>& starts) {
+    reference::Engine engine(2);
+    const int64_t tiles = (q.tokens + step.tile - 1) / step.tile,
+                  blocks = (q.tokens + step.block_size - 1) / step.block_size;
+    std::vector<float> sums(tiles * k.width());
+    reference::TileKeySums(engine, k.View(), step.tile, sums.data());
+    Choice choice = {
+        std::vector<uint32_t>(q.heads * blocks * QueryWords(q.tokens)),
+        std::vector<uint32_t>(q.heads * tiles * BlockWords(static_cast<int32_t>(blocks)))};
+    step.key_sums = sums.data();
+    step.query_layout = {.tokens = q.tokens};
+    step.document_starts = starts.empty() ? nullptr : starts.data();
+    step.queries = choice.queries.data();
+    step.chosen = choice.chosen.data();
+    reference::ChooseByQuery(engine, q.View(), k.heads, step);
+    return choice;
   }
 
   static void ExpectRowsOf(const Choice& one, const Choice& of_rank, const QueryGateStep& step,
@@ -129,24 +161,37 @@ TEST_F(QueryGateTest, IsTheOraclesAndOnRanksThatOfOne) {
   }
 }
 
-// All keys are one: so are the scores of all blocks.
-TEST_F(QueryGateTest, TiesGoToTheLowerBlock) {
-  for (const int64_t tokens : {int64_t{4096}, int64_t{8192}, int64_t{16384}}) {
+// Bit for bit what the CPU engine keeps where the scores of all blocks are equal and where many
+// are: small integers, whose sums and means are exact.
+TEST_F(QueryGateTest, TiesGoWhereTheHeadSays) {
+  for (const auto& [tokens, block_size] : {std::pair{int64_t{4096}, 64},
+                                           {int64_t{8192}, 64},
+                                           {int64_t{16384}, 64},
+                                           {int64_t{32768}, 64},
+                                           {int64_t{131072}, 1024}}) {
     if (SmallShapes() && tokens > 4096) continue;
-    const Rows q = Random(tokens, 4, 64);
-    Rows k = Random(tokens, 2, 64);
-    for (int64_t i = 64; i < tokens * k.width(); ++i) k.bf16[i] = k.bf16[i % 64];
-    const int64_t blocks = tokens / 64, words = QueryWords(tokens);
-    for (const int topk : {5, 9, 14}) {
-      const Choice choice =
-          Choose(q, k, {.tile = 64, .block_size = 64, .topk_blocks = topk}, {.tokens = tokens}, {});
-      for (int64_t row = 0; row < 4 * blocks; ++row) {
-        for (int64_t i = 0; i < tokens; ++i) {
-          const int64_t own = i / 64, block = row % blocks;
-          const bool expected = block == own || (block < own && block < topk - 1);
-          ASSERT_EQ(choice.queries[row * words + i / 32] >> i % 32 & 1, expected ? 1u : 0u)
-              << "head " << row / blocks << ", block " << block << ", query " << i << " of "
-              << tokens << ", topk " << topk;
+    const std::vector<int32_t> documents = reference::testing::DocumentStarts(
+        tokens, reference::testing::RandomDocuments(tokens, 64, random_));
+    for (const bool are_alike : {true, false}) {
+      const Rows q = SmallIntegers(tokens, 4, 1), k = SmallIntegers(tokens, 2, are_alike ? 0 : 1);
+      // Short lists, long ones, and the other kernel.
+      for (const int topk : {5, 9, 14, 40}) {
+        if (tokens > 16384 && topk != 9 && topk != 40) continue;  // the CPU's time
+        const std::vector<int32_t> starts = topk == 9 ? documents : std::vector<int32_t>();
+        const QueryGateStep step = {.tile = 64, .block_size = block_size, .topk_blocks = topk};
+        SCOPED_TRACE(::testing::Message() << tokens << " tokens, topk " << topk
+                                          << (are_alike ? ", keys are alike" : ""));
+        const Choice one = Choose(q, k, step, {.tokens = tokens}, starts),
+                     cpu = OnCpu(q, k, step, starts);
+        ASSERT_TRUE(one.queries == cpu.queries);
+        ASSERT_TRUE(one.chosen == cpu.chosen);
+        for (int rank = 0; rank < 4; ++rank) {
+          const ShardLayout layout = {.kind = LayoutKind::kStriped,
+                                      .ranks = 4,
+                                      .rank = rank,
+                                      .stripe = 64,
+                                      .tokens = tokens};
+          ExpectRowsOf(one, Choose(q, k, step, layout, starts), step, layout);
         }
       }
     }
@@ -195,10 +240,6 @@ TEST_F(QueryGateTest, MovesAreTheCpuEngines) {
   const int64_t tokens = 4096;
   const Rows q = Random(tokens, 4, 128), k = Random(tokens, 2, 128);
   const ShardLayout layout = {.tokens = tokens};
-  const int64_t words = QueryWords(tokens), blocks = tokens / 64;
-  reference::Engine engine(2);
-  std::vector<float> sums(blocks * k.width());
-  reference::TileKeySums(engine, k.View(), 64, sums.data());
   for (const float factor : {0.5f, 0.8f, 1.0f, 1.4f}) {
     for (const float tolerance : {0.5f, 0.02f}) {
       const DeviceBuffer<float> device_factor(std::vector<float>{factor});
@@ -208,14 +249,8 @@ TEST_F(QueryGateTest, MovesAreTheCpuEngines) {
                             .scale = 0.0884f,
                             .move = {.factor = device_factor.data(), .tolerance = tolerance}};
       const Choice moved = Choose(q, k, step, layout, {});
-      Choice expected = {std::vector<uint32_t>(4 * blocks * words),
-                         std::vector<uint32_t>(4 * blocks * BlockWords(blocks))};
-      step.key_sums = sums.data();
-      step.query_layout = layout;
       step.move.factor = &factor;
-      step.queries = expected.queries.data();
-      step.chosen = expected.chosen.data();
-      reference::ChooseByQuery(engine, q.View(), 2, step);
+      const Choice expected = OnCpu(q, k, step, {});
       int64_t kept = 0, apart = 0;
       for (size_t i = 0; i < expected.queries.size(); ++i) {
         kept += std::popcount(expected.queries[i]);

@@ -91,15 +91,16 @@ class TileMasses {
   const int width_;  // groups of a tile
 };
 
-// Sets bits of what a tile keeps of the blocks that it sees; `place`: of its move. Returns how many
-// it would keep if it were not moved.
+// Sets bits of what a tile of `head` keeps of the blocks that it sees. Returns how many it would
+// keep if it were not moved.
 int64_t Keep(const std::vector<int64_t>& mass, const SeenBlocks& seen,
-             const AntidiagonalGateStep& step, uint32_t place, uint32_t* chosen) {
+             const AntidiagonalGateStep& step, int32_t head, uint32_t* chosen) {
   const int64_t first = seen.first, own = seen.own;
   std::vector<int64_t> others;
   for (int64_t block = first + 1; block <= seen.last; ++block) {
     if (block != own && mass[block] > 0) others.push_back(block);
   }
+  if (TiesGoLate(head)) std::ranges::reverse(others);
   std::ranges::stable_sort(others, std::greater<>(), [&](int64_t block) { return mass[block]; });
   const auto take = [&](int64_t block) { chosen[block / 32] |= 1u << block % 32; };
   take(first);
@@ -122,6 +123,7 @@ int64_t Keep(const std::vector<int64_t>& mass, const SeenBlocks& seen,
   const int64_t before = count;
   if (step.move.factor != nullptr) {
     const int64_t least = HeldMass(held, total, step.move.tolerance);
+    const uint32_t place = MovePlace(own, head);
     count = count_up_to(MovedCount(forced + before, *step.move.factor, place) - forced,
                         std::numeric_limits<int64_t>::max());
     if (count < before && held < least) count = count_up_to(before, least);
@@ -151,8 +153,7 @@ void ChooseByAntidiagonals(Engine& engine, const TokenMajor<const float>& q,
       std::vector<int64_t> mass(blocks, 0);
       masses.Add(head, a, packed, engine.worker_scratch(worker).Reserve(logits), mass);
       const SeenBlocks seen = SeenBlocksOf(step.seen, step.query_layout, a, step.tile, step.tile);
-      work_before += Keep(mass, seen, step, MovePlace(seen.own, head),
-                          step.chosen + (head * query_tiles + a) * words);
+      work_before += Keep(mass, seen, step, head, step.chosen + (head * query_tiles + a) * words);
     });
   }
   if (step.move.work_before != nullptr) *step.move.work_before = work_before;

@@ -150,6 +150,7 @@ void ChooseByQuery(Engine& engine, const TokenMajor<const float>& q, int kv_head
   // A task is a word of queries.
   engine.pool().For(q.heads * words, [&](int64_t task, int) {
     const int64_t head = task / words, word = task % words;
+    const bool late = TiesGoLate(static_cast<int32_t>(head));
     for (int64_t i = word * 32; i < std::min(q.tokens, (word + 1) * 32); ++i) {
       const auto own = static_cast<int32_t>(step.query_layout.Position(i) / step.block_size);
       const int32_t first =
@@ -157,15 +158,14 @@ void ChooseByQuery(Engine& engine, const TokenMajor<const float>& q, int kv_head
       // Besides its own.
       int64_t keep =
           (step.density > 0 ? MostBlocks(step.density, own - first + 1) : step.topk_blocks) - 1;
-      Scores scores =
-          ScoreBlocks(q.data + i * q.token_stride + head * q.head_stride,
-                      means.data() + head / group * blocks * d, d,
-                      {.first = first, .own = own, .last = own}, /*ties_go_late=*/false);
+      Scores scores = ScoreBlocks(q.data + i * q.token_stride + head * q.head_stride,
+                                  means.data() + head / group * blocks * d, d,
+                                  {.first = first, .own = own, .last = own}, late);
       if (step.move.factor != nullptr) {
         keep = KeepOfScores(scores, keep, double{step.scale}, step.move,
                             MovePlace(step.query_layout.Position(i), static_cast<int>(head)));
       }
-      std::vector<int64_t> kept = Best(std::move(scores), keep, /*ties_go_late=*/false);
+      std::vector<int64_t> kept = Best(std::move(scores), keep, late);
       kept.push_back(own);
       for (const int64_t block : kept) {
         step.queries[(head * blocks + block) * words + word] |= 1u << i % 32;

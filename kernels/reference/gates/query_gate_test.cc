@@ -93,7 +93,7 @@ TEST(QueryGateTest, NeighboursChooseApart) {
   EXPECT_FALSE(keeps(7 * 64 + 3, 5));
   EXPECT_TRUE(keeps(7 * 64 + 4, 5));
   EXPECT_FALSE(keeps(7 * 64 + 4, 2));
-  EXPECT_TRUE(keeps(7 * 64, 0));  // ties go to the lower block
+  EXPECT_TRUE(keeps(7 * 64, 0));  // where ties of an even head go
   EXPECT_EQ(choice.chosen[7], 1u | 1u << 2 | 1u << 5 | 1u << 7);
 }
 

@@ -54,7 +54,8 @@ struct Result {
 };
 
 // Forward and backward of a layer on `ranks` threads, in the sequence's order.
-Result RunOnRanks(const Sequence& sequence, const AttentionOptions& options, int64_t padding = 0) {
+Result RunOnRanks(const Sequence& sequence, const AttentionOptions& options, int64_t padding = 0,
+                  bool is_dense = false) {
   const int ranks = options.ring.ranks();
   Result result{torch::zeros_like(sequence.q), torch::zeros_like(sequence.q),
                 torch::zeros_like(sequence.k), torch::zeros_like(sequence.v),
@@ -70,6 +71,7 @@ Result RunOnRanks(const Sequence& sequence, const AttentionOptions& options, int
       attention = std::make_unique<ShortDocumentAttention>(options, std::move(attention),
                                                            *std::move(dense), rank);
     }
+    attention->SetDense(is_dense);
     TORCH_CHECK(attention->SetDocuments(sequence.tokens(), sequence.firsts, padding).ok());
     const kernels::ShardLayout layout =
         patterns::LayoutOf(options, ranks, rank, sequence.tokens() / ranks);
@@ -165,6 +167,33 @@ TEST_P(ShortDocumentAttentionTest, NothingLeaksIntoShortDocuments) {
       if (i == document || !sequence.IsShort(i)) continue;
       ExpectNear(Rows(after, sequence.firsts[i], sequence.End(i)),
                  Rows(before, sequence.firsts[i], sequence.End(i)), 0);
+    }
+  }
+}
+
+// Where all is dense, as in evaluations, no long document learns of it either.
+TEST_P(ShortDocumentAttentionTest, NothingLeaksIntoAnyDocumentWhereAllIsDense) {
+  for (const int64_t dense_below : {int64_t{0}, kDenseBelow}) {
+    const auto run = [&](const Sequence& sequence) {
+      return RunOnRanks(sequence, Options(dense_below), /*padding=*/0, /*is_dense=*/true);
+    };
+    const Sequence sequence = Mixed();
+    const Result before = run(sequence);
+    for (const size_t document : {1, 2, 3}) {
+      Sequence changed = Mixed();
+      const int64_t first = sequence.firsts[document], end = sequence.End(document),
+                    token = (first + end) / 2;
+      for (Tensor* const x : {&changed.q, &changed.k, &changed.v, &changed.d_out}) {
+        (*x)[token] += 3;
+      }
+      const Result after = run(changed);
+      const Tensor differs = (before.out != after.out).flatten(1).any(1);
+      EXPECT_TRUE(differs.slice(0, token, end).all().item<bool>()) << "it is dense";
+      for (size_t i = 0; i < sequence.firsts.size(); ++i) {
+        if (i == document) continue;
+        ExpectNear(Rows(after, sequence.firsts[i], sequence.End(i)),
+                   Rows(before, sequence.firsts[i], sequence.End(i)), 0);
+      }
     }
   }
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -73,6 +74,48 @@ TEST_F(AttentionEngineTest, ChosenBlocksAreTheSameOnAnyNumberOfRanks) {
   }
 }
 
+// Keys that are all alike score alike: what odd heads keep of the blocks before a tile's own is
+// what even heads keep, mirrored, so that no end is favoured, on any number of ranks.
+TEST_F(AttentionEngineTest, TiesFavourNeitherEndOnAnyNumberOfRanks) {
+  std::ranges::fill(k_.data, 1.0f);
+  for (patterns::AttentionOptions options :
+       {patterns::AttentionOptions{.pattern = patterns::Pattern::kBlockTopK, .topk_blocks = 3},
+        {.pattern = patterns::Pattern::kMoba, .topk_blocks = 4},
+        {.pattern = patterns::Pattern::kXAttention, .threshold = 1.0, .density = 0.3},
+        {.pattern = patterns::Pattern::kAdaSpa, .density = 0.3}}) {
+    options.tile = options.block_size = kTile;
+    for (const int ranks : {1, 2, 4}) {
+      options.ring.inner = ranks;
+      SCOPED_TRACE(::testing::Message()
+                   << "pattern " << static_cast<int>(options.pattern) << ", " << ranks << " ranks");
+      const std::vector<RankResult> results = Run(options);
+      constexpr int64_t kBlocks = kTokens / kTile;
+      const int64_t local_tiles = kBlocks / ranks, words = BlockWords(kBlocks);
+      // XAttention always keeps the first block.
+      const int64_t begin = options.pattern == patterns::Pattern::kXAttention ? 1 : 0;
+      for (int64_t own = 0; own < kBlocks; ++own) {
+        std::vector<std::vector<int64_t>> kept(kHeads);
+        for (int head = 0; head < kHeads; ++head) {
+          const int64_t row = head * local_tiles + own / ranks;  // striped
+          for (int64_t block = begin; block < own; ++block) {
+            const uint32_t word = results[own % ranks].index.chosen.at(row * words + block / 32);
+            if ((word >> block % 32 & 1) != 0) kept[head].push_back(block);
+          }
+        }
+        std::vector<int64_t> first(kept[0].size()), mirrored;
+        std::iota(first.begin(), first.end(), begin);
+        EXPECT_EQ(kept[0], first) << own;
+        for (const int64_t block : kept[1])
+          mirrored.insert(mirrored.begin(), begin + own - 1 - block);
+        EXPECT_EQ(mirrored, kept[0]) << own;
+        EXPECT_EQ(kept[2], kept[0]);
+        EXPECT_EQ(kept[3], kept[1]);
+        EXPECT_GE(std::ssize(kept[0]), own > 20 ? 3 : 0);
+      }
+    }
+  }
+}
+
 // Of masses that are attention's own, recall is that of the choice: no other of as many blocks
 // holds more.
 TEST_F(AttentionEngineTest, TheRecallOfAnExactSearchIsThatOfAllQueries) {
@@ -128,7 +171,7 @@ TEST_F(AttentionEngineTest, WhatIsChosenIsWhatIsAttendedTo) {
   const RankResult by_query = Run(moba)[0];
   EXPECT_LT(RelativeError(by_query.out, Masked([&](int head, int64_t i, int64_t j) {
                             return bit(by_query.index.queries_chosen, kTokens / 32,
-                                       head * (kTiles / 2) + j / (2 * kTile), i);
+                                       head * (kTiles / 2) + j / kTile / 2, i);
                           })),
             1e-5);
 }

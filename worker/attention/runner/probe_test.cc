@@ -45,6 +45,10 @@ std::vector<AttentionOptions> SparseOptions() {
            .budget = {.density = 0.3},
            .estimate_at = patterns::EstimateAt::kSpread},
           {.pattern = Pattern::kBlockTopK, .block_size = 2 * kTile, .topk_blocks = 2},
+          {.pattern = Pattern::kMoba, .block_size = 2 * kTile, .topk_blocks = 2},
+          {.pattern = Pattern::kMoba, .block_size = kTile, .density = 0.3},
+          {.pattern = Pattern::kXAttention, .threshold = 0.5},
+          {.pattern = Pattern::kXAttention, .stride = 32, .threshold = 0.9, .density = 0.3},
           {.pattern = Pattern::kKeyGroups, .density = 0.3},
           {.pattern = Pattern::kAdaSpa, .density = 0.3},
           {.pattern = Pattern::kSlidingWindow, .window = 100}};
@@ -85,6 +89,7 @@ class ProbeTest : public ::testing::TestWithParam<std::vector<int64_t>> {
   std::vector<double> Expected(const AttentionOptions& options,
                                const std::vector<RankResult>& results) const {
     std::vector<std::shared_ptr<const LayerIndex>> indices;
+    indices.reserve(results.size());
     for (const RankResult& result : results) indices.push_back(result.index);
     const testing::Visited visited(indices, LayoutOf(options, 0), GetParam());
     const testing::Visited causal({std::make_shared<LayerIndex>()}, {.tokens = kTokens},
@@ -238,21 +243,24 @@ TEST(ProbeQueriesTest, AreNoPadding) {
   }
 }
 
-// What tokens from `kChanged` on are decides nothing of what earlier ones see, and with it of their
-// output, where the choice is causal. The tile in which it lies, and tiles after it, tell.
+// What tokens from `kChanged` on are, as queries, keys and values, decides nothing of what earlier
+// ones see, and with it of their output, where the choice is causal. The tile in which it lies, and
+// tiles after it, tell.
 TEST_P(ProbeTest, ACausalChoiceKnowsNothingOfLaterTokens) {
   constexpr int64_t kChanged = kTokens - 32;
   const auto outputs = [&](const AttentionOptions& options) {
     const Tensor q = q_, k = k_, v = v_;
     const Tensor before = Run(options)[0].out;
-    const Tensor noise = RandomTensor(kTokens, kHeads, kHeadDim, random_);
-    for (int64_t i = kChanged; i < kTokens; ++i) {
-      for (int head = 0; head < kHeads; ++head) {
-        for (int x = 0; x < kHeadDim; ++x) q_.at(i, head, x) = 4 * noise.at(i, head, x);
+    for (Tensor* const changed : {&q_, &k_, &v_}) {
+      const Tensor noise = RandomTensor(kTokens, changed->heads, kHeadDim, random_);
+      for (int64_t i = kChanged * changed->heads * kHeadDim; i < std::ssize(noise.data); ++i) {
+        changed->data[i] = 4 * noise.data[i];
       }
     }
     const Tensor after = Run(options)[0].out;
     q_ = q;
+    k_ = k;
+    v_ = v;
     const int64_t row = int64_t{kHeads} * kHeadDim;
     return std::equal(before.data.begin(), before.data.begin() + kChanged * row,
                       after.data.begin());
@@ -262,6 +270,11 @@ TEST_P(ProbeTest, ACausalChoiceKnowsNothingOfLaterTokens) {
   EXPECT_FALSE(outputs(options)) << "the tile's later queries chose";
   options.selection = patterns::Selection::kCausal;
   EXPECT_TRUE(outputs(options));
+  EXPECT_TRUE(outputs({.pattern = Pattern::kMoba,
+                       .selection = patterns::Selection::kCausal,
+                       .block_size = kTile,
+                       .topk_blocks = 3,
+                       .tile = kTile}));
   EXPECT_TRUE(outputs({.pattern = Pattern::kSlidingWindow,
                        .selection = patterns::Selection::kCausal,
                        .window = 100,

@@ -1,6 +1,7 @@
 // Attention whose budgets change in mid-run, from one forward to the next, before those that came
 // earlier have had their backward: by factors of attention.balance, dense evaluations between
-// steps, and documents. The same tests for the CPU engine and for GPUs.
+// steps, documents, and probes that heads' budgets follow. The same tests for the CPU engine and
+// for GPUs.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "patterns/index/head_budgets.h"
 #include "worker/attention/runner/context_attention.h"
 #include "worker/attention/testing/shard_rows.h"
 
@@ -22,18 +24,21 @@ namespace ringleader::attention::testing {
 using MakeAttention = std::function<absl::StatusOr<std::unique_ptr<ContextAttention>>(
     const patterns::AttentionOptions&)>;
 
+struct ForwardBudget {
+  uint64_t step = 1;  // 0: of an evaluation
+  float move = 1.0f;
+  bool dense = false;
+  std::vector<int64_t> documents = {};
+  std::vector<patterns::LayerBudgets> heads = {};
+};
+
 template <typename Engine>
 class ChangingBudgetsTest : public ::testing::Test {
  protected:
   static constexpr int64_t kTokens = 1024;
   static constexpr int kLayers = 2;
 
-  struct Budget {
-    uint64_t step = 1;  // 0: of an evaluation
-    float move = 1.0f;
-    bool dense = false;
-    std::vector<int64_t> documents = {};
-  };
+  using Budget = ForwardBudget;
   struct Outcome {
     std::vector<torch::Tensor> tensors;  // of all layers: out, dq, dk, dv
     uint64_t tiles = 0;                  // visited by all layers
@@ -59,6 +64,25 @@ class ChangingBudgetsTest : public ::testing::Test {
     return all;
   }
 
+  // Options whose heads' budgets follow the probes of earlier steps and, last, a pattern that has
+  // none, which takes no notice of them.
+  static std::vector<patterns::AttentionOptions> Probed() {
+    const patterns::AttentionOptions options = {
+        .probe_every = 1, .sink_tokens = 4, .tile = 64, .deterministic = true};
+    std::vector<patterns::AttentionOptions> all(3, options);
+    all[0].pattern = patterns::Pattern::kAdaSpa;
+    all[0].density = 0.3;
+    all[1].pattern = patterns::Pattern::kVerticalSlash;
+    all[1].select = patterns::Select::kTopK;
+    all[1].budget = {.max_verticals = 40, .max_slashes = 3};
+    all[0].adapt_heads = all[0].adapt_by_probe = true;
+    all[1].adapt_heads = all[1].adapt_by_probe = true;
+    all[2].pattern = patterns::Pattern::kMoba;
+    all[2].block_size = 64;
+    all[2].topk_blocks = 4;
+    return all;
+  }
+
   // This rank's rows of one sequence on one engine.
   class Run {
    public:
@@ -77,6 +101,7 @@ class ChangingBudgetsTest : public ::testing::Test {
       attention_->SetStep(budget.step);
       attention_->SetMove(budget.move);
       attention_->SetDense(budget.dense);
+      attention_->SetHeadBudgets(budget.heads);
       const absl::Status status = attention_->SetDocuments(kTokens, budget.documents);
       TORCH_CHECK(status.ok(), std::string(status.message()));
       std::vector<AttentionOutput> layers;
@@ -99,9 +124,10 @@ class ChangingBudgetsTest : public ::testing::Test {
       return outcome;
     }
 
+    std::vector<LayerStats> TakeLayers() { return attention_->TakeStats().layers; }
     uint64_t TakeTiles() {
       uint64_t tiles = 0;
-      for (const LayerStats& layer : attention_->TakeStats().layers) tiles += layer.TotalTiles();
+      for (const LayerStats& layer : TakeLayers()) tiles += layer.TotalTiles();
       return tiles;
     }
 
@@ -196,7 +222,69 @@ TYPED_TEST_P(ChangingBudgetsTest, AFactorHoldsForItsMicroBatchAlone) {
   }
 }
 
+// As trainers whose heads' budgets follow the probe run steps, with an evaluation between them.
+// Heads 0 and 2 attend to the first key, 1 and 3 to all keys alike, so that the probe takes half of
+// the budget from the former.
+TYPED_TEST_P(ChangingBudgetsTest, HeadsHaveTheBudgetsThatTheProbeBeforeLeftThem) {
+  using Run = typename TestFixture::Run;
+  using Outcome = typename TestFixture::Outcome;
+  using Budget = typename TestFixture::Budget;
+  torch::manual_seed(13);
+  std::vector<torch::Tensor> sequence = {
+      torch::zeros({TestFixture::kTokens, 4, 64}), -torch::ones({TestFixture::kTokens, 2, 64}),
+      torch::randn({TestFixture::kTokens, 2, 64}), torch::randn({TestFixture::kTokens, 4, 64})};
+  for (const int head : {0, 2}) sequence[0].select(1, head).fill_(4);
+  sequence[1].select(0, 0).fill_(1);
+  for (patterns::AttentionOptions options : TestFixture::Probed()) {
+    for (const int ranks : {1, 2}) {
+      options.ring.inner = ranks;
+      SCOPED_TRACE(::testing::Message()
+                   << "pattern " << static_cast<int>(options.pattern) << ", " << ranks << " ranks");
+      TypeParam::RunRanks(ranks, [&](int rank, const MakeAttention& make) {
+        Run run(sequence, options, rank, make);
+        std::vector<patterns::LayerBudgets> heads(TestFixture::kLayers);
+        std::vector<Budget> budgets;
+        std::vector<uint64_t> tiles;
+        std::vector<std::vector<AttentionOutput>> forwards;
+        for (const auto& [step, dense] : {std::pair{1, false}, {2, false}, {0, true}, {3, false}}) {
+          budgets.push_back({.step = static_cast<uint64_t>(step), .dense = dense, .heads = heads});
+          forwards.push_back(run.Forward(budgets.back()));
+          tiles.push_back(0);
+          const std::vector<LayerStats> layers = run.TakeLayers();
+          for (int layer = 0; layer < TestFixture::kLayers; ++layer) {
+            tiles.back() += layers.at(layer).TotalTiles();
+            if (step == 0) continue;  // evaluations do not probe
+            FollowProbe(layer, layers.at(layer).probed_visited, layers.at(layer).probed_queries,
+                        &heads[layer]);
+            EXPECT_EQ(heads[layer].halves, std::vector<int32_t>({1, 3, 1, 3})) << "step " << step;
+          }
+        }
+        // Each budget on an engine of its own, backward right after forward; on the first one
+        // those that came first come back last.
+        std::vector<Outcome> alone;
+        for (size_t i = 0; i < budgets.size(); ++i) {
+          Run by_itself(sequence, options, rank, make);
+          alone.push_back(by_itself.Backward(by_itself.Forward(budgets[i])));
+          EXPECT_EQ(by_itself.TakeTiles(), tiles[i]) << "forward " << i;
+        }
+        for (size_t i = budgets.size(); i-- > 0;) {
+          TestFixture::ExpectTheSame(run.Backward(forwards[i]), alone[i]);
+        }
+        // What the heads that the probe gave more attend to is more.
+        const auto equal = [&](int head) {
+          return torch::equal(alone[0].tensors[0].select(1, head),
+                              alone[1].tensors[0].select(1, head));
+        };
+        EXPECT_EQ(equal(1), !options.adapt_by_probe);
+        EXPECT_EQ(equal(3), !options.adapt_by_probe);
+        TestFixture::ExpectTheSame(alone[3], alone[1]);  // and no more in the step after
+      });
+    }
+  }
+}
+
 REGISTER_TYPED_TEST_SUITE_P(ChangingBudgetsTest, EveryBackwardIsOfWhatItsForwardChose,
-                            AFactorHoldsForItsMicroBatchAlone);
+                            AFactorHoldsForItsMicroBatchAlone,
+                            HeadsHaveTheBudgetsThatTheProbeBeforeLeftThem);
 
 }  // namespace ringleader::attention::testing

@@ -282,10 +282,8 @@ Tensor Shown(const HostIndex& index, int64_t n) {
   return shown;
 }
 
-}  // namespace
-
-Result MaskedAttention(const Sequence& s, const HostIndex& index) {
-  const int64_t n = s.q.size(0), heads = s.q.size(1), group = heads / s.k.size(1);
+// What the index of one rank, the mask and the documents say is visited: [heads, n, n].
+Tensor VisitedMask(const HostIndex& index, int64_t heads, int64_t n) {
   const int64_t tile = index.tile;
   Tensor mask = torch::zeros({heads, n, n}, torch::kBool);
   if (!index.chosen.empty()) AddChosen(index, mask);
@@ -305,7 +303,14 @@ Result MaskedAttention(const Sequence& s, const HostIndex& index) {
       mask[h].select(1, position).fill_(true);
     }
   }
-  mask = mask.logical_and(Shown(index, n)).to(torch::kCUDA);
+  return mask.logical_and(Shown(index, n));
+}
+
+}  // namespace
+
+Result MaskedAttention(const Sequence& s, const HostIndex& index) {
+  const int64_t n = s.q.size(0), heads = s.q.size(1), group = heads / s.k.size(1);
+  const Tensor mask = VisitedMask(index, heads, n).to(torch::kCUDA);
   const auto leaf = [](const Tensor& x) {
     return x.to(torch::kCUDA).to(torch::kDouble).requires_grad_();
   };
@@ -327,6 +332,25 @@ Result MaskedAttention(const Sequence& s, const HostIndex& index) {
   result.dk = back(k.grad());
   result.dv = back(v.grad());
   return result;
+}
+
+std::vector<double> VisitedShares(const Sequence& s, const HostIndex& index,
+                                  const std::vector<int64_t>& positions) {
+  const int64_t n = s.q.size(0), heads = s.q.size(1), group = heads / s.k.size(1);
+  const Tensor rows = torch::tensor(positions), mask = VisitedMask(index, heads, n),
+               shown = Shown(index, n).index_select(0, rows);
+  std::vector<double> shares;
+  for (int64_t head = 0; head < heads; ++head) {
+    const Tensor q = s.q.select(1, head).index_select(0, rows).to(torch::kDouble),
+                 k = s.k.select(1, head / group).to(torch::kDouble);
+    const Tensor softmax = q.matmul(k.t())
+                               .div(std::sqrt(static_cast<double>(s.q.size(2))))
+                               .masked_fill(shown.logical_not(), -INFINITY)
+                               .softmax(-1);
+    const Tensor visited = softmax.mul(mask[head].index_select(0, rows));
+    shares.push_back(visited.sum(-1).mean().item<double>());
+  }
+  return shares;
 }
 
 double RelativeError(const Tensor& actual, const Tensor& expected) {

@@ -56,6 +56,11 @@ Result RunOnCpu(const Sequence& sequence, patterns::AttentionOptions options,
 // its gradients.
 Result MaskedAttention(const Sequence& s, const HostIndex& index);
 
+// By head, the mean share of the attention of the queries at `positions`, in double precision, that
+// the same say is visited.
+std::vector<double> VisitedShares(const Sequence& s, const HostIndex& index,
+                                  const std::vector<int64_t>& positions);
+
 double RelativeError(const torch::Tensor& actual, const torch::Tensor& expected);
 void ExpectNear(const Result& actual, const Result& expected, double tolerance = kTolerance);
 

@@ -40,6 +40,11 @@ bool InChosenBlock(const LayerIndex& index, int head, int64_t local, int64_t que
   const int64_t tiles = (queries + index.tile - 1) / index.tile;
   const auto blocks = static_cast<int32_t>((tokens + index.block_size - 1) / index.block_size);
   const int64_t block = key / index.block_size, words = kernels::BlockWords(blocks);
+  if (index.queries_chosen.size > 0) {  // queries choose apart
+    const int64_t word =
+        (head * int64_t{blocks} + block) * kernels::QueryWords(queries) + local / 32;
+    return (index.queries_chosen.data()[word] >> (local % 32) & 1) != 0;
+  }
   const int64_t row = head * tiles + local / index.tile;
   return (index.chosen.data()[row * words + block / 32] >> (block % 32) & 1) != 0;
 }

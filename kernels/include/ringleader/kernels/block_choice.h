@@ -60,8 +60,9 @@ struct MeanGateStep {
 
 // MoBA's gate (arXiv 2502.13189, section 2.2): each query keeps its own block and of the earlier
 // ones, from the one on where its document starts, those whose mean key it scores highest; ties go
-// to the lower block. It keeps topk_blocks, its own counted, or MostBlocks(density, those that it
-// sees) if there is a density, and its own at least.
+// to the lower block in even heads, to the higher one in odd heads (TiesGoLate). It keeps
+// topk_blocks, its own counted, or MostBlocks(density, those that it sees) if there is a density,
+// and its own at least.
 //
 // A move keeps more or fewer of the blocks, its own counted. What a query is estimated to cover is
 // the softmax of its scores of the blocks before its own, in units of 2^-kMassBits.
@@ -103,8 +104,9 @@ RINGLEADER_HOST_DEVICE inline int64_t LastGroupOf(const SeenKeys& seen, const Sh
 // groups of keys that it sees is its mass: from the one with the first key of its first query to
 // the one with the last key of its last query. The mass of a block is the sum over the groups
 // of a tile of queries and those of the block. The tile keeps its own block, the first that it
-// sees, and then the others by falling mass, ties to the lower block, until they hold `threshold`
-// of all its mass or are MostBlocks(density, those that it sees); one without mass is not kept.
+// sees, and then the others by falling mass, ties to the lower block in even heads and to the
+// higher one in odd heads (TiesGoLate), until they hold `threshold` of all its mass or are
+// MostBlocks(density, those that it sees); one without mass is not kept.
 //
 // A group's mass is 2^kMassBits (index.h), rounded once for each block, so that what is kept
 // depends on neither threads nor ranks. Groups that the end of the sequence cuts short have none.

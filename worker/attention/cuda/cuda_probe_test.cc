@@ -1,0 +1,115 @@
+// What a probe on a GPU says of a pattern, against attention in double precision to what the index
+// holds.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "patterns/index/sequence_documents.h"
+#include "patterns/pattern.h"
+#include "patterns/probe.h"
+#include "worker/attention/testing/gpu_attention.h"
+#include "worker/attention/testing/gpu_rings.h"
+#include "worker/attention/testing/ring_settings.h"
+
+namespace ringleader::attention {
+namespace {
+
+using patterns::AttentionOptions;
+using patterns::Pattern;
+using testing::Gpus;
+using testing::Result;
+using testing::RunOnGpu;
+using testing::Sequence;
+
+// How far a share may be off: the exponential of the difference of two logarithms of sums, each as
+// wrong as the largest of its logits. These are fp32 sums of 64 exact products below 32, of the
+// largest of which the tensor cores keep 2^-22 in each addition, over the root of 64:
+// 64 * 32 * 2^-22 / 8 = 6e-5 at worst. Exponentials, logarithms and the fixed point that shares
+// are rounded to add 1e-6 each.
+constexpr double kShareTolerance = 2e-4;
+constexpr int64_t kTokens = 1024;
+constexpr int kHeads = 4;
+constexpr uint64_t kStep = 1;  // RunOnGpu's
+
+std::vector<std::pair<std::string, AttentionOptions>> Patterns() {
+  return {{"vertical-slash, top-p", testing::TopP()},
+          {"vertical-slash of a share, spread",
+           {.pattern = Pattern::kVerticalSlash,
+            .budget = {.density = 0.3},
+            .estimate_at = patterns::EstimateAt::kSpread,
+            .tile = 64}},
+          {"block top-k",
+           {.pattern = Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64}},
+          {"moba", testing::Moba()},
+          {"moba of a share",
+           {.pattern = Pattern::kMoba, .block_size = 64, .density = 0.3, .tile = 64}},
+          {"xattention", testing::XAttention()},
+          {"adaspa", testing::AdaSpa()},
+          {"key groups", {.pattern = Pattern::kKeyGroups, .density = 0.3, .tile = 64}}};
+}
+
+class CudaProbeTest : public testing::CudaAttentionTest,
+                      public ::testing::WithParamInterface<testing::RingSetting> {
+ protected:
+  static const Sequence& Small() {
+    static const Sequence sequence(kTokens, kHeads, 2, 64);
+    return sequence;
+  }
+
+  // By head; of one rank, whose index is that of any.
+  static const std::vector<double>& Expected(const std::string& name,
+                                             const AttentionOptions& options,
+                                             const std::vector<int64_t>& documents) {
+    static auto* const known = new std::map<std::string, std::vector<double>>;
+    if (const auto found = known->find(name); found != known->end()) return found->second;
+    const auto of_sequence = patterns::MakeDocuments({.tokens = kTokens}, documents);
+    EXPECT_TRUE(of_sequence.ok()) << of_sequence.status();
+    const std::vector<int64_t> probed =
+        patterns::ChooseProbeQueries(options, kTokens, kStep, of_sequence->get()).positions;
+    const Result one = RunOnGpu(Small(), options, Gpus::kShared, documents);
+    return known->emplace(name, testing::VisitedShares(Small(), one.index.at(0), probed))
+        .first->second;
+  }
+};
+
+TEST_P(CudaProbeTest, IsTheExactShareOfWhatWasVisited) {
+  for (auto [name, options] : Patterns()) {
+    options.probe_every = 1;
+    for (const std::vector<int64_t>& documents :
+         {std::vector<int64_t>{}, {0, 1, 64, 200, 201, 230, 700}}) {
+      const std::string with = name + (documents.empty() ? "" : ", documents");
+      SCOPED_TRACE(with);
+      const std::vector<double>& expected = Expected(with, options, documents);
+      AttentionOptions dealt = options;
+      dealt.layout = GetParam().layout;
+      dealt.ring = GetParam().ring;
+      const Result actual = RunOnGpu(Small(), dealt, Gpus::kShared, documents);
+      for (const AttentionStats& rank : actual.stats) {
+        for (const LayerStats& layer : rank.layers) {  // all three are of the same tensors
+          ASSERT_EQ(layer.probed_recall.size(), size_t{kHeads});
+          for (int head = 0; head < kHeads; ++head) {
+            EXPECT_NEAR(layer.probed_recall[head], expected[head], kShareTolerance)
+                << "head " << head;
+            EXPECT_LT(expected[head], 0.99);  // there is something to see
+          }
+        }
+      }
+    }
+  }
+}
+
+std::vector<testing::RingSetting> Settings() {
+  return {{kernels::LayoutKind::kStriped, {ring::RingKind::kFlat, 1, 1}},
+          {kernels::LayoutKind::kStriped, {ring::RingKind::kFlat, 2, 1}},
+          {kernels::LayoutKind::kZigzag, {ring::RingKind::kHierarchical, 2, 2}},
+          {kernels::LayoutKind::kContiguous, {ring::RingKind::kAllGather, 4, 1}}};
+}
+
+INSTANTIATE_TEST_SUITE_P(Settings, CudaProbeTest, ::testing::ValuesIn(Settings()),
+                         [](const auto& info) { return testing::NameOf(info.param); });
+
+}  // namespace
+}  // namespace ringleader::attention
