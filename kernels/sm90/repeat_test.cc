@@ -1,6 +1,7 @@
 // The same calls many times.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -171,8 +172,11 @@ TEST_P(PartsTest, AddUpToTheWhole) {
   const std::vector<std::vector<float>> whole = p.Gradients();
   ASSERT_NO_FATAL_FAILURE(p.BackwardRing(lists, /*deterministic=*/false));
   const std::vector<std::vector<float>> in_parts = p.Gradients();
+  // Tensor cores cut a sum after 23 bits, once for the products of 16 queries or keys: the more,
+  // the longer the sum in registers is. A tile left out, or twice, is a thousand times that.
+  const double cut = std::ldexp(static_cast<double>(GetParam().tokens) / 16, -23);
   for (size_t i = 0; i < whole.size(); ++i) {
-    EXPECT_LT(RelativeNorm(in_parts[i], whole[i]), 1e-5) << i;
+    EXPECT_LT(RelativeNorm(in_parts[i], whole[i]), cut) << i;
   }
 }
 

@@ -19,11 +19,15 @@ import argparse
 import datetime
 import itertools
 import math
+import os
 import pathlib
 import signal
 import statistics
 import sys
 import time
+
+# FlexAttention's compiler starts processes to compile in, and waits minutes for them when this one ends.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 import torch
 
