@@ -155,7 +155,7 @@ class JobController::Impl {
   bool RunOnce() {
     if (const absl::Status loaded = Load(); !loaded.ok()) {
       Refuse(loaded);
-      if (absl::IsDataLoss(loaded) && on_damage_) std::exchange(on_damage_, nullptr)(loaded);
+      if (absl::IsDataLoss(loaded)) TellOfDamage(loaded);
       return false;
     }
     const absl::Status space = store_->Space();
@@ -193,6 +193,7 @@ class JobController::Impl {
       }
     }
     BatchQueue::Finish(std::move(batch), committed);
+    if (absl::IsDataLoss(committed)) TellOfDamage(committed);
     return committed.ok();
   }
 
@@ -228,6 +229,11 @@ class JobController::Impl {
   }
 
  private:
+  // No later try would succeed.
+  void TellOfDamage(const absl::Status& damage) {
+    if (on_damage_) std::exchange(on_damage_, nullptr)(damage);
+  }
+
   void Loop() {
     const absl::Duration tick = TickInterval(options_);
     while (queue_->Await(tick, options_.batch_window)) {

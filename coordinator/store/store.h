@@ -250,7 +250,8 @@ class WriteTransaction : public ReadTransaction {
   virtual absl::Status PutMeasurements(const v1::Measurements& measured) = 0;
   virtual absl::Status PutCheckpoint(std::string_view job,
                                      const v1::CheckpointNotice& checkpoint) = 0;
-  virtual absl::Status DeleteCheckpoint(std::string_view job, uint64_t step) = 0;
+  // Deletes all but those of the last `kept` steps, damaged ones, too.
+  virtual absl::Status TrimCheckpoints(std::string_view job, int kept) = 0;
   // Gives the lines their offsets. The oldest lines go when the job's log exceeds its bound.
   virtual absl::Status AppendLogs(std::string_view job, uint32_t attempt,
                                   std::vector<v1::LogLine> lines) = 0;
@@ -320,16 +321,22 @@ class Store {
 };
 
 // Runs `body` at most once per request: in the same transaction either hands out the reply of an
-// earlier request with this key, or runs `body` and keeps its reply. Reply: a protobuf message.
+// earlier request with this key, or runs `body` and keeps its reply; FAILED_PRECONDITION where the
+// earlier reply is damaged. Reply: a protobuf message.
 template <typename Reply>
 absl::StatusOr<Reply> Once(WriteTransaction& transaction, const RequestKey& key,
                            absl::FunctionRef<absl::StatusOr<Reply>()> body) {
   absl::StatusOr<std::optional<std::string>> earlier = transaction.FindReply(key);
+  // Nothing has been changed: the request fails, and nobody else's that shares the transaction.
+  if (absl::IsDataLoss(earlier.status())) {
+    return absl::FailedPreconditionError(earlier.status().message());
+  }
   if (!earlier.ok()) return earlier.status();
   if (earlier->has_value()) {
     Reply reply;
     if (!reply.ParseFromString(**earlier)) {
-      return absl::DataLossError("the reply kept for request_id \"" + key.id + "\" is damaged");
+      return absl::FailedPreconditionError("the reply kept for request_id \"" + key.id +
+                                           "\" is damaged");
     }
     return reply;
   }

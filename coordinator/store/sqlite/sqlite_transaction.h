@@ -66,7 +66,7 @@ class SqliteTransaction : public WriteTransaction {
   absl::Status PutMissingStep(std::string_view job, const v1::StepReport& merged) override;
   absl::Status PutEval(std::string_view job, const v1::EvalReport& eval) override;
   absl::Status PutCheckpoint(std::string_view job, const v1::CheckpointNotice& checkpoint) override;
-  absl::Status DeleteCheckpoint(std::string_view job, uint64_t step) override;
+  absl::Status TrimCheckpoints(std::string_view job, int kept) override;
   absl::Status AppendLogs(std::string_view job, uint32_t attempt,
                           std::vector<v1::LogLine> lines) override;
   absl::StatusOr<uint64_t> Next(Counter counter) override;
