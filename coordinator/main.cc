@@ -254,6 +254,10 @@ absl::Status Serve(const Flags& flags) {
     RETURN_IF_ERROR(metrics.Listen(metrics_listen, flags.tls.insecure || flags.metrics_public));
   }
 
+  const store::Retention retention(store.get(), Clock::Real(), Clock::Steady(),
+                                   {.events = absl::Hours(24 * flags.keep_events_days),
+                                    .jobs = absl::Hours(24 * flags.keep_jobs_days),
+                                    .audit = absl::Hours(24 * flags.audit_days)});
   limits::Limits limits(flags.limits, Clock::Steady(), &metrics.registry());
   session::WorkerControlService workers(controller.get(), Clock::Steady(), &limits);
   controller->Start();
@@ -262,13 +266,9 @@ absl::Status Serve(const Flags& flags) {
       api::Server::Start({.listen = listen,
                           .tls = flags.tls,
                           .access_path = flags.access,
-                          .audit_age = absl::Hours(24 * flags.audit_days),
                           .allowed_paths = flags.allowed_paths,
                           .check_files = flags.check_files},
                          controller.get(), &workers, store.get(), &limits, &metrics.registry()));
-  const store::Retention retention(store.get(), Clock::Real(), Clock::Steady(),
-                                   {.events = absl::Hours(24 * flags.keep_events_days),
-                                    .jobs = absl::Hours(24 * flags.keep_jobs_days)});
   ASSIGN_OR_RETURN(std::unique_ptr<page::PageServer> page, StartPage(flags, *server));
   Address served = listen;
   if (served.path.empty()) served.port = server->port();

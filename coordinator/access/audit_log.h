@@ -1,6 +1,6 @@
 // Notes calls that changed nothing because they failed or were refused. A thread of the log's own
-// writes the records in batches, and deletes those that are old. (A call that changes something is
-// noted in the transaction that does so: store::RequestKey::audit.)
+// writes the records in batches. (A call that changes something is noted in the transaction that
+// does so: store::RequestKey::audit. Those that are old go by store::Retention.)
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ namespace ringleader::access {
 // Thread-safe. Callers of the log never wait for the disk.
 class AuditLog {
  public:
-  // Keeps records for `max_age`. `store` must outlive the log.
-  AuditLog(store::Store* store, const Clock* clock, absl::Duration max_age);
+  // Both must outlive the log.
+  AuditLog(store::Store* store, const Clock* clock);
   // Writes the records that are queued.
   ~AuditLog();
 
@@ -45,7 +45,6 @@ class AuditLog {
 
   store::Store& store_;
   const Clock& clock_;
-  const absl::Duration max_age_;
 
   absl::Mutex mutex_;
   std::vector<v1::AuditRecord> queue_ ABSL_GUARDED_BY(mutex_);

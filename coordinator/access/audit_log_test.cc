@@ -44,7 +44,7 @@ class AuditLogTest : public ::testing::Test {
 
 TEST_F(AuditLogTest, WhatIsNotedIsStoredWithItsReason) {
   {
-    AuditLog log(store_.get(), &clock_, absl::Hours(1));
+    AuditLog log(store_.get(), &clock_);
     log.Note(Record("alice"), absl::NotFoundError("no \x1b[2J such job"));
     log.Note(Record("bob"), absl::InternalError(std::string(5000, 'x')));
   }
@@ -59,7 +59,7 @@ TEST_F(AuditLogTest, WhatIsNotedIsStoredWithItsReason) {
 
 TEST_F(AuditLogTest, AFloodOfRefusedCallsIsCountedInsteadOfNoted) {
   {
-    AuditLog log(store_.get(), &clock_, absl::Hours(1));
+    AuditLog log(store_.get(), &clock_);
     for (int i = 0; i < 50'000; ++i) {
       log.Note(Record("mallory"), absl::UnauthenticatedError("no"));
     }
@@ -73,15 +73,6 @@ TEST_F(AuditLogTest, AFloodOfRefusedCallsIsCountedInsteadOfNoted) {
   EXPECT_THAT(records[0].message(), HasSubstr("more calls failed or were refused"));
   EXPECT_THAT(records,
               ::testing::Contains(::testing::Property(&v1::AuditRecord::caller, "node-7")));
-}
-
-TEST_F(AuditLogTest, WhatIsTooOldGoes) {
-  { AuditLog(store_.get(), &clock_, absl::Hours(1)).Note(Record("old"), absl::InternalError("")); }
-  clock_.Advance(absl::Hours(2));
-  { AuditLog(store_.get(), &clock_, absl::Hours(1)).Note(Record("new"), absl::InternalError("")); }
-  const auto records = Records();
-  ASSERT_EQ(records.size(), 1u);
-  EXPECT_EQ(records[0].caller(), "new");
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "base/net/token.h"
 #include "base/status_macros.h"
+#include "base/wait/timed_wait.h"
 #include "coordinator/access/method_table.h"
 
 namespace ringleader::access {
@@ -99,7 +100,7 @@ void Gate::Look() {
   while (true) {
     {
       absl::MutexLock lock(&mutex_);
-      if (mutex_.AwaitWithTimeout(absl::Condition(&stopping_), kLookInterval)) return;
+      if (AwaitFor(mutex_, absl::Condition(&stopping_), kLookInterval)) return;
     }
     if (!options_.access_path.empty() && TakeUpFile(&complaint)) {
       spdlog::info("{} has changed and is in force", options_.access_path);

@@ -13,6 +13,7 @@
 #include "base/net/connections.h"
 #include "base/net/message_size.h"
 #include "base/status_macros.h"
+#include "base/wait/timed_wait.h"
 #include "coordinator/access/audit_log.h"
 #include "coordinator/access/gate.h"
 #include "coordinator/api/calls/health_calls.h"
@@ -64,7 +65,7 @@ class ServerImpl : public Server {
              prometheus::Registry* registry)
       : options_(options),
         limits_(*limits),
-        audit_(store, Clock::Real(), options.audit_age),
+        audit_(store, Clock::Real()),
         gate_(std::make_shared<access::Gate>(
             access::GateOptions{
                 .listen = options.listen, .tls = options.tls, .access_path = options.access_path},
@@ -180,7 +181,7 @@ class ServerImpl : public Server {
     while (!stopping_) {
       server_->GetHealthCheckService()->SetServingStatus("ringleader.v1.JobService",
                                                          store_.Space().ok());
-      mutex_.AwaitWithTimeout(absl::Condition(&stopping_), kHealthInterval);
+      AwaitFor(mutex_, absl::Condition(&stopping_), kHealthInterval);
     }
   }
 

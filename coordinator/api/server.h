@@ -28,8 +28,6 @@ struct ServerOptions {
   TlsOptions tls = {};
   // YAML file that says which certificate has which role (docs/security.md); empty: no roles.
   std::string access_path = {};
-  // How long the audit log keeps a record.
-  absl::Duration audit_age = absl::Hours(24 * 90);
   // Jobs' paths lie below these folders; none: anywhere, which is for loopback alone.
   std::vector<std::string> allowed_paths = {};
   // Refuse jobs whose files this machine does not see.

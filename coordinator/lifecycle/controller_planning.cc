@@ -177,8 +177,8 @@ absl::Status ControllerCore::RestorePlan(store::ReadTransaction& transaction,
   if (machine.attempt() == nullptr || IsTerminal(machine.job().state())) return absl::OkStatus();
   const absl::StatusOr<std::optional<v1::StepPlan>> plan = transaction.GetPlan(id);
   if (absl::IsDataLoss(plan.status())) {
-    spdlog::error("{}; {} goes on without changes of its plan", std::string(plan.status().message()),
-                  machine.job().name());
+    spdlog::error("{}; {} goes on without changes of its plan",
+                  std::string(plan.status().message()), machine.job().name());
     return absl::OkStatus();
   }
   if (!plan.ok()) return plan.status();

@@ -15,6 +15,7 @@
 #include "absl/time/clock.h"
 #include "base/metrics/metrics.h"
 #include "base/status_macros.h"
+#include "base/wait/timed_wait.h"
 #include "coordinator/lifecycle/batch_queue.h"
 #include "coordinator/lifecycle/controller_core.h"
 #include "coordinator/lifecycle/lifecycle_metrics.h"
@@ -205,8 +206,9 @@ class JobController::Impl {
   absl::StatusOr<Preview> PreviewJob(const v1::JobSpec& spec, const v1::ModelShape& shape,
                                      const std::string& owner) {
     struct Answer {
-      absl::StatusOr<MadePlan> made;
-      absl::Notification there;
+      absl::Mutex mutex;
+      bool there ABSL_GUARDED_BY(mutex) = false;
+      absl::StatusOr<MadePlan> made ABSL_GUARDED_BY(mutex);
     };
     const auto answer = std::make_shared<Answer>();
     Preview preview;
@@ -216,11 +218,13 @@ class JobController::Impl {
                        core_.PreparePreview(spec, owner, &preview.pending_reason));
       request.shape = shape;
       plans_->Plan(std::move(request), [answer](absl::StatusOr<MadePlan> made) {
+        absl::MutexLock done(&answer->mutex);
         answer->made = std::move(made);
-        answer->there.Notify();
+        answer->there = true;
       });
     }
-    if (!answer->there.WaitForNotificationWithTimeout(kPreviewPatience)) {
+    absl::MutexLock lock(&answer->mutex);
+    if (!AwaitFor(answer->mutex, absl::Condition(&answer->there), kPreviewPatience)) {
       return absl::DeadlineExceededError("the plan takes too long; try again in a moment");
     }
     if (!answer->made.ok()) return answer->made.status();

@@ -159,6 +159,8 @@ class ReadTransaction {
   // The database was put back from a backup, so that more happened than it knows of, and nobody has
   // called EndRestore() since.
   virtual absl::StatusOr<bool> Restored() = 0;
+  // What SetHistoryTime() set last; infinitely past: nothing.
+  virtual absl::StatusOr<absl::Time> GetHistoryTime() = 0;
 
   virtual absl::StatusOr<v1::Job> GetJob(std::string_view id) = 0;  // with attempts, oldest first
   virtual absl::StatusOr<JobPage> ListJobs(const JobQuery& query) = 0;
@@ -258,6 +260,8 @@ class WriteTransaction : public ReadTransaction {
 
   virtual absl::StatusOr<uint64_t> Next(Counter counter) = 0;  // 1 is the first
   virtual absl::Status EndRestore() = 0;
+  // The time by which history is too old (upkeep/history_time.h), to the microsecond.
+  virtual absl::Status SetHistoryTime(absl::Time time) = 0;
   // Sets command->command_id and keeps it until it is acknowledged.
   virtual absl::Status PutCommand(std::string_view node, v1::Command* command) = 0;
   // OK also if it is not there (acknowledged before).

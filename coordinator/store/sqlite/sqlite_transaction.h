@@ -33,6 +33,7 @@ class SqliteTransaction : public WriteTransaction {
   uint64_t revision() const override { return change_.revision; }
 
   absl::StatusOr<bool> Restored() override;
+  absl::StatusOr<absl::Time> GetHistoryTime() override;
   absl::StatusOr<v1::Job> GetJob(std::string_view id) override;
   absl::StatusOr<JobPage> ListJobs(const JobQuery& query) override;
   absl::StatusOr<std::vector<v1::Job>> ListUnfinishedJobs() override;
@@ -71,6 +72,7 @@ class SqliteTransaction : public WriteTransaction {
                           std::vector<v1::LogLine> lines) override;
   absl::StatusOr<uint64_t> Next(Counter counter) override;
   absl::Status EndRestore() override;
+  absl::Status SetHistoryTime(absl::Time time) override;
   absl::Status PutCommand(std::string_view node, v1::Command* command) override;
   absl::Status DeleteCommand(uint64_t command_id) override;
   absl::Status DeleteCommands(std::string_view job, uint32_t attempt) override;

@@ -2,9 +2,8 @@
 
 #include <spdlog/spdlog.h>
 
-#include <algorithm>
-
 #include "base/status_macros.h"
+#include "base/wait/timed_wait.h"
 #include "proto/timestamps.h"
 
 namespace ringleader::store {
@@ -34,6 +33,8 @@ absl::StatusOr<std::vector<std::string>> EndedBefore(Store& store, const char* s
 }  // namespace
 
 absl::StatusOr<int> DeleteOld(Store& store, absl::Time now, const RetentionOptions& options) {
+  RETURN_IF_ERROR(store.Write([&](WriteTransaction& t) { return t.TrimAudit(now - options.audit); },
+                              Need::kVital));
   int touched = 0;
   for (const char* state : {"CANCELLED", "SUCCEEDED", "FAILED"}) {
     ASSIGN_OR_RETURN(const std::vector<std::string> ids,
@@ -66,11 +67,12 @@ absl::StatusOr<int> DeleteOld(Store& store, absl::Time now, const RetentionOptio
 
 Retention::Retention(Store* store, const Clock* time_of_day, const Clock* steady,
                      const RetentionOptions& options)
-    : store_(*store),
-      time_of_day_(*time_of_day),
-      steady_(*steady),
-      options_(options),
-      thread_([this] { Run(); }) {}
+    : store_(*store), time_(store, time_of_day, steady), options_(options) {
+  if (const absl::Status begun = time_.Begin(); !begun.ok()) {
+    spdlog::warn("what is old: {}", std::string(begun.message()));
+  }
+  thread_ = std::thread([this] { Run(); });
+}
 
 Retention::~Retention() {
   {
@@ -82,17 +84,22 @@ Retention::~Retention() {
 
 void Retention::Run() {
   absl::MutexLock lock(&mutex_);
-  while (!mutex_.AwaitWithTimeout(absl::Condition(&stopping_), options_.interval)) {
+  while (!AwaitFor(mutex_, absl::Condition(&stopping_), options_.interval)) {
     mutex_.Unlock();
-    const absl::Time now = std::min(time_of_day_.Now(), steady_.Now());
-    const absl::StatusOr<int> deleted = DeleteOld(store_, now, options_);
-    if (!deleted.ok()) {
-      spdlog::warn("old jobs: {}", std::string(deleted.status().message()));
-    } else if (*deleted > 0) {
-      spdlog::info("{} jobs ended so long ago that their reports, or they themselves, went",
-                   *deleted);
-    }
+    Sweep();
     mutex_.Lock();
+  }
+}
+
+void Retention::Sweep() {
+  const absl::StatusOr<absl::Time> now = time_.Advance();
+  const absl::StatusOr<int> deleted =
+      now.ok() ? DeleteOld(store_, *now, options_) : absl::StatusOr<int>(now.status());
+  if (!deleted.ok()) {
+    spdlog::warn("what is old: {}", std::string(deleted.status().message()));
+  } else if (*deleted > 0) {
+    spdlog::info("{} jobs ended so long ago that their reports, or they themselves, went",
+                 *deleted);
   }
 }
 

@@ -319,6 +319,15 @@ absl::Status SqliteTransaction::EndRestore() {
   });
 }
 
+absl::Status SqliteTransaction::SetHistoryTime(absl::Time time) {
+  return connection_.Try([&]() -> absl::Status {
+    connection_.Run("INSERT OR REPLACE INTO counters (name, value) VALUES ('history_time_us', ?)",
+                    absl::ToUnixMicros(time));
+    wrote_ = true;
+    return absl::OkStatus();
+  });
+}
+
 absl::Status SqliteTransaction::PutCommand(std::string_view node, v1::Command* command) {
   ASSIGN_OR_RETURN(const uint64_t id, Next(Counter::kCommandId));
   command->set_command_id(id);
