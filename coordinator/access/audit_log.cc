@@ -29,6 +29,11 @@ std::string OutcomeText(absl::StatusCode code) {
   return absl::StatusCodeToString(code);
 }
 
+std::string RecordText(const std::string& text) {
+  constexpr size_t kMaxBytes = 200;
+  return absl::CHexEscape(text.substr(0, kMaxBytes)).substr(0, kMaxBytes);
+}
+
 AuditLog::AuditLog(store::Store* store, const Clock* clock)
     : store_(*store), clock_(*clock), thread_([this] { Run(); }) {}
 

@@ -57,4 +57,7 @@ class AuditLog {
 // The name of a code as records have it: "OK", "PERMISSION_DENIED" and so on.
 std::string OutcomeText(absl::StatusCode code);
 
+// What a caller wrote and nobody has checked, such as the name of a job, as records have it.
+std::string RecordText(const std::string& text);
+
 }  // namespace ringleader::access

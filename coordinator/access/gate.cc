@@ -255,7 +255,8 @@ grpc::Status Gate::Process(const InputMetadata& metadata, grpc::AuthContext* con
 }
 
 absl::StatusOr<Caller> Gate::Admit(const grpc::CallbackServerContext& context,
-                                   const std::string& service, const std::string& method) {
+                                   const std::string& service, const std::string& method,
+                                   const std::string& resource) {
   const std::string path = absl::StrCat("/ringleader.v1.", service, "/", method);
   const absl::StatusOr<Caller> caller =
       Identify(context.client_metadata(), *context.auth_context());
@@ -269,7 +270,7 @@ absl::StatusOr<Caller> Gate::Admit(const grpc::CallbackServerContext& context,
     expiries_.insert(expires);
     return caller;
   }
-  NoteRefused(caller.value_or(Caller{}), context.peer(), path, "", refused);
+  NoteRefused(caller.value_or(Caller{}), context.peer(), path, resource, refused);
   return refused;
 }
 
@@ -278,7 +279,7 @@ void Gate::NoteRefused(const Caller& caller, const std::string& address,
                        const absl::Status& status) {
   v1::AuditRecord record = RecordOf(caller, address);
   record.set_method(ShortMethod(method_path));
-  record.set_resource(resource);
+  record.set_resource(RecordText(resource));
   audit_.Note(std::move(record), status);
 }
 
