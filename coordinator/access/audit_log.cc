@@ -57,6 +57,11 @@ void AuditLog::Note(v1::AuditRecord record, const absl::Status& status) {
   }
 }
 
+size_t AuditLog::allowances() const {
+  absl::MutexLock lock(&mutex_);
+  return allowances_.size();
+}
+
 bool AuditLog::Spend(const std::string& caller) {
   const absl::Time now = clock_.Now();
   if (allowances_.size() >= kMaxAllowances) {

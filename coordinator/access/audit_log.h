@@ -32,6 +32,9 @@ class AuditLog {
   // cannot use up anybody else's.
   void Note(v1::AuditRecord record, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // Callers whose allowance is remembered.
+  size_t allowances() const ABSL_LOCKS_EXCLUDED(mutex_);
+
  private:
   struct Allowance {
     double records;
@@ -46,7 +49,7 @@ class AuditLog {
   store::Store& store_;
   const Clock& clock_;
 
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
   std::vector<v1::AuditRecord> queue_ ABSL_GUARDED_BY(mutex_);
   uint64_t left_out_ ABSL_GUARDED_BY(mutex_) = 0;  // records for which there was no room
   std::map<std::string, Allowance> allowances_ ABSL_GUARDED_BY(mutex_);  // by caller's name
