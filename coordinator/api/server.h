@@ -36,6 +36,8 @@ struct ServerOptions {
   int unary_threads = 8;
   // Threads that read the store for WatchJob and TailLogs.
   int stream_threads = 2;
+  // New calls go on a new connection after so long, and show a certificate anew; streams stay.
+  absl::Duration connection_age = absl::Minutes(10);
   // How long an answer may wait for its client: one of some MiB over a slow line.
   absl::Duration unread_patience = absl::Minutes(1);
   // How long calls may take to end after Shutdown() was called; then they are cut off.
