@@ -2,6 +2,9 @@
 
 #include <spdlog/spdlog.h>
 
+#include <CLI/CLI.hpp>
+
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/wait/timed_wait.h"
 #include "proto/timestamps.h"
@@ -10,6 +13,15 @@ namespace ringleader::store {
 namespace {
 
 constexpr int kJobsPerPage = 200;
+
+void AddDays(CLI::App& app, const std::string& name, const std::string& help,
+             absl::Duration* duration) {
+  app.add_option_function<int64_t>(
+         name, [duration](const int64_t& days) { *duration = absl::Hours(24 * days); }, help)
+      ->check(CLI::Range(1, 36500))
+      ->type_name("DAYS")
+      ->default_str(absl::StrCat(*duration / absl::Hours(24)));
+}
 
 // Ids of the jobs in `state` that ended before `time`.
 absl::StatusOr<std::vector<std::string>> EndedBefore(Store& store, const char* state,
@@ -31,6 +43,28 @@ absl::StatusOr<std::vector<std::string>> EndedBefore(Store& store, const char* s
 }
 
 }  // namespace
+
+void AddRetentionFlags(CLI::App& app, RetentionOptions* options) {
+  AddDays(app, "--keep-events",
+          "days that the logs, steps and evaluations of a job are kept after its end",
+          &options->events);
+  AddDays(app, "--keep-jobs", "days that a job is kept after its end; not less than --keep-events",
+          &options->jobs);
+  AddDays(app, "--audit-days", "days that the audit log keeps a record", &options->audit);
+  app.add_option_function<double>(
+         "--retention-interval",
+         [options](const double& seconds) { options->interval = absl::Seconds(seconds); },
+         "how often what is too old is looked for")
+      ->check(CLI::PositiveNumber)
+      ->type_name("SECONDS")
+      ->default_str(absl::StrCat(absl::ToDoubleSeconds(options->interval)));
+}
+
+absl::Status Validate(const RetentionOptions& options) {
+  if (options.jobs >= options.events) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "--keep-jobs must not be less than --keep-events: what a job reported goes with it");
+}
 
 absl::StatusOr<int> DeleteOld(Store& store, absl::Time now, const RetentionOptions& options) {
   RETURN_IF_ERROR(store.Write([&](WriteTransaction& t) { return t.TrimAudit(now - options.audit); },

@@ -14,6 +14,10 @@
 #include "coordinator/store/store.h"
 #include "coordinator/store/upkeep/history_time.h"
 
+namespace CLI {
+class App;
+}
+
 namespace ringleader::store {
 
 // How long after its end a job keeps what, and the audit log its records.
@@ -24,6 +28,12 @@ struct RetentionOptions {
   // How long after the start, and after the last time, what is too old goes.
   absl::Duration interval = absl::Hours(1);
 };
+
+// --keep-events, --keep-jobs and --audit-days, and how often they are looked after. `options` must
+// outlive the parse.
+void AddRetentionFlags(CLI::App& app, RetentionOptions* options);
+// INVALID_ARGUMENT names the flags that contradict each other.
+absl::Status Validate(const RetentionOptions& options);
 
 // Deletes what is too old, a job a transaction. Returns how many jobs lost something.
 absl::StatusOr<int> DeleteOld(Store& store, absl::Time now, const RetentionOptions& options);
