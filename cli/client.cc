@@ -328,9 +328,10 @@ std::string NodeName(const std::string& id) {
 absl::StatusOr<std::unique_ptr<Client>> Connect(const Context& context) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(64 << 20);
-  // A stream whose coordinator's machine has vanished must not wait for ever.
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 20000);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS,
+                   static_cast<int>(absl::ToInt64Milliseconds(context.keepalive.interval)));
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
+                   static_cast<int>(absl::ToInt64Milliseconds(context.keepalive.patience)));
   ASSIGN_OR_RETURN(const auto channel,
                    OpenChannel(context.address, context.tls, context.token, arguments));
   return std::make_unique<GrpcClient>(context, channel);

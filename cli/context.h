@@ -44,6 +44,12 @@ struct RetryPolicy {
   absl::Duration read_patience = absl::Seconds(3);
 };
 
+// When a stream whose coordinator's machine has vanished is given up.
+struct KeepalivePolicy {
+  absl::Duration interval = absl::Seconds(20);  // of silence, after which the coordinator is asked
+  absl::Duration patience = absl::Seconds(10);  // for its answer
+};
+
 struct Context {
   std::ostream& out;
   std::ostream& err;
@@ -63,6 +69,7 @@ struct Context {
   std::string token_path = {};
   std::string token = {};  // goes with each call; empty: none
   RetryPolicy retry = {};
+  KeepalivePolicy keepalive = {};
 
   // What the command line asks for: an exit code, or the error that the user is to see.
   std::function<absl::StatusOr<int>()> action = {};

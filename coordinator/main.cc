@@ -59,12 +59,10 @@ struct Flags {
   int64_t log_mebibytes_per_job = 64;
   int64_t steps_per_job = store::SqliteOptions().steps_per_job;
   int64_t reserve_mebibytes = 64;
-  int64_t keep_events_days = 90;
-  int64_t keep_jobs_days = 365, keep_nodes_days = 7;
+  store::RetentionOptions retention;
   std::string backup;
   bool check_files = true;
   std::string access;
-  int64_t audit_days = 90;
   std::vector<std::string> allowed_paths;
   TlsOptions tls;
   LoggingOptions logging;
@@ -102,21 +100,7 @@ void AddFlags(CLI::App& app, Flags* flags) {
                  "goes on until somebody makes room")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  app.add_option("--keep-events", flags->keep_events_days,
-                 "days that the logs, steps and evaluations of a job are kept after its end")
-      ->check(CLI::Range(1, 36500))
-      ->type_name("DAYS")
-      ->capture_default_str();
-  app.add_option("--keep-jobs", flags->keep_jobs_days,
-                 "days that a job is kept after its end; not less than --keep-events")
-      ->check(CLI::Range(1, 36500))
-      ->type_name("DAYS")
-      ->capture_default_str();
-  app.add_option("--keep-nodes", flags->keep_nodes_days,
-                 "days that a node without trainers is remembered when nothing is heard of it")
-      ->check(CLI::Range(1, 36500))
-      ->type_name("DAYS")
-      ->capture_default_str();
+  store::AddRetentionFlags(app, &flags->retention);
   app.add_option("--backup", flags->backup,
                  "write a copy of the database, which a coordinator may be using, to this file, "
                  "and end");
@@ -127,9 +111,6 @@ void AddFlags(CLI::App& app, Flags* flags) {
   app.add_option("--access", flags->access,
                  "YAML file: which certificate has which role; needed off loopback "
                  "(docs/security.md)");
-  app.add_option("--audit-days", flags->audit_days, "how long the audit log keeps a record")
-      ->check(CLI::Range(1, 36500))
-      ->capture_default_str();
   app.add_option("--plan-seconds", flags->planner.seconds,
                  "processor time that the plan of one job may take; more fails the job")
       ->check(CLI::PositiveNumber)
@@ -160,11 +141,7 @@ std::string DatabaseIn(const std::string& data_dir) {
 absl::Status CheckFlags(const Flags& flags) {
   RETURN_IF_ERROR(lifecycle::Validate(flags.lifecycle));
   RETURN_IF_ERROR(jobspec::CheckRoots(flags.allowed_paths));
-  if (flags.keep_jobs_days < flags.keep_events_days) {
-    return absl::InvalidArgumentError(
-        "--keep-jobs must not be less than --keep-events: what a job reported goes with it");
-  }
-  return absl::OkStatus();
+  return store::Validate(flags.retention);
 }
 
 absl::Status MakeDataDir(const std::string& path) {
@@ -254,6 +231,7 @@ absl::Status Serve(const Flags& flags) {
     RETURN_IF_ERROR(metrics.Listen(metrics_listen, flags.tls.insecure || flags.metrics_public));
   }
 
+  const store::Retention retention(store.get(), Clock::Real(), Clock::Steady(), flags.retention);
   limits::Limits limits(flags.limits, Clock::Steady(), &metrics.registry());
   session::WorkerControlService workers(controller.get(), Clock::Steady(), &limits);
   controller->Start();
@@ -262,13 +240,9 @@ absl::Status Serve(const Flags& flags) {
       api::Server::Start({.listen = listen,
                           .tls = flags.tls,
                           .access_path = flags.access,
-                          .audit_age = absl::Hours(24 * flags.audit_days),
                           .allowed_paths = flags.allowed_paths,
                           .check_files = flags.check_files},
                          controller.get(), &workers, store.get(), &limits, &metrics.registry()));
-  const store::Retention retention(store.get(), Clock::Real(), Clock::Steady(),
-                                   {.events = absl::Hours(24 * flags.keep_events_days),
-                                    .jobs = absl::Hours(24 * flags.keep_jobs_days)});
   ASSIGN_OR_RETURN(std::unique_ptr<page::PageServer> page, StartPage(flags, *server));
   Address served = listen;
   if (served.path.empty()) served.port = server->port();
@@ -292,7 +266,6 @@ int Main(int argc, char** argv) {
   Flags flags;
   AddFlags(app, &flags);
   if (const std::optional<int> exit_code = ParseFlags(app, argc, argv)) return *exit_code;
-  flags.lifecycle.keep_nodes = absl::Hours(24 * flags.keep_nodes_days);
   BlockShutdownSignals();
   RaiseOpenFileLimit();
   SetUpLogging("ringleader-coordinator", flags.logging);

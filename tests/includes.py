@@ -61,15 +61,7 @@ FORBIDDEN = (
     (
         re.compile(r"\b(?:Await|Wait|WaitForNotification|LockWhen|ReaderLockWhen)With(?:Timeout|Deadline)\b"),
         "sleeps until a time of the wall clock, which may be set; base/wait/timed_wait.h does not",
-        {
-            "coordinator/access/audit_log.cc": "records wait on no lease",
-            "coordinator/access/gate.cc": "looks after the access file now and then",
-            "coordinator/api/server.cc": "looks after its health now and then",
-            "coordinator/lifecycle/job_controller.cc": "a caller waits for a preview",
-            "coordinator/store/upkeep/retention.cc": "removes what is old now and then",
-            "coordinator/trace/exporter.cc": "traces wait on no lease",
-            "coordinator/trace/job_tracer.cc": "traces wait on no lease",
-        },
+        {},
     ),
     (
         re.compile(r"for \([^;{]*?:\s*[\w:]*directory_iterator\([^;{]*?,\s*\w+\)\)"),

@@ -4,10 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <thread>
 
+#include "absl/time/clock.h"
 #include "cli/testing/cli_fixture.h"
+#include "tests/faults/tcp_proxy.h"
 
 namespace ringleader::cli {
 namespace {
@@ -37,6 +41,32 @@ TEST_F(CliTest, FollowPrintsALineAStep) {
             "held-out loss 2.5000, 97.5 % of 40 answers right; dense 2.2500, 97.5 % of 40 answers "
             "right after step 3 (1.0 s)\n"
             "tiny is SUCCEEDED\n");
+}
+
+// A machine that vanished closes no connection: who watches asks whether it is there.
+TEST_F(CliTest, AWatchGivesAConnectionUpThatNobodyAnswers) {
+  ScriptRun("tiny", v1::Job::SUCCEEDED);
+  faults::TcpProxy proxy(coordinator_.port());
+  environment_["RINGLEADER_ADDRESS"] = proxy.address();
+  keepalive_ = {.interval = absl::Milliseconds(200), .patience = absl::Milliseconds(200)};
+  std::atomic<bool> is_cut = false;
+  coordinator_.on_watch = [&] {
+    if (!is_cut.exchange(true)) proxy.Cut();
+  };
+  std::thread network([&] {
+    while (!is_cut) absl::SleepFor(absl::Milliseconds(1));
+    // What the first connection held up is told then, too, if anybody still reads it.
+    const absl::Time patience = absl::Now() + absl::Seconds(60);
+    while (proxy.connections() < 2 && absl::Now() < patience) absl::SleepFor(absl::Milliseconds(1));
+    proxy.Heal();
+  });
+  const Result result = Run({"watch", "tiny"});
+  network.join();
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("is away"));
+  EXPECT_GE(proxy.connections(), 2);
+  EXPECT_EQ(KeepalivePolicy().interval, absl::Seconds(20));
+  EXPECT_EQ(KeepalivePolicy().patience, absl::Seconds(10));
 }
 
 TEST_F(CliTest, FollowingEndsWithTheJobsResult) {

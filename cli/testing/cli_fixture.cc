@@ -64,6 +64,7 @@ Result CliTest::Run(const std::vector<std::string>& arguments, int columns) {
   if (columns > 0) context.terminal_columns = [columns] { return columns; };
   context.retry.first_delay = absl::Milliseconds(5);
   context.retry.longest_delay = absl::Milliseconds(50);
+  context.keepalive = keepalive_;
   const int code = RunRingctl(arguments, std::move(context));
   return {code, out.str(), err.str()};
 }

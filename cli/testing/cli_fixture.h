@@ -44,6 +44,7 @@ class CliTest : public ::testing::Test {
   // A run of three steps: a script for WatchJob that ends in `last`.
   void ScriptRun(const std::string& id, v1::Job::State last);
 
+  KeepalivePolicy keepalive_;
   FakeCoordinator coordinator_;
   std::filesystem::path folder_;
   FakeClock clock_;

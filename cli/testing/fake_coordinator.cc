@@ -145,6 +145,7 @@ grpc::Status FakeCoordinator::ValidateJob(Context*, const v1::ValidateJobRequest
 
 grpc::Status FakeCoordinator::WatchJob(Context*, const v1::WatchJobRequest* request,
                                        grpc::ServerWriter<v1::WatchJobResponse>* writer) {
+  if (on_watch) on_watch();
   absl::MutexLock lock(&mutex_);
   watch_requests.push_back(*request);
   if (!jobs.contains(request->name())) return NotFound(request->name());

@@ -3,6 +3,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -29,6 +30,7 @@ class FakeCoordinator final : public v1::AccessService::Service,
   // Listens on the same port each time.
   void Start();
   void Stop();
+  int port() const { return port_; }
   std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
 
   // What tests set up and look at.
@@ -43,6 +45,7 @@ class FakeCoordinator final : public v1::AccessService::Service,
   int lose_replies = 0;
   // Streams break off with UNAVAILABLE after so many messages, once each.
   std::vector<int> break_streams_after;
+  std::function<void()> on_watch;  // called as each WatchJob arrives
   int created = 0;
   std::vector<std::string> request_ids;
   std::vector<v1::CancelJobRequest> cancel_requests;

@@ -8,6 +8,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/wait/timed_wait.h"
 #include "proto/timestamps.h"
 
 namespace ringleader::access {
@@ -20,7 +21,6 @@ constexpr double kBurst = 1000;
 constexpr absl::Duration kTimePerRecord = absl::Seconds(10);
 // Names come from certificates and tokens, so that there are only as many as operators made.
 constexpr size_t kMaxAllowances = 10'000;
-constexpr absl::Duration kTrimInterval = absl::Hours(1);
 constexpr absl::Duration kLookForSpace = absl::Seconds(1);
 
 }  // namespace
@@ -29,8 +29,13 @@ std::string OutcomeText(absl::StatusCode code) {
   return absl::StatusCodeToString(code);
 }
 
-AuditLog::AuditLog(store::Store* store, const Clock* clock, absl::Duration max_age)
-    : store_(*store), clock_(*clock), max_age_(max_age), thread_([this] { Run(); }) {}
+std::string RecordText(const std::string& text) {
+  constexpr size_t kMaxBytes = 200;
+  return absl::CHexEscape(text.substr(0, kMaxBytes)).substr(0, kMaxBytes);
+}
+
+AuditLog::AuditLog(store::Store* store, const Clock* clock)
+    : store_(*store), clock_(*clock), thread_([this] { Run(); }) {}
 
 AuditLog::~AuditLog() {
   {
@@ -50,6 +55,11 @@ void AuditLog::Note(v1::AuditRecord record, const absl::Status& status) {
   } else {
     ++left_out_;
   }
+}
+
+size_t AuditLog::allowances() const {
+  absl::MutexLock lock(&mutex_);
+  return allowances_.size();
 }
 
 bool AuditLog::Spend(const std::string& caller) {
@@ -78,7 +88,6 @@ void AuditLog::Push(v1::AuditRecord record) {
 }
 
 void AuditLog::Run() {
-  absl::Time next_trim = absl::InfinitePast();
   for (bool last = false; !last;) {
     std::vector<v1::AuditRecord> records;
     uint64_t left_out = 0;
@@ -87,23 +96,17 @@ void AuditLog::Run() {
       const auto something = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
         return stopping_ || !queue_.empty();
       };
-      mutex_.AwaitWithTimeout(absl::Condition(&something), absl::Minutes(1));
+      AwaitFor(mutex_, absl::Condition(&something), absl::Minutes(1));
       last = stopping_;
       // Records wait for space as long as there is room for them here.
       if (!last && !store_.Space().ok()) {
-        mutex_.AwaitWithTimeout(absl::Condition(&stopping_), kLookForSpace);
+        AwaitFor(mutex_, absl::Condition(&stopping_), kLookForSpace);
         continue;
       }
       records.swap(queue_);
       left_out = std::exchange(left_out_, 0);
     }
     if (!records.empty() || left_out > 0) Write(std::move(records), left_out);
-    if (clock_.Now() < next_trim) continue;
-    next_trim = clock_.Now() + kTrimInterval;
-    const absl::Time oldest = clock_.Now() - max_age_;
-    const absl::Status trimmed =
-        store_.Write([&](store::WriteTransaction& t) { return t.TrimAudit(oldest); });
-    if (!trimmed.ok()) spdlog::warn("audit log: {}", std::string(trimmed.message()));
   }
 }
 

@@ -1,6 +1,6 @@
 // Notes calls that changed nothing because they failed or were refused. A thread of the log's own
-// writes the records in batches, and deletes those that are old. (A call that changes something is
-// noted in the transaction that does so: store::RequestKey::audit.)
+// writes the records in batches. (A call that changes something is noted in the transaction that
+// does so: store::RequestKey::audit. Those that are old go by store::Retention.)
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ namespace ringleader::access {
 // Thread-safe. Callers of the log never wait for the disk.
 class AuditLog {
  public:
-  // Keeps records for `max_age`. `store` must outlive the log.
-  AuditLog(store::Store* store, const Clock* clock, absl::Duration max_age);
+  // Both must outlive the log.
+  AuditLog(store::Store* store, const Clock* clock);
   // Writes the records that are queued.
   ~AuditLog();
 
@@ -31,6 +31,9 @@ class AuditLog {
   // counted, and the number is noted. All callers that are nobody share one allowance, so that they
   // cannot use up anybody else's.
   void Note(v1::AuditRecord record, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Callers whose allowance is remembered.
+  size_t allowances() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   struct Allowance {
@@ -45,9 +48,8 @@ class AuditLog {
 
   store::Store& store_;
   const Clock& clock_;
-  const absl::Duration max_age_;
 
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
   std::vector<v1::AuditRecord> queue_ ABSL_GUARDED_BY(mutex_);
   uint64_t left_out_ ABSL_GUARDED_BY(mutex_) = 0;  // records for which there was no room
   std::map<std::string, Allowance> allowances_ ABSL_GUARDED_BY(mutex_);  // by caller's name
@@ -57,5 +59,8 @@ class AuditLog {
 
 // The name of a code as records have it: "OK", "PERMISSION_DENIED" and so on.
 std::string OutcomeText(absl::StatusCode code);
+
+// What a caller wrote and nobody has checked, such as the name of a job, as records have it.
+std::string RecordText(const std::string& text);
 
 }  // namespace ringleader::access

@@ -4,6 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "base/testing/fake_clock.h"
 #include "base/testing/temp_dir.h"
@@ -25,7 +30,8 @@ class AuditLogTest : public ::testing::Test {
     store::AuditPage page;
     EXPECT_TRUE(store_
                     ->Read([&](store::ReadTransaction& t) -> absl::Status {
-                      ASSIGN_OR_RETURN(page, t.ListAudit({.limit = 10000}));
+                      ASSIGN_OR_RETURN(
+                          page, t.ListAudit({.limit = 100'000, .max_bytes = size_t{64} << 20}));
                       return absl::OkStatus();
                     })
                     .ok());
@@ -44,7 +50,7 @@ class AuditLogTest : public ::testing::Test {
 
 TEST_F(AuditLogTest, WhatIsNotedIsStoredWithItsReason) {
   {
-    AuditLog log(store_.get(), &clock_, absl::Hours(1));
+    AuditLog log(store_.get(), &clock_);
     log.Note(Record("alice"), absl::NotFoundError("no \x1b[2J such job"));
     log.Note(Record("bob"), absl::InternalError(std::string(5000, 'x')));
   }
@@ -59,7 +65,7 @@ TEST_F(AuditLogTest, WhatIsNotedIsStoredWithItsReason) {
 
 TEST_F(AuditLogTest, AFloodOfRefusedCallsIsCountedInsteadOfNoted) {
   {
-    AuditLog log(store_.get(), &clock_, absl::Hours(1));
+    AuditLog log(store_.get(), &clock_);
     for (int i = 0; i < 50'000; ++i) {
       log.Note(Record("mallory"), absl::UnauthenticatedError("no"));
     }
@@ -75,13 +81,48 @@ TEST_F(AuditLogTest, AFloodOfRefusedCallsIsCountedInsteadOfNoted) {
               ::testing::Contains(::testing::Property(&v1::AuditRecord::caller, "node-7")));
 }
 
-TEST_F(AuditLogTest, WhatIsTooOldGoes) {
-  { AuditLog(store_.get(), &clock_, absl::Hours(1)).Note(Record("old"), absl::InternalError("")); }
-  clock_.Advance(absl::Hours(2));
-  { AuditLog(store_.get(), &clock_, absl::Hours(1)).Note(Record("new"), absl::InternalError("")); }
-  const auto records = Records();
-  ASSERT_EQ(records.size(), 1u);
-  EXPECT_EQ(records[0].caller(), "new");
+// Only so many callers' allowances are kept: those go that are full again, and nobody gets a new
+// one by it.
+TEST_F(AuditLogTest, AmongTenThousandCallersOneThatUsedItsAllowanceUpGetsNoOther) {
+  AuditLog log(store_.get(), &clock_);
+  const auto note = [&](const std::string& caller) {
+    log.Note(Record(caller), absl::PermissionDeniedError("no"));
+  };
+  const auto noted = [&](const std::string& caller) {
+    const auto records = Records();
+    return std::count_if(records.begin(), records.end(),
+                         [&](const auto& record) { return record.caller() == caller; });
+  };
+  // Until what was noted before is written, so that there is room for more.
+  int markers = 0;
+  const auto settle = [&] {
+    const std::string marker = absl::StrCat("marker-", markers++);
+    do {
+      note(marker);
+      absl::SleepFor(absl::Milliseconds(5));
+    } while (noted(marker) == 0);
+  };
+  constexpr int kOthers = 9'990;
+  for (int i = 0; i < kOthers; ++i) note(absl::StrCat("other-", i));
+  settle();
+  clock_.Advance(absl::Seconds(9'999));
+  for (int i = 0; i < 1'500; ++i) note("mallory");
+  settle();
+  ASSERT_EQ(noted("mallory"), 1'000);
+  EXPECT_GT(log.allowances(), kOthers);
+  // Now the others' are full again, and go where one caller more makes too many.
+  clock_.Advance(absl::Seconds(1));
+  for (int i = 0; i < 20; ++i) note(absl::StrCat("new-", i));
+  EXPECT_LT(log.allowances(), 50);
+  for (int i = 0; i < 1'000; ++i) note("mallory");
+  settle();
+  EXPECT_EQ(noted("mallory"), 1'000);
+  EXPECT_EQ(noted("new-19"), 1);
+  // What it earns by waiting it has all the same.
+  clock_.Advance(absl::Seconds(104));
+  for (int i = 0; i < 1'000; ++i) note("mallory");
+  settle();
+  EXPECT_EQ(noted("mallory"), 1'010);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "base/net/token.h"
 #include "base/status_macros.h"
+#include "base/wait/timed_wait.h"
 #include "coordinator/access/method_table.h"
 
 namespace ringleader::access {
@@ -99,7 +100,7 @@ void Gate::Look() {
   while (true) {
     {
       absl::MutexLock lock(&mutex_);
-      if (mutex_.AwaitWithTimeout(absl::Condition(&stopping_), kLookInterval)) return;
+      if (AwaitFor(mutex_, absl::Condition(&stopping_), kLookInterval)) return;
     }
     if (!options_.access_path.empty() && TakeUpFile(&complaint)) {
       spdlog::info("{} has changed and is in force", options_.access_path);
@@ -254,7 +255,8 @@ grpc::Status Gate::Process(const InputMetadata& metadata, grpc::AuthContext* con
 }
 
 absl::StatusOr<Caller> Gate::Admit(const grpc::CallbackServerContext& context,
-                                   const std::string& service, const std::string& method) {
+                                   const std::string& service, const std::string& method,
+                                   const std::string& resource) {
   const std::string path = absl::StrCat("/ringleader.v1.", service, "/", method);
   const absl::StatusOr<Caller> caller =
       Identify(context.client_metadata(), *context.auth_context());
@@ -268,7 +270,7 @@ absl::StatusOr<Caller> Gate::Admit(const grpc::CallbackServerContext& context,
     expiries_.insert(expires);
     return caller;
   }
-  NoteRefused(caller.value_or(Caller{}), context.peer(), path, "", refused);
+  NoteRefused(caller.value_or(Caller{}), context.peer(), path, resource, refused);
   return refused;
 }
 
@@ -277,7 +279,7 @@ void Gate::NoteRefused(const Caller& caller, const std::string& address,
                        const absl::Status& status) {
   v1::AuditRecord record = RecordOf(caller, address);
   record.set_method(ShortMethod(method_path));
-  record.set_resource(resource);
+  record.set_resource(RecordText(resource));
   audit_.Note(std::move(record), status);
 }
 

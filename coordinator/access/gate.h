@@ -75,11 +75,13 @@ class Gate : public grpc::AuthMetadataProcessor {
   const std::string& voucher() const { return voucher_; }
 
   // Who calls this method of "ringleader.v1.{service}". PERMISSION_DENIED says which roles may, and
-  // UNAUTHENTICATED why the caller is nobody; both are noted in the audit log.
+  // UNAUTHENTICATED why the caller is nobody; both are noted in the audit log. `resource`: as the
+  // request names it, such as "jobs/x"; empty where it names none.
   absl::StatusOr<Caller> Admit(const grpc::CallbackServerContext& context,
-                               const std::string& service, const std::string& method)
-      ABSL_LOCKS_EXCLUDED(mutex_);
-  // Notes in the audit log that a caller was refused `resource`. `address`: of the peer.
+                               const std::string& service, const std::string& method,
+                               const std::string& resource) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Notes in the audit log that a caller was refused `resource`, which nobody need have checked.
+  // `address`: of the peer.
   void NoteRefused(const Caller& caller, const std::string& address, const std::string& method_path,
                    const std::string& resource, const absl::Status& status);
 

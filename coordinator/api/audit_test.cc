@@ -52,6 +52,42 @@ TEST_F(AccessTest, WhoDidWhatIsInTheAuditLog) {
   EXPECT_EQ(root.audit.records(1).method(), "JobService.CreateJob");
 }
 
+// A call that its caller's role does not allow says of what it was, too, as far as it said so.
+TEST_F(AccessTest, WhatARoleMayNotIsNotedWithWhatItWasAbout) {
+  Client board = As("board"), node = As("a"), alice = As("alice");
+  const auto refused = [&](const std::string& method) {
+    return AwaitAudit(method, "PERMISSION_DENIED");
+  };
+  EXPECT_FALSE(board.Create("y").ok());
+  EXPECT_EQ(refused("CreateJob").resource(), "jobs/y");
+  board.Cancel("jobs/x");
+  EXPECT_EQ(refused("CancelJob").resource(), "jobs/x");
+  board.Delete("a \x1b[2J name");
+  EXPECT_EQ(refused("DeleteJob").resource(), "a \\x1b[2J name");
+  v1::DrainNodeRequest drain;
+  drain.set_name("nodes/b");
+  v1::Node drained;
+  EXPECT_FALSE(alice.nodes->DrainNode(Client::Context().get(), drain, &drained).ok());
+  EXPECT_EQ(refused("DrainNode").resource(), "nodes/b");
+  v1::GetJobRequest get;
+  get.set_name("jobs/z");
+  EXPECT_FALSE(node.jobs->GetJob(Client::Context().get(), get, &node.job).ok());
+  EXPECT_EQ(refused("GetJob").resource(), "jobs/z");
+  v1::ReportDeathRequest death;
+  death.set_node("nodes/c");
+  v1::ReportDeathResponse reported;
+  EXPECT_FALSE(alice.workers->ReportDeath(Client::Context().get(), death, &reported).ok());
+  EXPECT_EQ(refused("ReportDeath").resource(), "nodes/c");
+  v1::WatchJobRequest watch;
+  watch.set_name("jobs/w");
+  const auto context = Client::Context();
+  v1::WatchJobResponse news;
+  EXPECT_FALSE(node.jobs->WatchJob(context.get(), watch)->Read(&news));
+  EXPECT_EQ(refused("WatchJob").resource(), "jobs/w");
+  EXPECT_FALSE(node.List().ok());
+  EXPECT_EQ(refused("ListJobs").resource(), "");
+}
+
 TEST_F(AccessTest, AuditPagesFollowEachOther) {
   Client root = As("root");
   for (int i = 0; i < 5; ++i) EXPECT_TRUE(root.Create(absl::StrCat("j", i)).ok());

@@ -18,6 +18,7 @@
 #include "base/net/notice.h"
 #include "base/protocol_version.h"
 #include "coordinator/api/testing/server_fixture.h"
+#include "coordinator/store/testing/hanging_store.h"
 #include "ringleader/v1/access_service.grpc.pb.h"
 #include "ringleader/v1/worker_control.grpc.pb.h"
 
@@ -29,18 +30,6 @@ using ::testing::HasSubstr;
 using testing::Spec;
 
 constexpr char kReached[] = "ringleader_coordinator_limit_reached_total";
-
-// A store whose readers wait, as on a disk that hangs.
-class HangingStore : public store::testing::ForwardingStore {
- public:
-  using ForwardingStore::ForwardingStore;
-  absl::Status Read(absl::FunctionRef<absl::Status(store::ReadTransaction&)> body) override {
-    if (hangs) go_on.WaitForNotification();
-    return ForwardingStore::Read(body);
-  }
-  std::atomic<bool> hangs = false;
-  absl::Notification go_on;
-};
 
 // Returns the bytes of all threads' heaps, as malloc_info() sums them up at its end.
 size_t BytesInUse() {
@@ -83,7 +72,7 @@ class FairnessTest : public testing::ServerTest {
 
 // Submissions that hang, which on a busy file system is what looking at a job's files may do.
 TEST_F(FairnessTest, SlowCallsLeaveRoomForOthersAndAreLimited) {
-  std::optional<HangingStore> hanging;
+  std::optional<store::testing::HangingStore> hanging;
   const absl::Cleanup stop = [&] { server_.reset(); };
   Start({.listen = Loopback(), .check_files = false}, {.checks_per_client = 12}, {},
         [&](store::Store* store) { return &hanging.emplace(store); });

@@ -13,6 +13,7 @@
 #include "base/net/connections.h"
 #include "base/net/message_size.h"
 #include "base/status_macros.h"
+#include "base/wait/timed_wait.h"
 #include "coordinator/access/audit_log.h"
 #include "coordinator/access/gate.h"
 #include "coordinator/api/calls/health_calls.h"
@@ -41,8 +42,6 @@ constexpr int kMaxReflectionThreads = 16;
 constexpr int kMaxStreamsOfAConnection = 2000;
 // Clients behind NAT ping to keep their connection: allowed this often.
 constexpr int kMinPingIntervalMs = 5000;
-// New calls go on a new connection after so long, and show a certificate anew; streams stay.
-constexpr int kMaxConnectionAgeMs = 600'000;
 // A peer that vanished without closing its connection is found after kKeepaliveMs +
 // kKeepaliveTimeoutMs.
 constexpr int kKeepaliveMs = 20000;
@@ -64,7 +63,7 @@ class ServerImpl : public Server {
              prometheus::Registry* registry)
       : options_(options),
         limits_(*limits),
-        audit_(store, Clock::Real(), options.audit_age),
+        audit_(store, Clock::Real()),
         gate_(std::make_shared<access::Gate>(
             access::GateOptions{
                 .listen = options.listen, .tls = options.tls, .access_path = options.access_path},
@@ -106,7 +105,9 @@ class ServerImpl : public Server {
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
     builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
-    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, kMaxConnectionAgeMs);
+    builder.AddChannelArgument(
+        GRPC_ARG_MAX_CONNECTION_AGE_MS,
+        static_cast<int>(absl::ToInt64Milliseconds(options_.connection_age)));
     // What was sent and is not read yet waits here, in every connection's share of it; beyond that,
     // with those who sent it.
     grpc::ResourceQuota quota("coordinator");
@@ -180,7 +181,7 @@ class ServerImpl : public Server {
     while (!stopping_) {
       server_->GetHealthCheckService()->SetServingStatus("ringleader.v1.JobService",
                                                          store_.Space().ok());
-      mutex_.AwaitWithTimeout(absl::Condition(&stopping_), kHealthInterval);
+      AwaitFor(mutex_, absl::Condition(&stopping_), kHealthInterval);
     }
   }
 

@@ -28,8 +28,6 @@ struct ServerOptions {
   TlsOptions tls = {};
   // YAML file that says which certificate has which role (docs/security.md); empty: no roles.
   std::string access_path = {};
-  // How long the audit log keeps a record.
-  absl::Duration audit_age = absl::Hours(24 * 90);
   // Jobs' paths lie below these folders; none: anywhere, which is for loopback alone.
   std::vector<std::string> allowed_paths = {};
   // Refuse jobs whose files this machine does not see.
@@ -38,6 +36,8 @@ struct ServerOptions {
   int unary_threads = 8;
   // Threads that read the store for WatchJob and TailLogs.
   int stream_threads = 2;
+  // New calls go on a new connection after so long, and show a certificate anew; streams stay.
+  absl::Duration connection_age = absl::Minutes(10);
   // How long an answer may wait for its client: one of some MiB over a slow line.
   absl::Duration unread_patience = absl::Minutes(1);
   // How long calls may take to end after Shutdown() was called; then they are cut off.

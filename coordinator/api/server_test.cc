@@ -14,6 +14,7 @@
 #include "base/protocol_version.h"
 #include "base/testing/test_certificates.h"
 #include "coordinator/api/testing/server_fixture.h"
+#include "coordinator/store/testing/hanging_store.h"
 #include "ringleader/v1/worker_control.grpc.pb.h"
 
 namespace ringleader::api {
@@ -225,6 +226,74 @@ TEST_F(ServerTest, MutualTls) {
   EXPECT_EQ(list(certificates.Options("client", "other")),
             grpc::StatusCode::UNAVAILABLE);            // it refuses the server
   EXPECT_EQ(list({}), grpc::StatusCode::UNAVAILABLE);  // plain text
+}
+
+// A filter by label looks at the labels of every job: it counts like a submission, other lists do
+// not.
+TEST_F(ServerTest, ListsByLabelAreSlowCalls) {
+  std::optional<store::testing::HangingStore> hanging;
+  const absl::Cleanup stop = [&] { server_.reset(); };
+  Start({.listen = Loopback(), .check_files = false}, {.checks_per_client = 1}, {},
+        [&](store::Store* store) { return &hanging.emplace(store); });
+  hanging->hangs = true;
+  struct AsyncList {
+    v1::ListJobsRequest request;
+    v1::ListJobsResponse response;
+    std::unique_ptr<grpc::ClientContext> context = Context();
+    grpc::Status status;
+    absl::Notification done;
+  };
+  const auto start = [&](const std::string& filter) {
+    auto call = std::make_unique<AsyncList>();
+    call->request.set_filter(filter);
+    jobs_->async()->ListJobs(call->context.get(), &call->request, &call->response,
+                             [call = call.get()](const grpc::Status& status) {
+                               call->status = status;
+                               call->done.Notify();
+                             });
+    return call;
+  };
+  std::vector<std::unique_ptr<AsyncList>> by_state, by_label;
+  for (int i = 0; i < 3; ++i) by_state.push_back(start("state=RUNNING"));
+  for (int i = 0; i < 2; ++i) by_label.push_back(start("state=RUNNING AND labels.team=ocean"));
+  // One of the two is refused at once; without a limit both would end with their deadline.
+  while (!by_label[0]->done.HasBeenNotified() && !by_label[1]->done.HasBeenNotified()) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  hanging->go_on.Notify();
+  int refused = 0;
+  for (const auto& call : by_label) {
+    call->done.WaitForNotification();
+    if (call->status.ok()) continue;
+    ++refused;
+    EXPECT_EQ(call->status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+    EXPECT_THAT(call->status.error_message(), HasSubstr("lists by label at the same time"));
+  }
+  EXPECT_EQ(refused, 1);
+  for (const auto& call : by_state) {
+    call->done.WaitForNotification();
+    EXPECT_TRUE(call->status.ok()) << call->status.error_message();
+  }
+}
+
+// Who connects once does not stay for good: certificates are shown anew, and what was opened goes
+// on all the same.
+TEST_F(ServerTest, AConnectionGrowsOnlySoOldAndStreamsOutliveIt) {
+  EXPECT_EQ(ServerOptions().connection_age, absl::Minutes(10));
+  Start({.listen = Loopback(), .check_files = false, .connection_age = absl::Milliseconds(100)});
+  v1::Job job = Created("a");
+  v1::WatchJobRequest request;
+  request.set_name("jobs/a");
+  const auto context = Context();
+  const auto stream = jobs_->WatchJob(context.get(), request);
+  v1::WatchJobResponse news;
+  ASSERT_TRUE(stream->Read(&news));
+  // The channel of this connection takes no call any more.
+  EXPECT_TRUE(channel_->WaitForStateChange(GRPC_CHANNEL_READY,
+                                           std::chrono::system_clock::now() + kDeadline));
+  ASSERT_TRUE(Cancel("jobs/a", &job).ok());  // on the next one
+  ASSERT_TRUE(stream->Read(&news));
+  EXPECT_EQ(news.job().state(), v1::Job::CANCELLED);
 }
 
 }  // namespace

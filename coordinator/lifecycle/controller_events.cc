@@ -301,18 +301,8 @@ absl::Status ControllerCore::OnCheckpoint(store::WriteTransaction& transaction, 
   const v1::JobSpec& spec = machine.job().spec();
   RETURN_IF_ERROR(transaction.PutCheckpoint(spec.name(), checkpoint));
   // Trainers keep the last few on disk; the record follows.
-  const size_t keep = spec.checkpoint().keep_last();
-  if (keep == 0) return absl::OkStatus();
-  ASSIGN_OR_RETURN(const std::vector<v1::CheckpointNotice> kept,
-                   transaction.ListCheckpoints(spec.name()));
-  std::vector<uint64_t> steps;
-  steps.reserve(kept.size());
-  for (const v1::CheckpointNotice& notice : kept) steps.push_back(notice.step());
-  std::sort(steps.begin(), steps.end());
-  for (size_t i = 0; i + keep < steps.size(); ++i) {
-    RETURN_IF_ERROR(transaction.DeleteCheckpoint(spec.name(), steps[i]));
-  }
-  return absl::OkStatus();
+  const auto kept = static_cast<int>(spec.checkpoint().keep_last());
+  return kept == 0 ? absl::OkStatus() : transaction.TrimCheckpoints(spec.name(), kept);
 }
 
 absl::Status ControllerCore::AppendLogs(store::WriteTransaction& transaction,

@@ -122,7 +122,14 @@ absl::Status ControllerCore::BeginPlanning(store::ReadTransaction& transaction, 
   const std::string& id = machine.job().spec().name();
   std::optional<v1::StepPlan> kept;
   if (machine.job().progress().checkpoint_step() > 0) {
-    ASSIGN_OR_RETURN(kept, transaction.GetPlan(id));
+    absl::StatusOr<std::optional<v1::StepPlan>> stored = transaction.GetPlan(id);
+    // Under another plan it would add in another order than what it goes on from.
+    if (absl::IsDataLoss(stored.status())) {
+      machine.Reject(absl::StrCat("no plan: ", std::string(stored.status().message())), now);
+      return absl::OkStatus();
+    }
+    if (!stored.ok()) return stored.status();
+    kept = *std::move(stored);
   }
   const bool kept_was_missed = kept.has_value() && machine.Missed(kept->version());
   const uint64_t ticket = ++last_ticket_;
@@ -168,19 +175,31 @@ absl::Status ControllerCore::RestorePlan(store::ReadTransaction& transaction,
                                          const JobMachine& machine) {
   const std::string& id = machine.job().spec().name();
   if (machine.attempt() == nullptr || IsTerminal(machine.job().state())) return absl::OkStatus();
-  ASSIGN_OR_RETURN(const std::optional<v1::StepPlan> plan, transaction.GetPlan(id));
-  if (!plan.has_value()) return absl::OkStatus();  // of an earlier release
+  const absl::StatusOr<std::optional<v1::StepPlan>> plan = transaction.GetPlan(id);
+  if (absl::IsDataLoss(plan.status())) {
+    spdlog::error("{}; {} goes on without changes of its plan",
+                  std::string(plan.status().message()), machine.job().name());
+    return absl::OkStatus();
+  }
+  if (!plan.ok()) return plan.status();
+  if (!plan->has_value()) return absl::OkStatus();  // of an earlier release
   const uint64_t step = machine.job().progress().step();
   std::vector<v1::StepReport> reports;
   store::StepPage page;
   page.more = true;
   while (page.more) {
-    ASSIGN_OR_RETURN(page, transaction.ListSteps(id, step - std::min(step, kStepsRelearned),
-                                                 page.last_sequence, kStepsRelearned));
+    absl::StatusOr<store::StepPage> next = transaction.ListSteps(
+        id, step - std::min(step, kStepsRelearned), page.last_sequence, kStepsRelearned);
+    if (absl::IsDataLoss(next.status())) {
+      spdlog::error("{}; what steps cost is learned anew", std::string(next.status().message()));
+      break;
+    }
+    if (!next.ok()) return next.status();
+    page = *std::move(next);
     std::move(page.steps.begin(), page.steps.end(), std::back_inserter(reports));
   }
   const auto& placements = machine.attempt()->placements();
-  plans_->Restored(machine.job(), *plan, Inventories({placements.begin(), placements.end()}),
+  plans_->Restored(machine.job(), **plan, Inventories({placements.begin(), placements.end()}),
                    reports);
   return absl::OkStatus();
 }

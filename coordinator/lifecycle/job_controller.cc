@@ -15,6 +15,7 @@
 #include "absl/time/clock.h"
 #include "base/metrics/metrics.h"
 #include "base/status_macros.h"
+#include "base/wait/timed_wait.h"
 #include "coordinator/lifecycle/batch_queue.h"
 #include "coordinator/lifecycle/controller_core.h"
 #include "coordinator/lifecycle/lifecycle_metrics.h"
@@ -155,7 +156,7 @@ class JobController::Impl {
   bool RunOnce() {
     if (const absl::Status loaded = Load(); !loaded.ok()) {
       Refuse(loaded);
-      if (absl::IsDataLoss(loaded) && on_damage_) std::exchange(on_damage_, nullptr)(loaded);
+      if (absl::IsDataLoss(loaded)) TellOfDamage(loaded);
       return false;
     }
     const absl::Status space = store_->Space();
@@ -193,6 +194,7 @@ class JobController::Impl {
       }
     }
     BatchQueue::Finish(std::move(batch), committed);
+    if (absl::IsDataLoss(committed)) TellOfDamage(committed);
     return committed.ok();
   }
 
@@ -204,8 +206,9 @@ class JobController::Impl {
   absl::StatusOr<Preview> PreviewJob(const v1::JobSpec& spec, const v1::ModelShape& shape,
                                      const std::string& owner) {
     struct Answer {
-      absl::StatusOr<MadePlan> made;
-      absl::Notification there;
+      absl::Mutex mutex;
+      bool there ABSL_GUARDED_BY(mutex) = false;
+      absl::StatusOr<MadePlan> made ABSL_GUARDED_BY(mutex);
     };
     const auto answer = std::make_shared<Answer>();
     Preview preview;
@@ -215,11 +218,13 @@ class JobController::Impl {
                        core_.PreparePreview(spec, owner, &preview.pending_reason));
       request.shape = shape;
       plans_->Plan(std::move(request), [answer](absl::StatusOr<MadePlan> made) {
+        absl::MutexLock done(&answer->mutex);
         answer->made = std::move(made);
-        answer->there.Notify();
+        answer->there = true;
       });
     }
-    if (!answer->there.WaitForNotificationWithTimeout(kPreviewPatience)) {
+    absl::MutexLock lock(&answer->mutex);
+    if (!AwaitFor(answer->mutex, absl::Condition(&answer->there), kPreviewPatience)) {
       return absl::DeadlineExceededError("the plan takes too long; try again in a moment");
     }
     if (!answer->made.ok()) return answer->made.status();
@@ -228,6 +233,11 @@ class JobController::Impl {
   }
 
  private:
+  // No later try would succeed.
+  void TellOfDamage(const absl::Status& damage) {
+    if (on_damage_) std::exchange(on_damage_, nullptr)(damage);
+  }
+
   void Loop() {
     const absl::Duration tick = TickInterval(options_);
     while (queue_->Await(tick, options_.batch_window)) {

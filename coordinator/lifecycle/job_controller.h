@@ -48,8 +48,8 @@ absl::StatusOr<v1::Job> FindSameJob(store::Store* store, const v1::Job& which);
 class JobController : public session::SessionListener {
  public:
   // Takes up the unfinished jobs in `store`. All must outlive the controller; `metrics` may be
-  // null. `on_damage` is called once, from the controller's thread, if what is stored of them turns
-  // out to be damaged later, so that nothing can be decided any more.
+  // null. `on_damage` is called once, from the controller's thread, if what is stored turns out to
+  // be damaged later, so that nothing can be decided or written any more.
   static absl::StatusOr<std::unique_ptr<JobController>> Create(
       const Options& options, store::Store* store, PlanSource* plans, const Clock* clock,
       Metrics* metrics, std::function<void(const absl::Status&)> on_damage = {});

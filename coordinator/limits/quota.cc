@@ -96,4 +96,9 @@ absl::Status ByteRate::Spend(const std::string& client, int64_t bytes) {
   return absl::OkStatus();
 }
 
+size_t ByteRate::accounts() const {
+  absl::MutexLock lock(&mutex_);
+  return by_client_.size();
+}
+
 }  // namespace ringleader::limits

@@ -112,6 +112,9 @@ class ByteRate {
   // RESOURCE_EXHAUSTED, with how long to wait, when `bytes` are not there; then none are spent.
   absl::Status Spend(const std::string& client, int64_t bytes) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // Clients of whom something is remembered.
+  size_t accounts() const ABSL_LOCKS_EXCLUDED(mutex_);
+
  private:
   struct Account {
     double spent = 0;  // of the allowance, as of `time`
@@ -128,7 +131,7 @@ class ByteRate {
   const Clock& clock_;
   LimitMetrics& metrics_;
 
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
   Account all_ ABSL_GUARDED_BY(mutex_);
   std::unordered_map<std::string, Account> by_client_ ABSL_GUARDED_BY(mutex_);
 };

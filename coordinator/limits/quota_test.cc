@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/testing/fake_clock.h"
 #include "coordinator/limits/client_name.h"
 
@@ -73,6 +74,49 @@ TEST_F(QuotaTest, BytesComeBackOverTime) {
   clock_.Advance(absl::Seconds(1000));
   EXPECT_TRUE(rate.Spend("a", 100).ok());
   EXPECT_FALSE(rate.Spend("b", 101).ok());  // never
+}
+
+// Those are forgotten, beyond ten thousand, who have everything back; who has not is not told by
+// the others that it has.
+TEST_F(QuotaTest, AmongTenThousandClientsOneThatSpentEverythingIsNotForgotten) {
+  constexpr int kRemembered = 10'000;
+  ByteRate rate(name_, {.bytes = 100, .bytes_per_second = 10},
+                {.bytes = int64_t{1} << 30, .bytes_per_second = 10}, &clock_, &metrics_);
+  for (int i = 0; i < kRemembered - 1; ++i) {
+    ASSERT_TRUE(rate.Spend(absl::StrCat("client-", i), 10).ok());
+  }
+  ASSERT_TRUE(rate.Spend("busy", 100).ok());
+  EXPECT_EQ(rate.accounts(), kRemembered);
+  // Nobody has anything back yet: none goes.
+  ASSERT_TRUE(rate.Spend("one more", 20).ok());
+  EXPECT_EQ(rate.accounts(), kRemembered + 1);
+  clock_.Advance(absl::Seconds(1));
+  ASSERT_TRUE(rate.Spend("the next", 10).ok());
+  EXPECT_EQ(rate.accounts(), 3u);  // the busy one, one more, the next
+  EXPECT_FALSE(rate.Spend("busy", 11).ok());
+  EXPECT_TRUE(rate.Spend("busy", 10).ok());
+  // Below that number nobody is looked at.
+  clock_.Advance(absl::Hours(1));
+  ASSERT_TRUE(rate.Spend("the last", 10).ok());
+  EXPECT_EQ(rate.accounts(), 4u);
+}
+
+// Of what is held, nobody is remembered who holds nothing, so that none has to be forgotten.
+TEST_F(QuotaTest, TenThousandClientsTakeNothingFromOneThatHolds) {
+  Quota quota(name_, 1, 10'002, &metrics_);
+  const absl::StatusOr<Quota::Hold> busy = quota.Take("busy");
+  ASSERT_TRUE(busy.ok());
+  std::vector<Quota::Hold> holds;
+  for (int i = 0; i < 10'001; ++i) {
+    absl::StatusOr<Quota::Hold> hold = quota.Take(absl::StrCat("client-", i));
+    ASSERT_TRUE(hold.ok()) << hold.status();
+    holds.push_back(*std::move(hold));
+  }
+  EXPECT_THAT(Message(quota.Take("busy").status()), HasSubstr("busy has 1 already"));
+  EXPECT_THAT(Message(quota.Take("new").status()), HasSubstr("all clients together"));
+  holds.clear();
+  EXPECT_THAT(Message(quota.Take("busy").status()), HasSubstr("busy has 1 already"));
+  EXPECT_TRUE(quota.Take("new").ok());
 }
 
 TEST(ClientTest, IsWhoCallsOrWhere) {

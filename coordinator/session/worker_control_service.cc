@@ -90,8 +90,9 @@ struct WorkerControlService::Registry {
   }
 
   absl::StatusOr<access::Caller> Admit(const grpc::CallbackServerContext& context,
-                                       const char* method) const {
-    return gate == nullptr ? access::LocalCaller() : gate->Admit(context, kService, method);
+                                       const char* method, const std::string& resource) const {
+    return gate == nullptr ? access::LocalCaller()
+                           : gate->Admit(context, kService, method, resource);
   }
   // PERMISSION_DENIED, and noted, unless the caller may speak for that node. `node`: its id;
   // `name`: "nodes/{id}".
@@ -330,7 +331,7 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* WorkerControlServic
   }
   // After it is known here: when somebody is shut out just now, either CloseOpen() ends the stream,
   // or the gate knows already. gRPC reads no message before this function has returned.
-  absl::StatusOr<access::Caller> caller = registry_->Admit(*context, "Session");
+  absl::StatusOr<access::Caller> caller = registry_->Admit(*context, "Session", "");
   if (!caller.ok()) {
     stream->Close(caller.status());
     return stream.get();
@@ -351,7 +352,8 @@ grpc::ServerUnaryReactor* WorkerControlService::ReportDeath(grpc::CallbackServer
                                                             v1::ReportDeathResponse*) {
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
   absl::StatusOr<std::string> node = store::NodeIdFromName(request->node());
-  const absl::StatusOr<access::Caller> caller = registry_->Admit(*context, "ReportDeath");
+  const absl::StatusOr<access::Caller> caller =
+      registry_->Admit(*context, "ReportDeath", request->node());
   absl::Status refused = caller.status();
   if (refused.ok()) refused = node.status();
   if (refused.ok()) {

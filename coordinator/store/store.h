@@ -159,6 +159,8 @@ class ReadTransaction {
   // The database was put back from a backup, so that more happened than it knows of, and nobody has
   // called EndRestore() since.
   virtual absl::StatusOr<bool> Restored() = 0;
+  // What SetHistoryTime() set last; infinitely past: nothing.
+  virtual absl::StatusOr<absl::Time> GetHistoryTime() = 0;
 
   virtual absl::StatusOr<v1::Job> GetJob(std::string_view id) = 0;  // with attempts, oldest first
   virtual absl::StatusOr<JobPage> ListJobs(const JobQuery& query) = 0;
@@ -250,13 +252,16 @@ class WriteTransaction : public ReadTransaction {
   virtual absl::Status PutMeasurements(const v1::Measurements& measured) = 0;
   virtual absl::Status PutCheckpoint(std::string_view job,
                                      const v1::CheckpointNotice& checkpoint) = 0;
-  virtual absl::Status DeleteCheckpoint(std::string_view job, uint64_t step) = 0;
+  // Deletes all but those of the last `kept` steps, damaged ones, too.
+  virtual absl::Status TrimCheckpoints(std::string_view job, int kept) = 0;
   // Gives the lines their offsets. The oldest lines go when the job's log exceeds its bound.
   virtual absl::Status AppendLogs(std::string_view job, uint32_t attempt,
                                   std::vector<v1::LogLine> lines) = 0;
 
   virtual absl::StatusOr<uint64_t> Next(Counter counter) = 0;  // 1 is the first
   virtual absl::Status EndRestore() = 0;
+  // The time by which history is too old (upkeep/history_time.h), to the microsecond.
+  virtual absl::Status SetHistoryTime(absl::Time time) = 0;
   // Sets command->command_id and keeps it until it is acknowledged.
   virtual absl::Status PutCommand(std::string_view node, v1::Command* command) = 0;
   // OK also if it is not there (acknowledged before).
@@ -320,16 +325,22 @@ class Store {
 };
 
 // Runs `body` at most once per request: in the same transaction either hands out the reply of an
-// earlier request with this key, or runs `body` and keeps its reply. Reply: a protobuf message.
+// earlier request with this key, or runs `body` and keeps its reply; FAILED_PRECONDITION where the
+// earlier reply is damaged. Reply: a protobuf message.
 template <typename Reply>
 absl::StatusOr<Reply> Once(WriteTransaction& transaction, const RequestKey& key,
                            absl::FunctionRef<absl::StatusOr<Reply>()> body) {
   absl::StatusOr<std::optional<std::string>> earlier = transaction.FindReply(key);
+  // Nothing has been changed: the request fails, and nobody else's that shares the transaction.
+  if (absl::IsDataLoss(earlier.status())) {
+    return absl::FailedPreconditionError(earlier.status().message());
+  }
   if (!earlier.ok()) return earlier.status();
   if (earlier->has_value()) {
     Reply reply;
     if (!reply.ParseFromString(**earlier)) {
-      return absl::DataLossError("the reply kept for request_id \"" + key.id + "\" is damaged");
+      return absl::FailedPreconditionError("the reply kept for request_id \"" + key.id +
+                                           "\" is damaged");
     }
     return reply;
   }

@@ -9,17 +9,19 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <iterator>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "absl/time/clock.h"
 #include "base/back_off.h"
+#include "base/boot_clock.h"
 #include "base/net/channel.h"
 #include "base/process/version.h"
 #include "base/status_macros.h"
+#include "base/wait/timed_wait.h"
 
 namespace ringleader::trace {
 namespace {
@@ -155,9 +157,9 @@ uint64_t Exporter::settled() const {
 void Exporter::Stop() {
   {
     absl::MutexLock lock(&mutex_);
-    if (!stopping_) end_ = absl::Now() + limits_.at_end;
+    if (!stopping_) end_ = BootNow() + limits_.at_end;
     stopping_ = true;
-    if (!mutex_.AwaitWithDeadline(absl::Condition(&done_), end_) && call_ != nullptr) {
+    if (!AwaitFor(mutex_, absl::Condition(&done_), end_ - BootNow()) && call_ != nullptr) {
       call_->TryCancel();
     }
   }
@@ -173,7 +175,7 @@ void Exporter::Run() {
         return stopping_ || !queue_.empty();
       };
       mutex_.Await(absl::Condition(&due));
-      if (queue_.empty() || absl::Now() >= end_) {
+      if (queue_.empty() || BootNow() >= end_) {
         done_ = true;
         return;
       }
@@ -201,11 +203,11 @@ bool Exporter::Send(std::vector<otlp::Span> batch) {
   otlp::ScopeSpans* const scope = request.mutable_resource_spans(0)->mutable_scope_spans(0);
   for (otlp::Span& span : batch) *scope->add_spans() = std::move(span);
 
-  const absl::Time give_up = absl::Now() + limits_.give_up;
+  const absl::Time give_up = BootNow() + limits_.give_up;
   for (uint32_t tries = 1;; ++tries) {
     otlp::ExportTraceServiceResponse response;
     const grpc::Status status =
-        Call(request, std::min(give_up, absl::Now() + limits_.call), &response);
+        Call(request, std::min(give_up, BootNow() + limits_.call), &response);
     if (status.ok()) {
       const int64_t refused =
           std::clamp<int64_t>(response.partial_success().rejected_spans(), 0, count);
@@ -222,12 +224,13 @@ bool Exporter::Send(std::vector<otlp::Span> batch) {
       counters_->refused.Increment(static_cast<double>(count));
       return true;
     }
-    const absl::Time again = absl::Now() + BackOff(limits_.first_pause, kLongestPause, tries);
+    const absl::Duration pause = BackOff(limits_.first_pause, kLongestPause, tries);
+    const absl::Time again = BootNow() + pause;
     absl::MutexLock lock(&mutex_);
     const auto ends = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       return stopping_ && again >= end_;
     };
-    if (mutex_.AwaitWithDeadline(absl::Condition(&ends), again)) return false;
+    if (AwaitFor(mutex_, absl::Condition(&ends), pause)) return false;
     if (again >= give_up) {
       counters_->unreachable.Increment(static_cast<double>(count));
       return true;
@@ -240,7 +243,8 @@ grpc::Status Exporter::Call(const otlp::ExportTraceServiceRequest& request, absl
   grpc::ClientContext context;
   {
     absl::MutexLock lock(&mutex_);
-    context.set_deadline(absl::ToChronoTime(std::min(deadline, end_)));
+    context.set_deadline(std::chrono::system_clock::now() +
+                         absl::ToChronoNanoseconds(std::min(deadline, end_) - BootNow()));
     call_ = &context;
   }
   const grpc::Status status = collector_->Export(&context, request, response);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/status_macros.h"
+#include "base/wait/timed_wait.h"
 
 namespace ringleader::trace {
 namespace {
@@ -71,15 +72,14 @@ void JobTracer::Run() {
       const auto due = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
         return stopping_ || !changed_.empty();
       };
-      mutex_.AwaitWithTimeout(absl::Condition(&due),
-                              log_.waits() ? kInterval : absl::InfiniteDuration());
+      AwaitFor(mutex_, absl::Condition(&due), log_.waits() ? kInterval : absl::InfiniteDuration());
       jobs.swap(changed_);
     }
     const absl::Time now = clock_.Now();
     if (Pass(jobs)) complete_until_ = now;
     Settle();
     absl::MutexLock lock(&mutex_);
-    mutex_.AwaitWithTimeout(absl::Condition(&stopping_), kInterval);
+    AwaitFor(mutex_, absl::Condition(&stopping_), kInterval);
     stopping = stopping_ && changed_.empty();
   }
 }

@@ -83,6 +83,7 @@ void TcpProxy::Accept() {
   while (true) {
     const int client = accept(listener_, nullptr, nullptr);
     if (client < 0) return;
+    ++connections_;
     if (!WaitWhileCut()) {
       close(client);
       return;

@@ -1,6 +1,7 @@
 // A TCP proxy that can play a broken network: connections stay open and nothing gets through.
 #pragma once
 
+#include <atomic>
 #include <string>
 #include <thread>
 #include <vector>
@@ -22,6 +23,9 @@ class TcpProxy {
   int port() const { return port_; }
   std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
 
+  // Connections so far.
+  int connections() const { return connections_; }
+
   // Nothing gets through, in either direction, and nobody is told.
   void Cut();
   // The network is back: what was held up arrives.
@@ -37,6 +41,7 @@ class TcpProxy {
   const absl::Duration delay_;
   int listener_ = -1;
   int port_ = 0;
+  std::atomic<int> connections_ = 0;
   absl::Mutex mutex_;
   bool cut_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

@@ -126,14 +126,16 @@ class PulledStream : public grpc::ServerWriteReactor<Response>, public Wakeable 
  protected:
   enum class Next { kWrite, kWait, kEnd };
 
+  // `resource`: of which job, as the request says.
   PulledStream(StreamHub* hub, const grpc::CallbackServerContext& context, std::string service,
-               std::string method)
+               std::string method, std::string resource)
       : hub_(*hub),
         context_(context),
-        caller_(hub->gate().Admit(context, service, method)),
+        caller_(hub->gate().Admit(context, service, method, resource)),
         client_(limits::ClientOf(caller_.value_or(access::Caller()), context.peer())),
         service_(std::move(service)),
-        method_(std::move(method)) {
+        method_(std::move(method)),
+        resource_(std::move(resource)) {
     hub_.metrics().StreamOpened(service_, method_);
   }
 
@@ -150,7 +152,7 @@ class PulledStream : public grpc::ServerWriteReactor<Response>, public Wakeable 
     }
     // Again, after Add(): when somebody is shut out just now, either the hub ends this stream, or
     // the gate knows already.
-    if (start.ok()) start = hub_.gate().Admit(context, service_, method_).status();
+    if (start.ok()) start = hub_.gate().Admit(context, service_, method_, resource_).status();
     if (!start.ok()) {
       absl::MutexLock lock(&mu_);
       end_ = start;
@@ -216,6 +218,7 @@ class PulledStream : public grpc::ServerWriteReactor<Response>, public Wakeable 
   const std::string client_;
   const std::string service_;
   const std::string method_;
+  const std::string resource_;
   std::string job_;
   std::optional<limits::Quota::Hold> hold_;
   Response response_;

@@ -12,16 +12,6 @@
 #include "coordinator/limits/client_name.h"
 
 namespace ringleader::api {
-namespace {
-
-// What a caller wrote and nobody has checked yet, for the audit log.
-std::string Shortened(const std::string& text) {
-  constexpr size_t kMaxBytes = 200;
-  return absl::CHexEscape(text.substr(0, kMaxBytes)).substr(0, kMaxBytes);
-}
-
-}  // namespace
-
 // What a call holds while it is under way.
 struct Unary::Holds {
   limits::Quota::Hold call;
@@ -80,31 +70,32 @@ absl::StatusOr<std::shared_ptr<Unary::Holds>> Unary::Admit(const std::string& cl
 
 grpc::ServerUnaryReactor* Unary::Run(grpc::CallbackServerContext* context,
                                      const std::string& service, const std::string& method,
+                                     const std::string& resource,
                                      const google::protobuf::Message& reply,
                                      std::function<absl::Status()> handler) {
-  return RunAtPace(context, service, method, Pace::kQuick, 0, std::nullopt, reply,
+  return RunAtPace(context, service, method, resource, Pace::kQuick, 0, /*is_change=*/false, reply,
                    [handler = std::move(handler)](const access::Caller&) { return handler(); });
 }
 
 grpc::ServerUnaryReactor* Unary::RunCheck(grpc::CallbackServerContext* context,
                                           const std::string& service, const std::string& method,
-                                          size_t bytes, const google::protobuf::Message& reply,
+                                          const std::string& resource, size_t bytes,
+                                          const google::protobuf::Message& reply,
                                           CallerHandler handler) {
-  return RunAtPace(context, service, method, Pace::kSlow, bytes, std::nullopt, reply,
-                   std::move(handler));
+  return RunAtPace(context, service, method, resource, Pace::kSlow, bytes, /*is_change=*/false,
+                   reply, std::move(handler));
 }
 
 grpc::ServerUnaryReactor* Unary::RunAtPace(grpc::CallbackServerContext* context,
                                            const std::string& service, const std::string& method,
-                                           Pace pace, size_t bytes,
-                                           const std::optional<std::string>& changes,
-                                           const google::protobuf::Message& reply,
+                                           const std::string& resource, Pace pace, size_t bytes,
+                                           bool is_change, const google::protobuf::Message& reply,
                                            CallerHandler handler) {
-  Call* const call = new Call(this, *context, service, method, changes.has_value(), reply);
+  Call* const call = new Call(this, *context, service, method, is_change, reply);
   if (const absl::Status space = store_.Space(); !space.ok()) {
     context->AddTrailingMetadata(kNoticeKey, absl::CHexEscape(std::string(space.message())));
   }
-  absl::StatusOr<access::Caller> caller = gate_.Admit(*context, service, method);
+  absl::StatusOr<access::Caller> caller = gate_.Admit(*context, service, method, resource);
   if (!caller.ok()) {
     call->End("", caller.status());
     return call;
@@ -112,9 +103,9 @@ grpc::ServerUnaryReactor* Unary::RunAtPace(grpc::CallbackServerContext* context,
   const std::string client = limits::ClientOf(*caller, context->peer());
   absl::StatusOr<std::shared_ptr<Holds>> holds = Admit(client, pace, bytes);
   if (!holds.ok()) {
-    if (changes) {
+    if (is_change) {
       gate_.NoteRefused(*caller, context->peer(),
-                        absl::StrCat("/ringleader.v1.", service, "/", method), Shortened(*changes),
+                        absl::StrCat("/ringleader.v1.", service, "/", method), resource,
                         holds.status());
     }
     call->End(client, holds.status());
@@ -139,7 +130,7 @@ Unary::CallerHandler Unary::AuditedHandler(const grpc::CallbackServerContext& co
                                            const std::string& request_id,
                                            std::function<absl::Status(const Change&)> handler) {
   return [this, address = context.peer(), name = absl::StrCat(service, ".", method), method,
-          resource = Shortened(resource), request_id = Shortened(request_id),
+          resource = access::RecordText(resource), request_id = access::RecordText(request_id),
           handler = std::move(handler)](const access::Caller& caller) {
     Change change = {
         .caller = caller, .record = access::RecordOf(caller, address), .method = method};

@@ -7,7 +7,6 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -51,17 +50,19 @@ class Unary {
   // RESOURCE_EXHAUSTED when the client, or all, have too many calls under way, or too much of what
   // was answered is not read yet; a call that its client gave up while it waited
   // is not begun. A reply carries what is wrong with the coordinator, if anything is (kNoticeKey of
-  // base/net/notice.h).
+  // base/net/notice.h). `resource`: what the request names, for the record of a caller that is not
+  // admitted; empty where it names nothing.
   grpc::ServerUnaryReactor* Run(grpc::CallbackServerContext* context, const std::string& service,
-                                const std::string& method, const google::protobuf::Message& reply,
+                                const std::string& method, const std::string& resource,
+                                const google::protobuf::Message& reply,
                                 std::function<absl::Status()> handler);
 
   // The same of a call that brings a job file of so many bytes and looks at it, which may take
   // seconds.
   grpc::ServerUnaryReactor* RunCheck(grpc::CallbackServerContext* context,
                                      const std::string& service, const std::string& method,
-                                     size_t bytes, const google::protobuf::Message& reply,
-                                     CallerHandler handler);
+                                     const std::string& resource, size_t bytes,
+                                     const google::protobuf::Message& reply, CallerHandler handler);
 
   // The same of a call that changes `resource`. Its failure, also for a limit, goes into the audit
   // log from here; its success in the transaction that it is one of, by KeyOf().
@@ -71,7 +72,7 @@ class Unary {
                                       const std::string& resource, const Request& request,
                                       const google::protobuf::Message& reply,
                                       std::function<absl::Status(const Change&)> handler) {
-    return RunAtPace(context, service, method, Pace::kQuick, 0, resource, reply,
+    return RunAtPace(context, service, method, resource, Pace::kQuick, 0, /*is_change=*/true, reply,
                      AuditedHandler(*context, service, method, resource, request.request_id(),
                                     std::move(handler)));
   }
@@ -82,7 +83,8 @@ class Unary {
                                              const std::string& resource, const Request& request,
                                              const google::protobuf::Message& reply,
                                              std::function<absl::Status(const Change&)> handler) {
-    return RunAtPace(context, service, method, Pace::kSlow, request.ByteSizeLong(), resource, reply,
+    return RunAtPace(context, service, method, resource, Pace::kSlow, request.ByteSizeLong(),
+                     /*is_change=*/true, reply,
                      AuditedHandler(*context, service, method, resource, request.request_id(),
                                     std::move(handler)));
   }
@@ -93,9 +95,8 @@ class Unary {
   absl::StatusOr<std::shared_ptr<Holds>> Admit(const std::string& client, Pace pace, size_t bytes);
   grpc::ServerUnaryReactor* RunAtPace(grpc::CallbackServerContext* context,
                                       const std::string& service, const std::string& method,
-                                      Pace pace, size_t bytes,
-                                      const std::optional<std::string>& changes,
-                                      const google::protobuf::Message& reply,
+                                      const std::string& resource, Pace pace, size_t bytes,
+                                      bool is_change, const google::protobuf::Message& reply,
                                       CallerHandler handler);
   CallerHandler AuditedHandler(const grpc::CallbackServerContext& context,
                                const std::string& service, const std::string& method,

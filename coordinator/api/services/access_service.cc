@@ -111,7 +111,7 @@ absl::Status AccessService::Create(const Change& change, const v1::CreateTokenRe
 grpc::ServerUnaryReactor* AccessService::ListTokens(grpc::CallbackServerContext* context,
                                                     const v1::ListTokensRequest* request,
                                                     v1::ListTokensResponse* reply) {
-  return unary_.Run(context, kService, "ListTokens", *reply,
+  return unary_.Run(context, kService, "ListTokens", "", *reply,
                     [this, request, reply] { return List(*request, reply); });
 }
 
@@ -154,7 +154,7 @@ absl::Status AccessService::Revoke(const Change& change, const v1::RevokeTokenRe
 grpc::ServerUnaryReactor* AccessService::ListAuditRecords(
     grpc::CallbackServerContext* context, const v1::ListAuditRecordsRequest* request,
     v1::ListAuditRecordsResponse* reply) {
-  return unary_.Run(context, kService, "ListAuditRecords", *reply,
+  return unary_.Run(context, kService, "ListAuditRecords", "", *reply,
                     [this, request, reply] { return ListAudit(*request, reply); });
 }
 

@@ -114,20 +114,21 @@ absl::Status JobService::Create(const Change& change, const v1::CreateJobRequest
 
 grpc::ServerUnaryReactor* JobService::GetJob(grpc::CallbackServerContext* context,
                                              const v1::GetJobRequest* request, v1::Job* reply) {
-  return unary_.Run(context, kService, "GetJob", *reply, [this, request, reply]() -> absl::Status {
-    ASSIGN_OR_RETURN(const std::string id, store::JobIdFromName(request->name()));
-    return hub_.store().Read([&](store::ReadTransaction& t) -> absl::Status {
-      ASSIGN_OR_RETURN(*reply, t.GetJob(id));
-      return absl::OkStatus();
-    });
-  });
+  return unary_.Run(context, kService, "GetJob", request->name(), *reply,
+                    [this, request, reply]() -> absl::Status {
+                      ASSIGN_OR_RETURN(const std::string id, store::JobIdFromName(request->name()));
+                      return hub_.store().Read([&](store::ReadTransaction& t) -> absl::Status {
+                        ASSIGN_OR_RETURN(*reply, t.GetJob(id));
+                        return absl::OkStatus();
+                      });
+                    });
 }
 
 grpc::ServerUnaryReactor* JobService::GetJobHistory(grpc::CallbackServerContext* context,
                                                     const v1::GetJobHistoryRequest* request,
                                                     v1::JobHistory* reply) {
   // It looks at thousands of reports.
-  return unary_.RunCheck(context, kService, "GetJobHistory", /*bytes=*/0, *reply,
+  return unary_.RunCheck(context, kService, "GetJobHistory", request->name(), /*bytes=*/0, *reply,
                          [this, request, reply](const access::Caller&) {
                            return hub_.store().Read([&](store::ReadTransaction& t) {
                              return ReadJobHistory(t, *request, reply);
@@ -141,9 +142,9 @@ grpc::ServerUnaryReactor* JobService::ListJobs(grpc::CallbackServerContext* cont
   const auto list = [this, request, reply] { return List(*request, reply); };
   // Labels of every job are looked up.
   if (!absl::StrContains(request->filter(), std::string(kLabelPrefix))) {
-    return unary_.Run(context, kService, "ListJobs", *reply, list);
+    return unary_.Run(context, kService, "ListJobs", "", *reply, list);
   }
-  return unary_.RunCheck(context, kService, "ListJobs", /*bytes=*/0, *reply,
+  return unary_.RunCheck(context, kService, "ListJobs", "", /*bytes=*/0, *reply,
                          [list](const access::Caller&) { return list(); });
 }
 
@@ -249,7 +250,8 @@ grpc::ServerUnaryReactor* JobService::ValidateJob(grpc::CallbackServerContext* c
                                                   const v1::ValidateJobRequest* request,
                                                   v1::ValidateJobResponse* reply) {
   return unary_.RunCheck(
-      context, kService, "ValidateJob", request->ByteSizeLong(), *reply,
+      context, kService, "ValidateJob", absl::StrCat("jobs/", request->spec().name()),
+      request->ByteSizeLong(), *reply,
       [this, request, reply](const access::Caller& caller) -> absl::Status {
         ASSIGN_OR_RETURN(Checked checked,
                          Check(request->spec(), request->protocol_version(), caller.name));

@@ -15,7 +15,7 @@ class JobWatch : public PulledStream<v1::WatchJobResponse> {
  public:
   JobWatch(StreamHub* hub, const grpc::CallbackServerContext& context,
            const v1::WatchJobRequest& request)
-      : PulledStream(hub, context, "JobService", "WatchJob"),
+      : PulledStream(hub, context, "JobService", "WatchJob", request.name()),
         include_steps_(request.include_steps()),
         after_step_(request.after_step()),
         seen_revision_(request.after_revision()) {

@@ -26,7 +26,8 @@ class LogTail : public PulledStream<v1::TailLogsResponse> {
  public:
   LogTail(StreamHub* hub, const grpc::CallbackServerContext& context,
           const v1::TailLogsRequest& request)
-      : PulledStream(hub, context, "LogService", "TailLogs"), follow_(request.follow()) {
+      : PulledStream(hub, context, "LogService", "TailLogs", request.job()),
+        follow_(request.follow()) {
     absl::StatusOr<std::string> id = store::JobIdFromName(request.job());
     absl::Status valid = id.ok() ? Validate(request) : id.status();
     if (id.ok()) query_.job = *id;

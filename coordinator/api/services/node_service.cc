@@ -16,7 +16,7 @@ constexpr char kService[] = "NodeService";
 grpc::ServerUnaryReactor* NodeService::ListNodes(grpc::CallbackServerContext* context,
                                                  const v1::ListNodesRequest* request,
                                                  v1::ListNodesResponse* reply) {
-  return unary_.Run(context, kService, "ListNodes", *reply,
+  return unary_.Run(context, kService, "ListNodes", "", *reply,
                     [this, request, reply] { return List(*request, reply); });
 }
 
@@ -32,7 +32,7 @@ absl::Status NodeService::List(const v1::ListNodesRequest& request, v1::ListNode
 grpc::ServerUnaryReactor* NodeService::ListLatency(grpc::CallbackServerContext* context,
                                                    const v1::ListLatencyRequest* request,
                                                    v1::ListLatencyResponse* reply) {
-  return unary_.Run(context, kService, "ListLatency", *reply,
+  return unary_.Run(context, kService, "ListLatency", "", *reply,
                     [this, reply] { return ListMeasured(reply); });
 }
 

@@ -46,6 +46,13 @@ void AddLifecycleFlags(CLI::App& app, Options* options) {
              &options->checkpoint_grace);
   AddSeconds(app, "--abort-grace", "For trainers that are told to stop at once",
              &options->abort_grace);
+  app.add_option_function<int64_t>(
+         "--keep-nodes",
+         [options](const int64_t& days) { options->keep_nodes = absl::Hours(24 * days); },
+         "days that a node without trainers is remembered when nothing is heard of it")
+      ->check(CLI::Range(1, 36500))
+      ->type_name("DAYS")
+      ->default_str(absl::StrFormat("%d", options->keep_nodes / absl::Hours(24)));
 }
 
 absl::Status Validate(const Options& options) {

@@ -50,6 +50,18 @@ TEST(OptionsTest, EveryFlagIsItsOwn) {
   }
 }
 
+TEST(OptionsTest, NodesAreKeptForDays) {
+  Options options;
+  ASSERT_EQ(Parse({"--keep-nodes", "3"}, &options), absl::OkStatus());
+  EXPECT_EQ(options.keep_nodes, absl::Hours(72));
+  EXPECT_EQ(options.lease, Options().lease);
+  EXPECT_EQ(Options().keep_nodes, absl::Hours(24 * 7));
+  for (const char* days : {"0", "36501", "x"}) {
+    EXPECT_THAT(std::string(Parse({"--keep-nodes", days}, &options).message()),
+                HasSubstr("--keep-nodes"));
+  }
+}
+
 // Each bound is allowed, and what lies a millisecond beyond it is refused by the flag's name.
 TEST(OptionsTest, TimesThatContradictEachOtherAreRefused) {
   constexpr absl::Duration kBeyond = absl::Milliseconds(1);

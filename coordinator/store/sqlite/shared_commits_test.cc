@@ -181,7 +181,7 @@ TEST_F(ChangesTest, WhateverBelongsToAJobTouchesIt) {
       [](WriteTransaction& t) { return t.PutMissingStep("a", v1::StepReport()); },
       [](WriteTransaction& t) { return t.PutEval("a", v1::EvalReport()); },
       [](WriteTransaction& t) { return t.PutCheckpoint("a", v1::CheckpointNotice()); },
-      [](WriteTransaction& t) { return t.DeleteCheckpoint("a", 0); },
+      [](WriteTransaction& t) { return t.TrimCheckpoints("a", 1); },
       [](WriteTransaction& t) {
         v1::Job job = NewJob("a");
         return t.UpdateJob(&job);

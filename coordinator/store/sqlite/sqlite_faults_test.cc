@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <random>
@@ -257,6 +258,55 @@ TEST_F(SqliteFaultsTest, AQuotaThatIsUsedUpIsAFullDisk) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("quota is used up"));
   EXPECT_TRUE(GetJob(**store, "before").ok());
   EXPECT_TRUE(CreateJob(**store, "after").ok());
+}
+
+// The default file system, which counts how often the log of writes is synced.
+class CountingFiles {
+ public:
+  CountingFiles() : files_(*original_) {
+    files_.zName = "counting";
+    files_.xOpen = &Open;
+    sqlite3_vfs_register(&files_, /*makeDflt=*/1);
+  }
+  ~CountingFiles() {
+    sqlite3_vfs_register(original_, 1);
+    sqlite3_vfs_unregister(&files_);
+  }
+  static int synced() { return synced_; }
+
+ private:
+  static int Open(sqlite3_vfs* files, const char* name, sqlite3_file* file, int flags,
+                  int* flags_out) {
+    const int opened = original_->xOpen(files, name, file, flags, flags_out);
+    if (opened != SQLITE_OK || (flags & SQLITE_OPEN_WAL) == 0) return opened;
+    original_log_ = file->pMethods;
+    log_ = *original_log_;
+    log_.xSync = [](sqlite3_file* log, int how) {
+      ++synced_;
+      return original_log_->xSync(log, how);
+    };
+    file->pMethods = &log_;
+    return opened;
+  }
+
+  static inline sqlite3_vfs* const original_ = sqlite3_vfs_find(nullptr);
+  static inline const sqlite3_io_methods* original_log_ = nullptr;
+  static inline sqlite3_io_methods log_ = {};
+  static inline std::atomic<int> synced_ = 0;
+  sqlite3_vfs files_;
+};
+
+// A machine that loses its power takes what was never synced, which no kill of a process shows.
+TEST_F(SqliteFaultsTest, WhatIsAcknowledgedWasSynced) {
+  const CountingFiles files;
+  auto store = OpenSqliteStore({.path = path()});
+  ASSERT_TRUE(store.ok()) << store.status();
+  for (int i = 0; i < 5; ++i) {
+    const int before = CountingFiles::synced();
+    ASSERT_TRUE(CreateJob(**store, absl::StrCat("j", i)).ok());
+    EXPECT_GT(CountingFiles::synced(), before) << i;
+  }
+  store->reset();
 }
 
 // kill -9 in the middle of writing: whatever Write() said OK to is there afterwards.

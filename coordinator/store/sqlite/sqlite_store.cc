@@ -268,7 +268,8 @@ constexpr int64_t kNumbersSkipped = int64_t{1} << 32;
 absl::Status TakeUpCopy(Connection& connection) {
   SQLite::Transaction transaction(connection.database(), SQLite::TransactionBehavior::IMMEDIATE);
   if (connection.Run("DELETE FROM counters WHERE name = 'is_copy'") == 0) return absl::OkStatus();
-  connection.Run("UPDATE counters SET value = value + ?", kNumbersSkipped);
+  connection.Run("UPDATE counters SET value = value + ? WHERE name <> 'history_time_us'",
+                 kNumbersSkipped);
   connection.Run("INSERT OR REPLACE INTO counters (name, value) VALUES ('restored', 1)");
   transaction.commit();
   spdlog::warn("database {} was put back from a backup", connection.path());

@@ -33,6 +33,7 @@ class SqliteTransaction : public WriteTransaction {
   uint64_t revision() const override { return change_.revision; }
 
   absl::StatusOr<bool> Restored() override;
+  absl::StatusOr<absl::Time> GetHistoryTime() override;
   absl::StatusOr<v1::Job> GetJob(std::string_view id) override;
   absl::StatusOr<JobPage> ListJobs(const JobQuery& query) override;
   absl::StatusOr<std::vector<v1::Job>> ListUnfinishedJobs() override;
@@ -66,11 +67,12 @@ class SqliteTransaction : public WriteTransaction {
   absl::Status PutMissingStep(std::string_view job, const v1::StepReport& merged) override;
   absl::Status PutEval(std::string_view job, const v1::EvalReport& eval) override;
   absl::Status PutCheckpoint(std::string_view job, const v1::CheckpointNotice& checkpoint) override;
-  absl::Status DeleteCheckpoint(std::string_view job, uint64_t step) override;
+  absl::Status TrimCheckpoints(std::string_view job, int kept) override;
   absl::Status AppendLogs(std::string_view job, uint32_t attempt,
                           std::vector<v1::LogLine> lines) override;
   absl::StatusOr<uint64_t> Next(Counter counter) override;
   absl::Status EndRestore() override;
+  absl::Status SetHistoryTime(absl::Time time) override;
   absl::Status PutCommand(std::string_view node, v1::Command* command) override;
   absl::Status DeleteCommand(uint64_t command_id) override;
   absl::Status DeleteCommands(std::string_view job, uint32_t attempt) override;

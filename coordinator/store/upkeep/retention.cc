@@ -2,15 +2,26 @@
 
 #include <spdlog/spdlog.h>
 
-#include <algorithm>
+#include <CLI/CLI.hpp>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/wait/timed_wait.h"
 #include "proto/timestamps.h"
 
 namespace ringleader::store {
 namespace {
 
 constexpr int kJobsPerPage = 200;
+
+void AddDays(CLI::App& app, const std::string& name, const std::string& help,
+             absl::Duration* duration) {
+  app.add_option_function<int64_t>(
+         name, [duration](const int64_t& days) { *duration = absl::Hours(24 * days); }, help)
+      ->check(CLI::Range(1, 36500))
+      ->type_name("DAYS")
+      ->default_str(absl::StrCat(*duration / absl::Hours(24)));
+}
 
 // Ids of the jobs in `state` that ended before `time`.
 absl::StatusOr<std::vector<std::string>> EndedBefore(Store& store, const char* state,
@@ -33,7 +44,31 @@ absl::StatusOr<std::vector<std::string>> EndedBefore(Store& store, const char* s
 
 }  // namespace
 
+void AddRetentionFlags(CLI::App& app, RetentionOptions* options) {
+  AddDays(app, "--keep-events",
+          "days that the logs, steps and evaluations of a job are kept after its end",
+          &options->events);
+  AddDays(app, "--keep-jobs", "days that a job is kept after its end; not less than --keep-events",
+          &options->jobs);
+  AddDays(app, "--audit-days", "days that the audit log keeps a record", &options->audit);
+  app.add_option_function<double>(
+         "--retention-interval",
+         [options](const double& seconds) { options->interval = absl::Seconds(seconds); },
+         "how often what is too old is looked for")
+      ->check(CLI::PositiveNumber)
+      ->type_name("SECONDS")
+      ->default_str(absl::StrCat(absl::ToDoubleSeconds(options->interval)));
+}
+
+absl::Status Validate(const RetentionOptions& options) {
+  if (options.jobs >= options.events) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "--keep-jobs must not be less than --keep-events: what a job reported goes with it");
+}
+
 absl::StatusOr<int> DeleteOld(Store& store, absl::Time now, const RetentionOptions& options) {
+  RETURN_IF_ERROR(store.Write([&](WriteTransaction& t) { return t.TrimAudit(now - options.audit); },
+                              Need::kVital));
   int touched = 0;
   for (const char* state : {"CANCELLED", "SUCCEEDED", "FAILED"}) {
     ASSIGN_OR_RETURN(const std::vector<std::string> ids,
@@ -66,11 +101,12 @@ absl::StatusOr<int> DeleteOld(Store& store, absl::Time now, const RetentionOptio
 
 Retention::Retention(Store* store, const Clock* time_of_day, const Clock* steady,
                      const RetentionOptions& options)
-    : store_(*store),
-      time_of_day_(*time_of_day),
-      steady_(*steady),
-      options_(options),
-      thread_([this] { Run(); }) {}
+    : store_(*store), time_(store, time_of_day, steady), options_(options) {
+  if (const absl::Status begun = time_.Begin(); !begun.ok()) {
+    spdlog::warn("what is old: {}", std::string(begun.message()));
+  }
+  thread_ = std::thread([this] { Run(); });
+}
 
 Retention::~Retention() {
   {
@@ -82,17 +118,22 @@ Retention::~Retention() {
 
 void Retention::Run() {
   absl::MutexLock lock(&mutex_);
-  while (!mutex_.AwaitWithTimeout(absl::Condition(&stopping_), options_.interval)) {
+  while (!AwaitFor(mutex_, absl::Condition(&stopping_), options_.interval)) {
     mutex_.Unlock();
-    const absl::Time now = std::min(time_of_day_.Now(), steady_.Now());
-    const absl::StatusOr<int> deleted = DeleteOld(store_, now, options_);
-    if (!deleted.ok()) {
-      spdlog::warn("old jobs: {}", std::string(deleted.status().message()));
-    } else if (*deleted > 0) {
-      spdlog::info("{} jobs ended so long ago that their reports, or they themselves, went",
-                   *deleted);
-    }
+    Sweep();
     mutex_.Lock();
+  }
+}
+
+void Retention::Sweep() {
+  const absl::StatusOr<absl::Time> now = time_.Advance();
+  const absl::StatusOr<int> deleted =
+      now.ok() ? DeleteOld(store_, *now, options_) : absl::StatusOr<int>(now.status());
+  if (!deleted.ok()) {
+    spdlog::warn("what is old: {}", std::string(deleted.status().message()));
+  } else if (*deleted > 0) {
+    spdlog::info("{} jobs ended so long ago that their reports, or they themselves, went",
+                 *deleted);
   }
 }
 

@@ -1,4 +1,5 @@
-// Jobs that ended long ago go: first what they reported, then the jobs themselves.
+// What is old goes: of jobs that ended long ago first what they reported, then the jobs themselves,
+// and the records of the audit log.
 #pragma once
 
 #include <string>
@@ -11,37 +12,48 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "coordinator/store/store.h"
+#include "coordinator/store/upkeep/history_time.h"
+
+namespace CLI {
+class App;
+}
 
 namespace ringleader::store {
 
-// How long after its end a job keeps what.
+// How long after its end a job keeps what, and the audit log its records.
 struct RetentionOptions {
   absl::Duration events = absl::Hours(24 * 90);  // its logs, steps and evaluations
   absl::Duration jobs = absl::Hours(24 * 365);   // the job; not less than `events`
+  absl::Duration audit = absl::Hours(24 * 90);
   // How long after the start, and after the last time, what is too old goes.
   absl::Duration interval = absl::Hours(1);
 };
 
+// --keep-events, --keep-jobs and --audit-days, and how often they are looked after. `options` must
+// outlive the parse.
+void AddRetentionFlags(CLI::App& app, RetentionOptions* options);
+// INVALID_ARGUMENT names the flags that contradict each other.
+absl::Status Validate(const RetentionOptions& options);
+
 // Deletes what is too old, a job a transaction. Returns how many jobs lost something.
 absl::StatusOr<int> DeleteOld(Store& store, absl::Time now, const RetentionOptions& options);
 
-// Does so once an interval, by the earlier of two clocks, for what goes is gone: the time of day as
-// it is set by then, and a steady one that stands for the time of day at the start. A clock that is
-// ahead when the machine starts, and mended within the interval, deletes nothing then, and neither
-// does one that is set ahead later. A coordinator that was away for a year catches up.
+// Does so once an interval, by HistoryTime, for what goes is gone: a clock that is ahead, whenever
+// and for however long, deletes no more than what has passed meanwhile justifies.
 class Retention {
  public:
-  // All must outlive it.
+  // All must outlive it. `time_of_day` may be set; `steady` may not. To be made before the process
+  // records anything.
   Retention(Store* store, const Clock* time_of_day, const Clock* steady,
             const RetentionOptions& options);
   ~Retention();
 
  private:
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
+  void Sweep();
 
   Store& store_;
-  const Clock& time_of_day_;
-  const Clock& steady_;
+  HistoryTime time_;
   const RetentionOptions options_;
   absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

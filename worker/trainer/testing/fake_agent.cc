@@ -175,7 +175,8 @@ void FakeAgent::Record(int rank, const v1::TrainerMessage& message) {
       v1::AgentMessage connect;
       for (const RankLog& other : logs_) {
         if (other.address.empty()) return;
-        connect.mutable_connect()->add_addresses(other.address);
+        connect.mutable_connect()->add_addresses(peer_address_.empty() ? other.address
+                                                                       : peer_address_);
       }
       for (const auto& [peer, stream] : streams_) stream->Write(connect);
       break;

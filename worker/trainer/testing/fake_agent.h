@@ -52,6 +52,8 @@ class FakeAgent : private v1::TrainerLink::Service {
   void set_protocol_version(uint32_t version) { protocol_version_ = version; }
   // Sets where trainers listen. Called before the first attaches.
   void set_listen_host(const std::string& host) { listen_host_ = host; }
+  // Sets what ranks are told in place of each other's addresses. Called before the first attaches.
+  void set_peer_address(const std::string& address) { peer_address_ = address; }
   // Sets what assignments say from here on (BootNow()); a day from now unless set, nullopt: none.
   void set_lease_end(std::optional<absl::Time> end);
   // Sets who submitted the job, of which processes that are spawned from here on are told; nobody
@@ -98,6 +100,7 @@ class FakeAgent : private v1::TrainerLink::Service {
   std::unique_ptr<grpc::Server> server_;
   std::atomic<uint32_t> protocol_version_ = kProtocolVersion;
   std::string listen_host_ = "127.0.0.1";
+  std::string peer_address_;  // empty: their own
   std::string owner_;
   std::optional<absl::Time> lease_end_ ABSL_GUARDED_BY(mutex_);
   uint64_t fencing_token_ ABSL_GUARDED_BY(mutex_) = kToken;

@@ -161,6 +161,46 @@ TEST_F(DamageTest, OfAStep) {
   ExpectWhole([](ReadTransaction& t) { return t.GetStep("a", 1).status(); });
 }
 
+// Older steps are thinned out where a new one is written, which does not fail for one of them.
+TEST_F(DamageTest, OfAnOldStepIsNoAffairOfANewOne) {
+  for (const uint64_t step : {3, 2}) {
+    Write([&](WriteTransaction& t) {
+      v1::StepReport report;
+      report.set_step(step);
+      report.add_layers()->set_layer(1);
+      return t.PutStep("b", report);
+    });
+  }
+  Damage("steps");  // step 2: the last that was written
+  Write([](WriteTransaction& t) {
+    v1::StepReport report;
+    report.set_step(1088);
+    return t.PutStep("b", report);
+  });
+  ExpectWhole([](ReadTransaction& t) -> absl::Status {
+    ASSIGN_OR_RETURN(const v1::StepReport thinned, t.GetStep("b", 3));
+    EXPECT_EQ(thinned.layers_size(), 0);
+    return t.GetStep("b", 1088).status();
+  });
+  ExpectDamaged("jobs/b, step 2", [](ReadTransaction& t) { return t.GetStep("b", 2).status(); });
+}
+
+// So are the records of checkpoints.
+TEST_F(DamageTest, OfAnOldCheckpointGoesWithIt) {
+  Damage("checkpoints");
+  Write([](WriteTransaction& t) -> absl::Status {
+    v1::CheckpointNotice newer;
+    newer.set_step(2);
+    RETURN_IF_ERROR(t.PutCheckpoint("b", newer));
+    return t.TrimCheckpoints("b", 1);
+  });
+  ExpectWhole([](ReadTransaction& t) -> absl::Status {
+    ASSIGN_OR_RETURN(const std::vector<v1::CheckpointNotice> left, t.ListCheckpoints("b"));
+    EXPECT_EQ(left.size(), 1u);
+    return absl::OkStatus();
+  });
+}
+
 TEST_F(DamageTest, OfAnEvaluation) {
   Damage("evals");
   for (const ReadCall& call :

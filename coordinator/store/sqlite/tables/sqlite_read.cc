@@ -118,6 +118,13 @@ absl::StatusOr<bool> SqliteTransaction::Restored() {
   });
 }
 
+absl::StatusOr<absl::Time> SqliteTransaction::GetHistoryTime() {
+  return connection_.Try([&]() -> absl::StatusOr<absl::Time> {
+    Cursor row = connection_.Query("SELECT value FROM counters WHERE name = 'history_time_us'");
+    return row.Next() ? absl::FromUnixMicros(row.Int(0)) : absl::InfinitePast();
+  });
+}
+
 absl::StatusOr<v1::Job> SqliteTransaction::GetJob(std::string_view id) {
   return connection_.Try([&]() -> absl::StatusOr<v1::Job> {
     v1::Job job;

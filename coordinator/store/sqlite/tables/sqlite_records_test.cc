@@ -235,7 +235,9 @@ TEST_F(RecordsTest, CheckpointsComeByStepAndGoByStep) {
     return paths;
   };
   EXPECT_THAT(paths("a"), ElementsAre("early", "late again"));
-  Write([](WriteTransaction& t) { return t.DeleteCheckpoint("a", 2); });
+  Write([](WriteTransaction& t) { return t.TrimCheckpoints("a", 2); });
+  EXPECT_THAT(paths("a"), ElementsAre("early", "late again"));
+  Write([](WriteTransaction& t) { return t.TrimCheckpoints("a", 1); });
   EXPECT_THAT(paths("a"), ElementsAre("late again"));
   EXPECT_THAT(paths("b"), ElementsAre("b's"));
 }

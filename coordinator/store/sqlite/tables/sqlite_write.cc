@@ -1,4 +1,5 @@
 // The writing half of SqliteTransaction.
+#include <spdlog/spdlog.h>
 #include <sqlite3.h>
 
 #include <algorithm>
@@ -198,10 +199,21 @@ absl::Status SqliteTransaction::TrimLayers(std::string_view job, int64_t after_s
   std::vector<v1::StepReport> steps;
   {
     Cursor rows = connection_.Query(
-        "SELECT data FROM steps WHERE job = ? AND step > ? AND step <= ? AND (step - 1) % ? <> 0",
+        "SELECT data, step FROM steps WHERE job = ? AND step > ? AND step <= ? AND (step - 1) % ? "
+        "<> 0",
         job, after_step, last_step, kLayerStride);
-    ASSIGN_OR_RETURN(
-        steps, ParseAll<v1::StepReport>(rows, absl::StrFormat("jobs/%s, steps", std::string(job))));
+    while (rows.Next()) {
+      v1::StepReport step;
+      const absl::Status read = Parse(
+          rows.Bytes(0), absl::StrFormat("jobs/%s, step %d", std::string(job), rows.Int(1)), &step);
+      // What a new step may come to does not hang on a report of an old one: whoever reads that
+      // hears of it.
+      if (!read.ok()) {
+        spdlog::error("{}", std::string(read.message()));
+        continue;
+      }
+      steps.push_back(std::move(step));
+    }
   }
   for (v1::StepReport& step : steps) {
     step.clear_layers();
@@ -231,9 +243,11 @@ absl::Status SqliteTransaction::PutCheckpoint(std::string_view job,
                     job, static_cast<int64_t>(checkpoint.step()), Blob{Serialize(checkpoint)});
 }
 
-absl::Status SqliteTransaction::DeleteCheckpoint(std::string_view job, uint64_t step) {
-  return WriteOfJob(job, "DELETE FROM checkpoints WHERE job = ? AND step = ?", job,
-                    static_cast<int64_t>(step));
+absl::Status SqliteTransaction::TrimCheckpoints(std::string_view job, int kept) {
+  return WriteOfJob(job,
+                    "DELETE FROM checkpoints WHERE job = ? AND step NOT IN (SELECT step FROM "
+                    "checkpoints WHERE job = ? ORDER BY step DESC LIMIT ?)",
+                    job, job, int64_t{kept});
 }
 
 absl::Status SqliteTransaction::AppendLogs(std::string_view job, uint32_t attempt,
@@ -301,6 +315,15 @@ absl::StatusOr<uint64_t> SqliteTransaction::Next(Counter counter) {
 absl::Status SqliteTransaction::EndRestore() {
   return connection_.Try([&]() -> absl::Status {
     wrote_ = connection_.Run("DELETE FROM counters WHERE name = 'restored'") > 0 || wrote_;
+    return absl::OkStatus();
+  });
+}
+
+absl::Status SqliteTransaction::SetHistoryTime(absl::Time time) {
+  return connection_.Try([&]() -> absl::Status {
+    connection_.Run("INSERT OR REPLACE INTO counters (name, value) VALUES ('history_time_us', ?)",
+                    absl::ToUnixMicros(time));
+    wrote_ = true;
     return absl::OkStatus();
   });
 }
