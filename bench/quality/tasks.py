@@ -91,12 +91,13 @@ def recall(random, length, symbols, document, power):
 
 
 def needles(random, length, symbols, document, together):
-    """Keys and values hidden in noise. At the end every value is asked for, `together` at a time."""
+    """Keys and values hidden in noise. At the end every value is asked for, `together` at a time: of several the answer is
+    each key with its value, as whoever answers such a question says which value is which."""
     count = max(4, length // 64) // together * together
     found = sample_symbols(random, symbols, 2 * count)
     pairs = list(zip(found[::2], found[1::2]))
     task = "needles" if together == 1 else "needles-by-4"
-    end = count // together * (1 + 2 * together + (together > 1))
+    end = count // together * (3 if together == 1 else 2 + 3 * together)
     hide(random, document, [(3, lambda pair=pair: document.give(SET, *pair)) for pair in pairs], length - 2 - end)
     random.shuffle(pairs)
     for i in range(0, count, together):
@@ -104,7 +105,9 @@ def needles(random, length, symbols, document, together):
         document.give(ASK, *(key for key, _ in asked))
         if together > 1:
             document.give(ANSWER)
-        for _, value in asked:
+        for key, value in asked:
+            if together > 1:
+                document.give(key)
             document.answer(value, task)
 
 

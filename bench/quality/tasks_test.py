@@ -60,10 +60,8 @@ class Reader:
         if task.startswith("recall"):
             shown = self.latest(last, start, end - 1)
             return None if shown is None else self.tokens[shown + 1]
-        if task == "needles":
+        if task in ("needles", "needles-by-4"):
             return self.behind([tasks.SET, last], start, end, 2)
-        if task == "needles-by-4":  # ASK, four keys, ANSWER, and the values so far
-            return self.behind([tasks.SET, self.tokens[end - 5]], start, end, 2)
         if task == "variables":  # SET name source value
             return self.behind([tasks.SET, last], start, end, 3)
         if task == "frequent-words":
