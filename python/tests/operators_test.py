@@ -48,7 +48,8 @@ def operator_samples():
     }
 
 
-@pytest.mark.parametrize("name", ["attention", "attention_output", "attention of gathered queries", "attention without a mask", "attention of intervals", "attention_backward", "tile_lists",
+@pytest.mark.parametrize("name", ["attention", "attention_output", "attention of gathered queries",
+                                  "attention without a mask", "attention of intervals", "attention_backward", "tile_lists",
                                   "spread_positions", "choose_vertical_slash", "choose_moba", "choose_xattention"])
 def test_opcheck(name):
     checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
