@@ -90,8 +90,11 @@ class Results:
         return shares[0] * math.sqrt(1 / right + 1 / dense - 2 / asked) if right else 0.0
 
     def worst_task(self, job, way, tasks=None):
-        """The task of which least is kept, of those that dense attention has learned; None where it has none."""
-        shares = {task: self.share(job, way, task) for task in tasks or self.tasks if self.learned[task]["learned"]}
+        """The task of which least is kept, of those that dense attention has learned or, if it has learned none, that have a
+        share; None where none has."""
+        tasks = tasks or self.tasks
+        tasks = [task for task in tasks if self.learned[task]["learned"]] or tasks
+        shares = {task: self.share(job, way, task) for task in tasks}
         return min((task for task, share in shares.items() if share is not None), key=shares.get, default=None)
 
     def worst(self, job, way, tasks=None):

@@ -60,6 +60,16 @@ class ReportTest(unittest.TestCase):
             judged = {} if one["row"].startswith("needles") else {MISSED: 0.902}
             self.assertEqual(one["dense_has_not_learned"], judged, one)
 
+    def test_a_pattern_keeps_least_of_what_was_learned(self):
+        name = "every recall task, best pattern at <= 10% visited, of what dense answers, at once"
+        found = results()
+        for one in found.sparse:
+            one["first_evaluation"]["answers"][MISSED]["right"] = 1
+        self.assertEqual((row(found, name)["task"], row(found, name)["value"]), (LEARNED, 1.0))
+        found.found["curriculum"][-1]["last_evaluation"]["answers"][LEARNED]["right"] = 1
+        found = report.Results(found.found)  # which has learned nothing: all counts
+        self.assertEqual(row(found, name)["task"], MISSED)
+
     def test_where_all_is_learned_nothing_is_marked(self):
         found = results()
         found.found["curriculum"][-1]["last_evaluation"]["answers"][MISSED]["right"] = 950
