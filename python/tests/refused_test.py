@@ -147,8 +147,8 @@ def by_hand():
     tiles = kernels.tiles_from_mask(random_tiles(2, 4, TOKENS, 128), tokens=TOKENS)
     capacity, places = len(tiles.columns), tiles.row_offsets.shape
 
-    def offsets(value, at=-1):
-        changed = tiles.row_offsets.clone()
+    def offsets(value, at=-1, of=tiles.row_offsets):
+        changed = of.clone()
         changed.view(-1)[at] = value
         return changed
 
@@ -164,8 +164,10 @@ def by_hand():
         "row_offsets all beyond": (tiles._replace(row_offsets=past), "blocks.row_offsets of head 0"),
         "columns beyond the tiles": (tiles._replace(columns=tiles.columns + 3), "blocks.columns has .* there are 3 tiles"),
         "columns before the tiles": (tiles._replace(columns=tiles.columns - 3), "blocks.columns has -.* there are 3 tiles"),
-        "column_offsets beyond rows": (tiles._replace(column_offsets=offsets(capacity + 5)), "blocks.column_offsets of head 7"),
+        "column_offsets beyond rows": (tiles._replace(column_offsets=offsets(capacity + 5, of=tiles.column_offsets)),
+                                       "blocks.column_offsets of head 7"),
         "rows beyond the tiles": (tiles._replace(rows=tiles.rows + 3), "blocks.rows has .* there are 3 tiles"),
+        "columns that descend": (tiles._replace(columns=2 - tiles.columns), "blocks.columns has . after .*must ascend"),
         "positions beyond the tokens": (columns((10, 310)), "blocks.column_positions has 310 for head 0"),
         "positions before the tokens": (columns((-7, 10)), "blocks.column_positions has -7 for head 0"),
         "positions twice": (columns((10, 10)), "blocks.column_positions has 10 .*must ascend"),
@@ -179,7 +181,7 @@ def by_hand():
 @pytest.mark.parametrize("name", [
     "row_offsets beyond columns", "row_offsets before columns", "row_offsets that descend", "row_offsets all beyond",
     "columns beyond the tiles", "columns before the tiles", "column_offsets beyond rows", "rows beyond the tiles",
-    "positions beyond the tokens", "positions before the tokens", "positions twice", "positions of unused places",
+    "columns that descend", "positions beyond the tokens", "positions before the tokens", "positions twice", "positions of unused places",
     "counts beyond the positions", "negative counts"])
 def test_tuples_made_by_hand_lead_nowhere_else(name):
     blocks, message = by_hand()[name]

@@ -25,7 +25,8 @@ void CheckList(const char* name, const Tensor& list, const Tensor& q, torch::Sca
       "; make blocks from tensors of this q's sizes and device");
 }
 
-// Lists of tiles in host memory: kernels read where they lead. offsets: [batch, heads, tiles + 1].
+// Lists of tiles in host memory: kernels read where they lead, and look for places in them.
+// offsets: [batch, heads, tiles + 1].
 void CheckTiles(const char* offsets_name, const Tensor& offsets, const char* listed_name,
                 const Tensor& listed) {
   const int64_t tiles = offsets.size(2) - 1, capacity = listed.numel();
@@ -41,6 +42,9 @@ void CheckTiles(const char* offsets_name, const Tensor& offsets, const char* lis
       TORCH_CHECK(tile_at[i] >= 0 && tile_at[i] < tiles, listed_name, " has ", tile_at[i],
                   " for head ", head, " of the batch, tile ", row % tiles, "; there are ", tiles,
                   " tiles");
+      TORCH_CHECK(i == ends[0] || tile_at[i] > tile_at[i - 1], listed_name, " has ", tile_at[i],
+                  " after ", tile_at[i - 1], " for head ", head, " of the batch, tile ",
+                  row % tiles, "; a tile's list must ascend");
     }
   }
 }

@@ -47,8 +47,8 @@ struct KeptBlocks {
 //   kToeplitz: diagonals [batch, heads, words] int64; then, if there are columns, positions [batch,
 //     heads, max_columns] int64 and counts [batch, heads] int32
 //   kCsr: row_offsets [batch, heads, tiles + 1], columns, column_offsets [batch, heads, tiles + 1]
-//     and rows, int32, offsets into the lists of the whole batch; then, if queries chose for
-//     themselves, their bits [batch, heads, blocks, QueryWords(tokens)] int32
+//     and rows, int32, offsets into the lists of the whole batch, each ascending; then, if queries
+//     chose for themselves, their bits [batch, heads, blocks, QueryWords(tokens)] int32
 //   kUnmaskedLists: the four lists of kCsr, in whole tiles
 // This last stands beside TilePattern's: kCsr of which queries see every key. It walks the
 // instances of kCsr, for which all keys lie before all queries.

@@ -64,7 +64,7 @@ class Diagonals(NamedTuple):
 
 
 class TileLists(NamedTuple):
-    """Lists of tiles in both directions, offsets into the lists of the whole batch."""
+    """Lists of tiles in both directions, each ascending, offsets into the lists of the whole batch."""
 
     row_offsets: torch.Tensor  # [batch, heads, tiles + 1] int32
     columns: torch.Tensor  # [capacity] int32: key tiles by query tile
