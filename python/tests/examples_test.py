@@ -11,6 +11,7 @@ EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 
 @pytest.mark.parametrize("arguments, lines, says", [
     (["attention.py"], 4, "differs from dense by"),
+    (["packed.py"], 3, "differ from alone by 0.00"),
     (["train_transformers.py", "--steps", "3"], 3, "loss"),
 ])
 def test_example(arguments, lines, says):

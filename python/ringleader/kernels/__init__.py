@@ -22,6 +22,7 @@ from ringleader.kernels.documents import (
     documents_from_position_ids,
 )
 from ringleader.kernels.masks import KeyIntervals, intervals_of_mask, key_intervals
+from ringleader.kernels.varlen import sparse_attention_varlen
 
 __all__ = [
     "Columns",
@@ -42,6 +43,7 @@ __all__ = [
     "key_intervals",
     "selected_columns",
     "sparse_attention",
+    "sparse_attention_varlen",
     "tiles_from_block_mask",
     "tiles_from_edges",
     "tiles_from_lists",

@@ -46,7 +46,8 @@ def documents_from_lengths(cu_seqlens, tokens):
     if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2:
         raise ValueError(f"cu_seqlens is {list(cu_seqlens.shape)}; it must be [documents + 1]")
     ascends = (cu_seqlens[1:] >= cu_seqlens[:-1]).all() & (cu_seqlens[0] == 0) & (cu_seqlens[-1] == tokens)
-    torch._assert_async(ascends, "cu_seqlens must be sums of lengths, which ascend from 0 to tokens")
+    torch._assert_async(ascends, "cu_seqlens must be sums of lengths, which ascend from 0 to tokens: "
+                        "F.pad(lengths.cumsum(0), (1, 0))")
     is_first = torch.zeros(tokens + 1, dtype=torch.bool, device=cu_seqlens.device)
     return _from_firsts(is_first.index_fill(0, cu_seqlens.long(), True)[:tokens].unsqueeze(0))
 

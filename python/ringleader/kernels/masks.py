@@ -34,6 +34,13 @@ class KeyIntervals(NamedTuple):
         self.check(batch, tokens)
         return self.rows.expand(batch, -1, -1).contiguous()
 
+    def within(self, documents):
+        """The same where a query's document is, and nothing elsewhere."""
+        starts = documents.starts
+        self.check(starts.shape[0], starts.shape[1])
+        rows = torch.minimum(torch.maximum(self.rows, starts.unsqueeze(-1)), _ends(starts).unsqueeze(-1))
+        return KeyIntervals(rows, self.causal)
+
 
 def _ends(starts):
     """[batch, tokens]: where each token's document ends."""
