@@ -13,6 +13,7 @@ EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
     (["attention.py"], 4, "differs from dense by"),
     (["packed.py"], 3, "differ from alone by 0.00"),
     (["train_transformers.py", "--steps", "3"], 3, "loss"),
+    (["train_transformers.py", "--steps", "3", "--documents", "--tokens", "8192"], 3, "loss"),
 ])
 def test_example(arguments, lines, says):
     done = subprocess.run([sys.executable, EXAMPLES / arguments[0], *arguments[1:]], capture_output=True, text=True,

@@ -61,17 +61,6 @@ def test_trains_as_sdpa_does(kind, dense):
     assert actual[-1] < 0.9 * actual[0]
 
 
-def test_packed_documents(dense):
-    ids = tokens_of(1, 256)
-    position_ids = torch.cat([torch.arange(n) for n in (100, 28, 128)]).unsqueeze(0).to(DEVICE)
-    inputs = {"input_ids": ids, "labels": ids, "position_ids": position_ids, "use_cache": False}
-    actual, expected = (losses(model_of("qwen2", name), 3, **inputs) for name in (huggingface.NAME, "sdpa"))
-    agree(actual, expected)
-    del inputs["position_ids"]
-    whole = losses(model_of("qwen2", huggingface.NAME), 3, **inputs)
-    assert abs(whole[-1] - actual[-1]) > 1e-3  # what is packed is kept apart
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding(side, dense):
     ids = tokens_of(2, 128)
@@ -130,14 +119,6 @@ def test_padding_in_the_middle_is_refused(dense):
     attention_mask[1, 20:30] = 0
     with pytest.raises(RuntimeError, match="not in its middle"):
         model(ids, attention_mask=attention_mask)
-
-
-def test_lengths_of_documents_are_not_overlooked(dense):
-    ids = tokens_of(1, 64)
-    lengths = torch.tensor([0, 20, 64], dtype=torch.int32, device=DEVICE)
-    with pytest.raises(NotImplementedError, match="position_ids, not by cu_seq_lens_q"):
-        model_of("qwen2", huggingface.NAME)(ids, cu_seq_lens_q=lengths, cu_seq_lens_k=lengths, max_length_q=44,
-                                            max_length_k=44)
 
 
 @pytest.mark.parametrize("choice", [None, kernels.VerticalSlash(tile=64), kernels.Moba(block_size=64, tile=64)])

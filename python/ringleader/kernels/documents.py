@@ -41,15 +41,20 @@ def documents_from_position_ids(position_ids):
 
 def documents_from_lengths(cu_seqlens, tokens):
     """cu_seqlens: [documents + 1], ascending from 0 to `tokens`, as varlen functions take them: of one sequence."""
+    return documents_of_sums("cu_seqlens", cu_seqlens, tokens)
+
+
+def documents_of_sums(name, sums, tokens):
+    """documents_from_lengths of an argument that callers know by that name"""
     checks.positive(tokens=tokens)
-    checks.integers("[documents + 1]", cu_seqlens=cu_seqlens)
-    if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2:
-        raise ValueError(f"cu_seqlens is {list(cu_seqlens.shape)}; it must be [documents + 1]")
-    ascends = (cu_seqlens[1:] >= cu_seqlens[:-1]).all() & (cu_seqlens[0] == 0) & (cu_seqlens[-1] == tokens)
-    torch._assert_async(ascends, "cu_seqlens must be sums of lengths, which ascend from 0 to tokens: "
+    checks.integers("[documents + 1]", **{name: sums})
+    if sums.dim() != 1 or len(sums) < 2:
+        raise ValueError(f"{name} is {list(sums.shape)}; it must be [documents + 1]")
+    ascends = (sums[1:] >= sums[:-1]).all() & (sums[0] == 0) & (sums[-1] == tokens)
+    torch._assert_async(ascends, f"{name} must be sums of lengths, which ascend from 0 to tokens: "
                         "F.pad(lengths.cumsum(0), (1, 0))")
-    is_first = torch.zeros(tokens + 1, dtype=torch.bool, device=cu_seqlens.device)
-    return _from_firsts(is_first.index_fill(0, cu_seqlens.long(), True)[:tokens].unsqueeze(0))
+    is_first = torch.zeros(tokens + 1, dtype=torch.bool, device=sums.device)
+    return _from_firsts(is_first.index_fill(0, sums.long(), True)[:tokens].unsqueeze(0))
 
 
 def as_documents(documents, batch, tokens):

@@ -1,13 +1,19 @@
 """attn_implementation="ringleader_sparse" for models of Hugging Face's transformers, in training and prefill."""
 
+import functools
+import weakref
+
 import torch
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
 
+from ringleader.kernels import checks
 from ringleader.kernels.attention import sparse_attention
-from ringleader.kernels.documents import Documents, documents_from_ids
+from ringleader.kernels.documents import Documents, documents_from_ids, documents_from_position_ids, documents_of_sums
 
 NAME = "ringleader_sparse"
+# What else than masks tells packed documents apart, as models hand it on to their layers.
+_TOLD_BY = ("position_ids", "seq_idx", "cu_seq_lens_q", "cu_seq_lens_k")
 
 
 def _parts(mask_function):
@@ -52,9 +58,71 @@ def _documents_of_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0,
     return documents_from_ids(ids.long()).starts.expand(batch_size, -1)
 
 
+def _documents_of_lengths(query, **lengths):
+    """lengths: cu_seq_lens_q and cu_seq_lens_k, those of them that there are."""
+    name, sums = next(iter(lengths.items()))
+    batch, _, tokens, _ = query.shape
+    if batch != 1:
+        raise ValueError(f"{name} is of one row of packed documents, and there are {batch}; flatten them into one, or leave it "
+                         "out and pass position_ids that start again")
+    documents = documents_of_sums(name, sums, tokens)
+    if sums.device != query.device:
+        raise ValueError(f"{name} is on {sums.device} and the model's inputs on {query.device}; they must be alike")
+    for other, of_keys in lengths.items():
+        if getattr(of_keys, "shape", None) != sums.shape:
+            raise ValueError(f"{other} is {checks.described(of_keys)} and {name} {checks.described(sums)}; documents have as "
+                             "many keys as queries: pass the same for both")
+        if of_keys is not sums:
+            torch._assert_async((of_keys == sums).all(), f"{other} must be as {name}: documents have as many keys as queries")
+    return documents
+
+
+def _is_traced(x):
+    return torch.compiler.is_compiling() or (x.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def _documents(query, attention_mask=None, position_ids=None, seq_idx=None, **lengths):
+    """The documents that any of these tells apart; None where there is one a row. attention_mask: _documents_of_mask's, which
+    knows none of packed documents where the model has a cache, or its caller says what is padding."""
+    starts = [] if attention_mask is None else [attention_mask]
+    if lengths:
+        starts.append(_documents_of_lengths(query, **lengths).starts)
+    if seq_idx is not None:
+        starts.append(documents_from_ids(seq_idx).starts)
+    if position_ids is not None and position_ids.dim() <= 2:  # positions in images tell no documents
+        of_positions = documents_from_position_ids(position_ids).starts
+        # Every model passes them. Rows of one document are spared what documents cost, for which the host waits once a step.
+        if starts or _is_traced(query) or of_positions.any():
+            starts.append(of_positions)
+    return Documents(functools.reduce(torch.maximum, starts)) if starts else None
+
+
+class _LastStep:
+    """Documents, made once for all layers of a step, which are called with the same tensors."""
+
+    def __init__(self):
+        self._known = None
+
+    def documents(self, query, **told_by):
+        """_documents(query, **told_by)"""
+        tensors = told_by.values()
+        # A replayed graph must look again at its tensors, and whether inference tensors have changed is not known.
+        if _is_traced(query) or not all(isinstance(x, torch.Tensor) and not x.is_inference() for x in tensors):
+            return _documents(query, **told_by)
+        state, known = (query.shape, [(name, x._version) for name, x in told_by.items()]), self._known
+        if known is None or known[0] != state or any(ref() is not x for ref, x in zip(known[1], tensors)):
+            known = self._known = state, [weakref.ref(x) for x in tensors], _documents(query, **told_by)
+        return known[2]
+
+
 def register(blocks, name=NAME, dense_layers=()):
     """Makes attn_implementation=name attend to `blocks` (what sparse_attention takes), but densely in `dense_layers`.
-    Models that are loaded already take what was registered last."""
+    Models that are loaded already take what was registered last.
+
+    Documents that are packed into rows are kept apart: one ends where position_ids do not go on by one, seq_idx changes,
+    cu_seq_lens_q and cu_seq_lens_k (of one row) say so or padding begins, whatever of them there is. Values of the sums are
+    asserted on the device, as those of documents_from_lengths are."""
+    last_step = _LastStep()
 
     def forward(module, query, key, value, attention_mask, scaling=None, dropout=0.0, is_causal=None, **arguments):
         if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
@@ -64,16 +132,14 @@ def register(blocks, name=NAME, dense_layers=()):
             if arguments.get(argument) is not None:
                 raise NotImplementedError(f"{name} has no {argument}; {type(module).__name__} asks for it: choose "
                                           "another attn_implementation for this model")
-        if attention_mask is None and arguments.get("cu_seq_lens_q") is not None:
-            raise NotImplementedError(f"{name} tells packed documents by position_ids, not by cu_seq_lens_q; pass them to the "
-                                      "model")
         if dropout > 0:
             raise NotImplementedError(f"{name} has no dropout; set config.attention_dropout = 0")
         if attention_mask is not None and attention_mask.dim() != 2:
             raise NotImplementedError(f"{name} takes attention_mask as [batch, tokens] of the model's inputs, not as a "
                                       f"mask of {list(attention_mask.shape)}")
         chosen = None if getattr(module, "layer_idx", None) in dense_layers else blocks
-        documents = None if attention_mask is None else Documents(attention_mask)
+        told_by = {"attention_mask": attention_mask, **{of: arguments.get(of) for of in _TOLD_BY}}
+        documents = last_step.documents(query, **{of: x for of, x in told_by.items() if x is not None})
         out = sparse_attention(query, key, value, chosen, documents=documents, scale=scaling)
         return out.transpose(1, 2), None
 
