@@ -147,6 +147,6 @@ def test_block_mask_that_is_not_of_intervals_is_refused():
             sparse_attention(q, k, v, block_mask, **arguments)
 
     refused(lambda b, h, q, kv: kv % 3 == 0, "query 0 keys in 86 runs")
-    refused(lambda b, h, q, kv: (q - kv).abs() < 50 + h * 10, "in one head and not in another", heads=2)
+    refused(lambda b, h, q, kv: (kv % 64 < 32) | (h < 1), "query 0 of head 1 keys in 4 runs", heads=2)
     refused(lambda b, h, q, kv: (q - kv).abs() < 50, "beside documents it must be causal", documents=torch.zeros(
         1, 256, dtype=torch.int64, device=DEVICE))

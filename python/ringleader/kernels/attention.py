@@ -82,6 +82,32 @@ def _visit_masked(q, k, blocks, documents, columns, mask):
     return pattern, listed, {**more, "intervals": mask.of(batch, tokens)}
 
 
+def _attend_by_head(q, k, v, blocks, mask, **arguments):
+    """Under a mask that differs by head: heads that share one are computed as a sequence of their own. Keys are copied for
+    those of a group of query heads that do not."""
+    batch, heads, tokens, _ = q.shape
+    kv_heads, groups, rows = k.shape[1], mask.rows.shape[1], mask.of(batch, tokens)
+    if heads % kv_heads != 0 or heads % groups != 0:
+        raise ValueError(f"q has {heads} heads, k {kv_heads} and mask rows for {groups}; the first must be a multiple of the "
+                         "others")
+    if kv_heads % groups != 0:
+        if groups % kv_heads != 0:
+            rows, groups = rows.repeat_interleave(heads // groups, 1), heads
+        k, v = (x.repeat_interleave(groups // kv_heads, 1) for x in (k, v))
+
+    def apart(x):
+        return x.unflatten(1, (groups, -1)).flatten(0, 1)
+
+    lists = _lists(q, blocks, mask.causal)
+    if lists is not None:
+        lists = lists._replace(row_offsets=apart(lists.row_offsets), column_offsets=apart(lists.column_offsets))
+    result = sparse_attention(apart(q), apart(k), apart(v), lists, mask=KeyIntervals(rows.flatten(0, 1), mask.causal),
+                              **arguments)
+    out, *lse = result if arguments["return_lse"] else (result,)
+    out = out.unflatten(0, (batch, groups)).permute(0, 3, 1, 2, 4).flatten(2, 3).contiguous().transpose(1, 2)
+    return (out, lse[0].unflatten(0, (batch, groups)).flatten(1, 2)) if lse else out
+
+
 def sparse_attention(q, k, v, blocks=None, *, documents=None, columns=None, mask="causal", scale=None,
                      deterministic=None, return_lse=False):
     """Attention to the tiles that `blocks` names, causal or under another mask, forward and backward.
@@ -119,6 +145,9 @@ def sparse_attention(q, k, v, blocks=None, *, documents=None, columns=None, mask
         if documents is not None:
             more["documents"] = as_documents(documents, q.shape[0], q.shape[2])
     else:
+        if isinstance(mask, KeyIntervals) and mask.rows.dim() == 4:
+            return _attend_by_head(q, k, v, blocks, mask, documents=documents, columns=columns, scale=scale,
+                                   deterministic=deterministic, return_lse=return_lse)
         pattern, lists, more = _visit_masked(q, k, blocks, documents, columns, mask)  # documents are in the intervals
     if scale is not None:
         more["scale"] = scale

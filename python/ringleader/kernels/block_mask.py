@@ -2,31 +2,40 @@
 is found out by evaluating it once, which waits for the device."""
 
 import weakref
+from typing import NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from ringleader.kernels.blocks import lists_as_bool, tiles_from_lists
 from ringleader.kernels.documents import as_documents
-from ringleader.kernels.masks import KeyIntervals, key_intervals, rows_of_runs
+from ringleader.kernels.masks import KeyIntervals, check_runs, key_intervals
 
 
-def _shown_parts(block_mask, kept, mask_mod, tokens):
-    """Of the blocks of `kept`, [batch, heads, rows, blocks], some at a time: b, h, q and kv, [blocks, 1 or q_block, 1 or
-    kv_block], and what mask_mod shows of them. Waits for the device."""
+class _Listed(NamedTuple):
+    """Blocks that a BlockMask lists. batch and heads are 1 where q's are all alike: where lists are, and mask_mod does not
+    look at them."""
+
+    kept: torch.Tensor  # [batch, heads, rows, blocks] bool
+    whole: torch.Tensor  # the same of those that are shown without asking mask_mod
+
+
+def _shown_parts(block_mask, listed, blocks, tokens):
+    """Of `blocks`, each a tensor of numbers (b, h, row, block), some at a time: b, h, q and kv, [blocks, 1 or q_block, 1 or
+    kv_block], and what is shown of them. Waits for the device."""
     q_block, kv_block = block_mask.BLOCK_SIZE
-    blocks = kept.nonzero()
-    for part in blocks.split(512) if len(blocks) else ():  # split has a part of none, which mask_mod may not take
-        b, h, row, block = (x.view(-1, 1, 1) for x in part.unbind(1))
-        q = (row * q_block + torch.arange(q_block, device=kept.device).view(1, -1, 1)).clamp(max=tokens - 1)
-        kv = (block * kv_block + torch.arange(kv_block, device=kept.device).view(1, 1, -1)).clamp(max=tokens - 1)
-        shown = torch.ones(len(part), q_block, kv_block, dtype=torch.bool, device=kept.device)
-        if mask_mod is not None:
-            evaluate = mask_mod
-            for dimensions in ((None, None, None, 0), (None, None, 0, None), (0, 0, 0, 0)):
-                evaluate = torch.vmap(evaluate, in_dims=dimensions)
-            shown = evaluate(b[:, 0, 0], h[:, 0, 0], q.expand(len(part), -1, 1)[:, :, 0],
-                             kv.expand(len(part), 1, -1)[:, 0]).bool()
+    evaluate, device = block_mask.mask_mod, blocks[0].device
+    for dimensions in ((None, None, None, 0), (None, None, 0, None), (0, 0, 0, 0)):
+        evaluate = torch.vmap(evaluate, in_dims=dimensions)
+    # split has a part of none, which mask_mod may not take.
+    for part in zip(*(x.split(512) for x in blocks)) if len(blocks[0]) > 0 else ():
+        whole = listed.whole[part].view(-1, 1, 1)
+        b, h, row, block = (x.view(-1, 1, 1) for x in part)
+        q = (row * q_block + torch.arange(q_block, device=device).view(1, -1, 1)).clamp(max=tokens - 1)
+        kv = (block * kv_block + torch.arange(kv_block, device=device).view(1, 1, -1)).clamp(max=tokens - 1)
+        shown = whole.expand(-1, q_block, kv_block)
+        if not whole.all():
+            shown = shown | evaluate(b[:, 0, 0], h[:, 0, 0], q[:, :, 0], kv[:, 0]).bool()
         yield b, h, q, kv, shown
 
 
@@ -53,58 +62,88 @@ def _looks_at(mask_mod, argument, device):
 
 
 def _listed(block_mask, tokens, batch, heads, differ):
-    """[(kept [batch, heads, rows, blocks], mask_mod or None for blocks that are shown whole)]. batch and heads are 1 where
-    q's are all alike: where lists are, and mask_mod does not look at them. differ: sequences do beside the BlockMask"""
+    """-> _Listed. differ: sequences do beside the BlockMask"""
     q_block, kv_block = block_mask.BLOCK_SIZE
     sizes = -(-tokens // q_block), -(-tokens // kv_block), batch, heads
     mask_mod, device = block_mask.mask_mod, block_mask.kv_indices.device
-    listed = [(lists_as_bool(block_mask.kv_num_blocks, block_mask.kv_indices, *sizes, of="the BlockMask's "), mask_mod)]
+    kept = lists_as_bool(block_mask.kv_num_blocks, block_mask.kv_indices, *sizes, of="the BlockMask's ")
+    whole = torch.zeros_like(kept)
     if block_mask.full_kv_num_blocks is not None:
-        listed.append((lists_as_bool(block_mask.full_kv_num_blocks, block_mask.full_kv_indices, *sizes,
-                              of="the BlockMask's full "), None))
-    shape = [max(kept.shape[dimension] for kept, _ in listed) for dimension in (0, 1)]
+        whole = lists_as_bool(block_mask.full_kv_num_blocks, block_mask.full_kv_indices, *sizes, of="the BlockMask's full ")
+    shape = [max(kept.shape[dimension], whole.shape[dimension]) for dimension in (0, 1)]
     if shape[0] < batch and (differ or _looks_at(mask_mod, 0, device)):
         shape[0] = batch
     if shape[1] < heads and _looks_at(mask_mod, 1, device):
         shape[1] = heads
-    return [(kept.expand(*shape, -1, -1), mask_mod) for kept, mask_mod in listed]
+    return _Listed((kept | whole).expand(*shape, -1, -1), whole.expand(*shape, -1, -1))
 
 
 def _difference(block_mask, listed, wants, tokens):
     """The first pair that block_mask shows otherwise than wants(b, q, kv): (query, key, whether it is shown), or None."""
-    for kept, mask_mod in listed:
-        for b, _, q, kv, shown in _shown_parts(block_mask, kept, mask_mod, tokens):
-            wrong = (shown != wants(b, q, kv)).nonzero()
-            if len(wrong) > 0:
-                t, i, j = wrong[0].tolist()
-                return q[t, i, 0].item(), kv[t, 0, j].item(), bool(shown[t, i, j])
+    for b, _, q, kv, shown in _shown_parts(block_mask, listed, listed.kept.nonzero().unbind(1), tokens):
+        wrong = (shown != wants(b, q, kv)).nonzero()
+        if len(wrong) > 0:
+            t, i, j = wrong[0].tolist()
+            return q[t, i, 0].item(), kv[t, 0, j].item(), bool(shown[t, i, j])
     return None
 
 
-def _intervals(block_mask, parts, tokens):
-    """parts: _listed's. -> [batch, tokens, 4] int32: intervals that show what the listed blocks show, taken from the first
-    head that lists each of them. Raises where there are none."""
-    q_block, kv_block = block_mask.BLOCK_SIZE
-    batch, _, rows, blocks = parts[0][0].shape
-    intervals = torch.zeros(batch, rows * q_block, 4, dtype=torch.int32, device=parts[0][0].device)
-    for b in range(batch):
-        for row in range(rows):
-            shown_of = {}
-            for kept, mask_mod in parts:
-                here = torch.zeros_like(kept)
-                first = kept[b, :, row] & (kept[b, :, row].cumsum(0) == 1)
-                here[b, :, row] = first
-                columns = here.nonzero()[:, 3].tolist()
-                shown = [x[4] for x in _shown_parts(block_mask, here, mask_mod, tokens)]
-                for column, of_block in zip(columns, torch.cat(shown) if shown else []):
-                    shown_of.setdefault(column, of_block)
-            if not shown_of:
-                continue
-            columns = sorted(shown_of)
-            positions = torch.cat([torch.arange(c * kv_block, (c + 1) * kv_block) for c in columns]).to(intervals.device)
-            visible = torch.cat([shown_of[c] for c in columns], -1) & (positions < tokens)
-            intervals[b, row * q_block : (row + 1) * q_block] = rows_of_runs(visible, positions, row * q_block)
-    return intervals[:, :tokens].contiguous()
+def _rows(block_mask, listed, tokens, by_head):
+    """-> [batch, heads, tokens, 4] int32: intervals that show what the listed blocks show, where a query's keys lie in at most
+    two runs, and how many of these there are, [batch, heads, tokens]. heads is 1 unless by_head; each block then is as the
+    first head that lists it has it.
+
+    Blocks come by rows, so that a query's keys ascend: a run of those that it sees begins where the key before is hidden,
+    in this block or at the end of the row's last one, and ends likewise. Of two runs the first and the last bounds are known."""
+    (q_block, kv_block), kept = block_mask.BLOCK_SIZE, listed.kept
+    batch, heads, rows, _ = kept.shape
+    if by_head:
+        blocks = kept.nonzero().unbind(1)
+    else:
+        b, row, block, h = (kept & (kept.cumsum(1) == 1)).permute(0, 2, 3, 1).nonzero().unbind(1)
+        blocks, heads = (b, h, row, block), 1
+    shape, device = (batch * heads * rows, q_block), kept.device
+    runs, last_end = (torch.zeros(shape, dtype=torch.int32, device=device) for _ in range(2))
+    first_begin, first_end = (torch.full(shape, tokens, dtype=torch.int32, device=device) for _ in range(2))
+    last_begin = torch.zeros(shape, dtype=torch.int32, device=device)
+    previous = None  # of the part before: its last block's row, keys of its last column, and where that ends
+    for b, h, q, kv, shown in _shown_parts(block_mask, listed, blocks, tokens):
+        row = ((b * heads + (h if by_head else 0)) * rows + q[:, :1] // q_block).flatten()
+        begin = kv[:, :, :1].int()
+        positions = begin + torch.arange(kv_block, dtype=torch.int32, device=device)
+        visible = shown & (positions < tokens)
+        ends = begin.flatten() + kv_block
+        if previous is None:
+            previous = row[:1] - 1, visible[:1, :, -1], ends[:1]
+        row_before, edge, end_before = (torch.cat([x, y[:-1]]) for x, y in zip(previous, (row, visible[:, :, -1], ends)))
+        edge = edge & (row_before == row).unsqueeze(1)
+        before = torch.cat([edge.unsqueeze(2), visible[:, :, :-1]], 2)
+        positions_after = torch.cat([end_before.view(-1, 1, 1), positions[:, :, 1:]], 2)
+        begins, hidden = visible & ~before, before & ~visible
+        of_query = row.unsqueeze(1).expand(-1, q_block)
+        runs.scatter_add_(0, of_query, begins.sum(2, dtype=torch.int32))
+        for bound, values, least in ((first_begin, torch.where(begins, positions, tokens), True),
+                                     (first_end, torch.where(hidden, positions_after, tokens), True),
+                                     (last_begin, torch.where(begins, positions, 0), False),
+                                     (last_end, torch.where(visible, positions + 1, 0), False)):
+            bound.scatter_reduce_(0, of_query, values.amin(2) if least else values.amax(2), "amin" if least else "amax")
+        previous = row[-1:], visible[-1:, :, -1], ends[-1:]
+    runs = runs.view(batch, heads, -1)[:, :, :tokens]
+    bounds = (x.view(batch, heads, -1)[:, :, :tokens] for x in (first_begin, first_end, last_begin, last_end))
+    first_begin, first_end, last_begin, last_end = bounds
+    is_two = runs == 2
+    end = torch.where(is_two, first_end, last_end)
+    return torch.stack([torch.where(runs > 0, first_begin, 0), end, torch.where(is_two, last_begin, end), last_end], -1), runs
+
+
+def _by_fewest_groups(rows):
+    """rows: [batch, heads, tokens, 4] -> those of groups of heads that follow one another and are alike: [batch, groups, ...]"""
+    for groups in range(1, rows.shape[1]):
+        if rows.shape[1] % groups == 0:
+            grouped = rows.unflatten(1, (groups, -1))
+            if (grouped == grouped[:, :, :1]).all():
+                return grouped[:, :, 0].contiguous()
+    return rows
 
 
 def _mask_of(block_mask, starts, tokens, batch, heads):
@@ -129,22 +168,23 @@ def _mask_of(block_mask, starts, tokens, batch, heads):
             "causal within them: leave documents out where its mask_mod has them")
     if _difference(block_mask, listed, lambda b, q, kv: kv >= 0, tokens) is None:
         return key_intervals("full", tokens, device=block_mask.kv_indices.device)
-    try:
-        rows = _intervals(block_mask, listed, tokens)
-    except NotImplementedError as error:
-        raise NotImplementedError(f"blocks: a BlockMask of which {error}") from error
+    rows, runs = _rows(block_mask, listed, tokens, by_head=False)
+    alike = listed.kept.shape[1] == 1 or (
+        bool((runs <= 2).all()) and _difference(block_mask, listed, _shows(rows[:, 0]), tokens) is None)
+    if not alike:
+        rows, runs = _rows(block_mask, listed, tokens, by_head=True)
+    check_runs(runs, of="blocks: a BlockMask of which ")
+    return KeyIntervals(rows[:, 0] if alike else _by_fewest_groups(rows))
 
-    def in_intervals(b, q, kv):
+
+def _shows(rows):
+    """rows: [batch, tokens, 4] -> whether they show a key"""
+
+    def shows(b, q, kv):
         x, y, z, w = rows[b.clamp(max=rows.shape[0] - 1), q].unbind(-1)
         return ((x <= kv) & (kv < y)) | ((z <= kv) & (kv < w))
 
-    difference = _difference(block_mask, listed, in_intervals, tokens)
-    if difference is not None:
-        query, key, shown = difference
-        raise NotImplementedError(
-            f"blocks: the BlockMask {'shows' if shown else 'hides'} key {key} to query {query} in one head and not in "
-            "another; masks are alike for all heads, whose lists may differ: use FlexAttention")
-    return KeyIntervals(rows)
+    return shows
 
 
 _converted = weakref.WeakKeyDictionary()  # BlockMask -> {(batch, heads): (documents' tensor, lists)}
@@ -153,7 +193,7 @@ _converted = weakref.WeakKeyDictionary()  # BlockMask -> {(batch, heads): (docum
 def tiles_from_block_mask(block_mask, *, heads, batch=1, documents=None, check=True):
     """block_mask: FlexAttention's, of equally many queries and keys. What it lists is attended to: causally, within
     `documents` if there are any, or, where mask_mod says otherwise, in the intervals of keys that it shows, of which
-    each query may have two. That is found by evaluating it on the listed blocks, which waits for the device;
+    each query may have two, in each head others. That is found by evaluating it on the listed blocks, which waits for the device;
     check=False takes the caller's word that it is causal and does not wait."""
     tokens, keys = block_mask.seq_lengths
     if tokens != keys:

@@ -17,29 +17,31 @@ NAMES = {
 
 
 class KeyIntervals(NamedTuple):
-    """Query i of sequence b attends to keys [begin, end) and [second_begin, second_end) of rows[b, i], which ascend.
-    Bounds that do not are refused on the CPU and raised to the one before them on GPUs."""
+    """Query i of sequence b attends to keys [begin, end) and [second_begin, second_end) of rows[b, i], which ascend, or of
+    rows[b, h, i] where masks differ by head: h is one of `groups` of heads that follow one another, whose number divides
+    q's. Bounds that do not ascend are refused on the CPU and raised to the one before them on GPUs."""
 
-    rows: torch.Tensor  # [batch, tokens, 4] int32
+    rows: torch.Tensor  # [batch, tokens, 4] or [batch, groups, tokens, 4] int32
     causal: bool = False  # no query sees a key ahead of it: lists of tiles need not go on beyond the diagonal
     full: bool = False  # every query sees every key: `rows` need not be read
 
     def check(self, batch, tokens):
         rows = self.rows
-        if rows.dtype != torch.int32 or rows.dim() != 3 or rows.shape[1:] != (tokens, 4) or rows.shape[0] not in (1, batch):
+        if (rows.dtype != torch.int32 or rows.dim() not in (3, 4) or rows.shape[-2:] != (tokens, 4)
+                or rows.shape[0] not in (1, batch)):
             raise ValueError(f"mask has rows of {rows.dtype} {list(rows.shape)}; with this q they must be int32 "
-                             f"[{batch}, {tokens}, 4]")
+                             f"[{batch}, {tokens}, 4], or [{batch}, groups, {tokens}, 4] where masks differ by head")
 
     def of(self, batch, tokens):
         self.check(batch, tokens)
-        return self.rows.expand(batch, -1, -1).contiguous()
+        return self.rows.expand(batch, *self.rows.shape[1:]).contiguous()
 
     def within(self, documents):
         """The same where a query's document is, and nothing elsewhere."""
         starts = documents.starts
         self.check(starts.shape[0], starts.shape[1])
-        rows = torch.minimum(torch.maximum(self.rows, starts.unsqueeze(-1)), _ends(starts).unsqueeze(-1))
-        return KeyIntervals(rows, self.causal)
+        begins, ends = (x.view(len(x), *[1] * (self.rows.dim() - 3), -1, 1) for x in (starts, _ends(starts)))
+        return KeyIntervals(torch.minimum(torch.maximum(self.rows, begins), ends), self.causal)
 
 
 def _ends(starts):
@@ -127,24 +129,14 @@ def key_intervals(name, tokens, *, documents=None, window=1024, prefix=0, block=
 
 
 def intervals_of_mask(visible):
-    """visible: [batch, tokens, tokens] bool, which keys (last) each query sees. For tests and odd masks of short
-    sequences; waits for the device."""
-    rows = rows_of_runs(visible, torch.arange(visible.shape[2], device=visible.device), 0)
-    return KeyIntervals(rows, bool((rows[..., 3] <= torch.arange(1, visible.shape[1] + 1, device=rows.device)).all()))
-
-
-def rows_of_runs(visible, positions, first_query):
-    """visible: [..., queries, keys] of the keys at `positions`, ascending. -> [..., queries, 4] int32: intervals that
-    show what is visible of these keys. Raises where a query needs more than two."""
+    """visible: [batch, tokens, tokens] bool, or [batch, groups, tokens, tokens] by groups of heads, which keys (last) each
+    query sees. For tests and odd masks of short sequences; waits for the device."""
+    positions = torch.arange(visible.shape[-1], device=visible.device)
     before = torch.nn.functional.pad(visible, (1, 0))[..., :-1]
     following = torch.nn.functional.pad(visible, (0, 1))[..., 1:]
     begins, ends = visible & ~before, visible & ~following
     runs = begins.sum(-1)
-    if (runs > 2).any():
-        at = (runs > 2).nonzero()[0]
-        raise NotImplementedError(
-            f"the mask shows query {first_query + at[-1].item()} keys in {runs[tuple(at)].item()} runs; masks of at most two "
-            "intervals of keys for each query are computed: use FlexAttention for others")
+    check_runs(runs)
     place = begins.int().cumsum(-1)  # 1 in the first run and after it
     rows = torch.zeros(*runs.shape, 4, dtype=torch.int64, device=visible.device)
     for run in (1, 2):
@@ -152,4 +144,15 @@ def rows_of_runs(visible, positions, first_query):
         exists = runs >= run
         rows[..., 2 * run - 2] = torch.where(exists, (begin * positions).sum(-1), rows[..., 1])
         rows[..., 2 * run - 1] = torch.where(exists, (end * (positions + 1)).sum(-1), rows[..., 2 * run - 2])
-    return rows.int()
+    return KeyIntervals(rows.int(), bool((rows[..., 3] <= positions + 1).all()))
+
+
+def check_runs(runs, of=""):
+    """runs: [batch, queries] or [batch, heads, queries], in how many the keys lie that a query sees. Raises where these are
+    more than two. of: what precedes the mask in messages"""
+    if (runs > 2).any():
+        at = (runs > 2).nonzero()[0]
+        of_head = f" of head {at[1].item()}" if len(at) == 3 and runs.shape[1] > 1 else ""
+        raise NotImplementedError(
+            f"{of}the mask shows query {at[-1].item()}{of_head} keys in {runs[tuple(at)].item()} runs; masks of at most two "
+            "intervals of keys for each query are computed: use FlexAttention for others")
