@@ -15,7 +15,7 @@ python3 -m pip install -q --no-deps --no-index --no-compile --target "$packages"
 export PYTHONPATH=$packages${PYTHONPATH:+:$PYTHONPATH}
 [[ -e $output || ! -e bench/results/figures/masks_schemes.json ]] || cp bench/results/figures/masks_schemes.json "$output"
 failed=
-RINGLEADER_PYTHON=$(command -v python3) RINGLEADER_TEST_DEVICE=cuda timeout 120 python/tests/run.sh "$packages" || failed=1
+RINGLEADER_PYTHON=$(command -v python3) RINGLEADER_TEST_DEVICE=cuda timeout 240 python/tests/run.sh "$packages" || failed=1
 timeout 150 python3 bench/python_kernels.py --call-from-cpp "$wheels/call_from_cpp.so" \
   --commit "$(cat "$wheels/COMMIT")" --output "$output"
 [[ ! $failed ]] || { echo "python_kernels: tests failed, see above" >&2; exit 1; }
