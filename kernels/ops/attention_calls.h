@@ -3,6 +3,7 @@
 //   Element, kElement: the type of its q, k and v
 //   Take(name, x): x, [batch, heads, tokens, d], as [batch, tokens, heads, d] of that type with
 //     strides that it can read; throws, naming it, where it does not take x
+//   kRoundsAtOnce: whether its kernels write an output of that type where one call is all of it
 //   StartSums(out): fp32 memory of the size of one sequence's output, to which calls add
 //   Finish(sums, lse, out): that output rounded to `out`, dense
 //   Delta(d_out, out, delta): AttentionBackwardArgs::delta of one sequence
@@ -33,8 +34,12 @@ template <typename Element>
 TokenMajor<const Element> Read(const torch::Tensor& x) {
   return TokenView(x, static_cast<const Element*>(x.const_data_ptr()));
 }
+template <typename Element>
+TokenMajor<Element> WriteTo(const torch::Tensor& x) {
+  return TokenView(x, static_cast<Element*>(x.mutable_data_ptr()));
+}
 inline TokenMajor<float> AddTo(const torch::Tensor& x) {
-  return TokenView(x, x.mutable_data_ptr<float>());
+  return WriteTo<float>(x);
 }
 
 template <typename Engine>
@@ -58,19 +63,25 @@ class AttentionCalls {
                                     q.options().dtype(Engine::kElement));
     const Tensor lse = torch::full({sizes_.batch, sizes_.heads, sizes_.tokens},
                                    -std::numeric_limits<float>::infinity(), FloatsLike(q));
+    const bool at_once = Engine::kRoundsAtOnce && !rows_ && visit_.max_columns() == 0;
     for (int64_t b = 0; b < sizes_.batch; ++b) {
-      const Tensor sums = engine_.StartSums(out[b]);
       float* const lse_of_b = lse[b].mutable_data_ptr<float>();
-      ThrowIfNotOk(engine_.Run(AttentionForwardArgs<Element>{.q = Read<Element>(queries[b]),
-                                                             .k = Read<Element>(keys[b]),
-                                                             .v = Read<Element>(values[b]),
-                                                             .out = AddTo(sums),
-                                                             .lse = lse_of_b,
-                                                             .query_layout = visit_.query_layout(),
-                                                             .key_layout = visit_.key_layout(),
-                                                             .tiles = visit_.Tiles(b),
-                                                             .scale = scale_},
-                               rows_));
+      AttentionForwardArgs<Element> args = {.q = Read<Element>(queries[b]),
+                                            .k = Read<Element>(keys[b]),
+                                            .v = Read<Element>(values[b]),
+                                            .lse = lse_of_b,
+                                            .query_layout = visit_.query_layout(),
+                                            .key_layout = visit_.key_layout(),
+                                            .tiles = visit_.Tiles(b),
+                                            .scale = scale_};
+      if (at_once) {
+        args.rounded_out = WriteTo<Element>(out[b]);
+        ThrowIfNotOk(engine_.Run(args, rows_));
+        continue;
+      }
+      const Tensor sums = engine_.StartSums(out[b]);
+      args.out = AddTo(sums);
+      ThrowIfNotOk(engine_.Run(args, rows_));
       if (visit_.max_columns() > 0) {
         const Columns columns = Gather(keys[b], values[b], b);
         ThrowIfNotOk(engine_.Run(ColumnForwardArgs<Element>{.q = Read<Element>(queries[b]),

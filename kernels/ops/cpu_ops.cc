@@ -47,6 +47,7 @@ class CpuEngine {
  public:
   using Element = float;
   static constexpr torch::ScalarType kElement = torch::kFloat;
+  static constexpr bool kRoundsAtOnce = false;
 
   CpuEngine() : lock_(SharedByCalls().mutex) {
     std::unique_ptr<reference::Engine>& engine = SharedByCalls().engine;

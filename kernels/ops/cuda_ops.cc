@@ -29,6 +29,7 @@ class CudaEngine {
  public:
   using Element = __nv_bfloat16;
   static constexpr torch::ScalarType kElement = torch::kBFloat16;
+  static constexpr bool kRoundsAtOnce = true;
 
   // The kernels load 16 bytes at a time.
   Tensor Take(const char* name, const Tensor& x) const {

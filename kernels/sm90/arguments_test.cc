@@ -92,6 +92,26 @@ TEST_F(ArgumentTest, NamesShapeOfOutput) {
   args_.out.heads = 2;
   EXPECT_THAT(Message(), ::testing::HasSubstr("out is [256, 2, 128]"));
 }
+TEST_F(ArgumentTest, WantsOneOutput) {
+  args_.rounded_out = {Unread<__nv_bfloat16>(), 256, 4, 128, 512, 128};
+  EXPECT_THAT(Message(), ::testing::HasSubstr("out and rounded_out both have data"));
+  args_.out = {};
+  args_.rounded_out.tokens = 255;
+  EXPECT_THAT(Message(), ::testing::HasSubstr("rounded_out is [255, 4, 128]"));
+  args_.rounded_out.tokens = 256;
+  args_.rounded_out.data = Unread<__nv_bfloat16>(2);
+  EXPECT_THAT(Message(), ::testing::HasSubstr("rounded_out: data must be aligned to 4 bytes"));
+}
+TEST_F(ArgumentTest, GroupsOfKeysAddToAnOutputInFp32) {
+  args_.out = {};
+  args_.rounded_out = {Unread<__nv_bfloat16>(), 256, 4, 128, 512, 128};
+  args_.tiles.pattern = TilePattern::kToeplitz;
+  args_.tiles.tile = kGroupTile;
+  args_.tiles.diagonals = Unread<uint64_t>();
+  args_.tiles.diagonal_words = 1;
+  args_.tiles.groups = {Unread<int32_t>(), Unread<int32_t>(), Unread<int32_t>(), 8};
+  EXPECT_THAT(Message(), ::testing::HasSubstr("rounded_out: groups of keys"));
+}
 TEST_F(ArgumentTest, NamesNullPointer) {
   args_.lse = nullptr;
   EXPECT_THAT(Message(), ::testing::HasSubstr("lse is null"));

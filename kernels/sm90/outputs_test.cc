@@ -1,4 +1,4 @@
-// Where results go: gradients in bf16, and nothing outside the tensors.
+// Where results go: outputs and gradients in bf16, and nothing outside the tensors.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -81,6 +81,76 @@ std::vector<Case> RoundedCases() {
 INSTANTIATE_TEST_SUITE_P(Shapes, RoundedGradientTest, ::testing::ValuesIn(RoundedCases()),
                          [](const auto& info) { return info.param.name; });
 
+using RoundedOutputTest = AttentionTest;
+
+// bf16(what the call leaves in fp32), to the bit; zero where a query attends to nothing.
+TEST_P(RoundedOutputTest, IsTheOutputOfTheOnlyCall) {
+  const Case& c = GetParam();
+  Problem p(c);
+  const Lists lists(c);
+  int64_t empty = 0;
+  for (QueryShard& rank : p.queries) {
+    for (const KeyShard& owner : p.keys) {
+      SCOPED_TRACE(absl::StrFormat("rank %d, owner %d", rank.layout.rank, owner.layout.rank));
+      const TileSelection tiles = lists.Of(rank.layout.rank, owner.layout.rank);
+      const std::vector<float> start(rank.lse.size(), kMinusInfinity);
+      rank.lse.Write(start);
+      ASSERT_NO_FATAL_FAILURE(p.Forward(rank, owner, tiles));
+      const std::vector<float> out = rank.out.Read(), lse = rank.lse.Read();
+      const DeviceBuffer<__nv_bfloat16> rounded(rank.out.size());  // NaN
+      rank.lse.Write(start);
+      ASSERT_EQ(AttentionForward({.q = View<const __nv_bfloat16>(rank.gpu_q, rank.q),
+                                  .k = View<const __nv_bfloat16>(owner.gpu_k, owner.k),
+                                  .v = View<const __nv_bfloat16>(owner.gpu_v, owner.k),
+                                  .lse = rank.lse.data(),
+                                  .rounded_out = View<__nv_bfloat16>(rounded, rank.q),
+                                  .query_layout = rank.layout,
+                                  .key_layout = owner.layout,
+                                  .tiles = tiles,
+                                  .scale = p.scale},
+                                 p.scratch(), nullptr),
+                absl::OkStatus());
+      EXPECT_EQ(rank.lse.Read(), lse);
+      const std::vector<float> actual = ToFloat(rounded.Read());
+      std::vector<float> expected;
+      for (size_t i = 0; i < out.size(); ++i) {
+        const int64_t row = static_cast<int64_t>(i) / c.head_dim;  // token by token, then by head
+        const bool attends = lse[row % c.heads * rank.q.tokens + row / c.heads] != kMinusInfinity;
+        expected.push_back(attends ? Rounded(out[i]) : 0.0f);
+        empty += attends ? 0 : 1;
+      }
+      EXPECT_EQ(actual, expected);
+    }
+  }
+  if (SmallShapes()) return;
+  EXPECT_EQ(empty > 0, c.ranks > 1 || c.any_intervals || c.pattern == TilePattern::kCsr) << empty;
+}
+
+std::vector<Case> RoundedOutputCases() {
+  std::vector<Case> cases;
+  for (const int head_dim : {64, 128}) {
+    for (const int tile : {64, 128}) {
+      const auto add = [&](Case c) {
+        c.name += absl::StrFormat("D%dTile%d", head_dim, tile);
+        c.tokens = SmallShapes() ? 300 : 1900;
+        if (c.ranks > 1) c.tokens = SmallShapes() ? 512 : 2048;  // whole stripes
+        c.heads = 8;
+        c.head_dim = head_dim;
+        c.tile = tile;
+        cases.push_back(c);
+      };
+      add({.name = "Causal"});
+      add({.name = "Diagonals", .pattern = TilePattern::kToeplitz, .documents = true});
+      add({.name = "Lists", .pattern = TilePattern::kCsr, .density = 0.05});
+      add({.name = "Intervals", .pattern = TilePattern::kFull, .any_intervals = true});
+      add({.name = "Ring", .layout = LayoutKind::kStriped, .ranks = 2, .stripe = tile});
+    }
+  }
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(Shapes, RoundedOutputTest, ::testing::ValuesIn(RoundedOutputCases()),
+                         [](const auto& info) { return info.param.name; });
+
 // A tensor with a gap after every token, and the bytes 0xff in it.
 template <typename T>
 class Gapped {
@@ -136,6 +206,11 @@ TEST(OutputTest, GapsBetweenTokensStay) {
         .scale = p.scale};
     ASSERT_EQ(AttentionForward(forward, p.scratch(), nullptr), absl::OkStatus());
     out.Check("out");
+    const Gapped<__nv_bfloat16> rounded_out(c.tokens, c.heads, c.head_dim);
+    forward.out = {};
+    forward.rounded_out = rounded_out.view();
+    ASSERT_EQ(AttentionForward(forward, p.scratch(), nullptr), absl::OkStatus());
+    rounded_out.Check("rounded_out");
     CheckCuda(cudaMemset(rank.delta.data(), 0, rank.delta.Bytes()), "cudaMemset");
     for (const bool deterministic : {false, true}) {
       for (const bool rounded : {false, true}) {

@@ -160,8 +160,9 @@ std::vector<Case> DeterministicCases() {
 INSTANTIATE_TEST_SUITE_P(Shapes, DeterministicTest, ::testing::ValuesIn(DeterministicCases()),
                          [](const auto& info) { return info.param.name; });
 
-// Lists of so many queries that backward walks them in parts (list_parts.cuh). The deterministic
-// one, which the tests of short sequences compare with the definition, walks them whole.
+// Lists of so many queries and keys that calls walk them in parts (list_parts.cuh). The
+// deterministic one, which the tests of short sequences compare with the definition, walks them
+// whole.
 using PartsTest = AttentionTest;
 
 TEST_P(PartsTest, AddUpToTheWhole) {
@@ -178,6 +179,70 @@ TEST_P(PartsTest, AddUpToTheWhole) {
   for (size_t i = 0; i < whole.size(); ++i) {
     EXPECT_LT(RelativeNorm(in_parts[i], whole[i]), cut) << i;
   }
+}
+
+// To the bit what two calls leave whose lists are of one half of the keys each; a call that walks
+// its lists whole rounds otherwise. The same, rounded, where the output is.
+TEST_P(PartsTest, ForwardMergesThem) {
+  const Case& c = GetParam();
+  if (c.ranks > 1) GTEST_SKIP() << "a rank's keys are one part";
+  const Lists lists(c);
+  Problem p(c);
+  QueryShard& rank = p.queries[0];
+  const KeyShard& owner = p.keys[0];
+  const std::vector<float> start(rank.lse.size(), kMinusInfinity);
+  TileSelection tiles = lists.Of(0, 0);
+  ASSERT_NO_FATAL_FAILURE(p.Forward(rank, owner, tiles));
+  const std::vector<float> out = rank.out.Read(), lse = rank.lse.Read();
+
+  const DeviceBuffer<__nv_bfloat16> rounded(rank.out.size());  // NaN
+  rank.lse.Write(start);
+  AttentionForwardArgs<__nv_bfloat16> args = {.q = View<const __nv_bfloat16>(rank.gpu_q, rank.q),
+                                              .k = View<const __nv_bfloat16>(owner.gpu_k, owner.k),
+                                              .v = View<const __nv_bfloat16>(owner.gpu_v, owner.k),
+                                              .lse = rank.lse.data(),
+                                              .rounded_out = View<__nv_bfloat16>(rounded, rank.q),
+                                              .query_layout = rank.layout,
+                                              .key_layout = owner.layout,
+                                              .tiles = tiles,
+                                              .scale = p.scale};
+  const DeviceBuffer<char> workspace(ForwardWorkspaceBytes(args));
+  ASSERT_EQ(AttentionForward(args, {workspace.data(), workspace.size()}, nullptr),
+            absl::OkStatus());
+  EXPECT_EQ(rank.lse.Read(), lse);
+  const std::vector<__nv_bfloat16> actual = rounded.Read();
+  int64_t wrong = 0;
+  for (size_t i = 0; i < out.size(); ++i) {
+    const int64_t row = static_cast<int64_t>(i) / c.head_dim;
+    const bool attends = lse[row % c.heads * c.tokens + row / c.heads] != kMinusInfinity;
+    const float expected = attends ? __bfloat162float(__float2bfloat16_rn(out[i])) : 0.0f;
+    wrong += __bfloat162float(actual[i]) == expected ? 0 : 1;
+  }
+  EXPECT_EQ(wrong, 0);
+
+  rank.lse.Write(start);
+  const int64_t blocks = (c.tokens + c.tile - 1) / c.tile;
+  for (const bool late : {false, true}) {
+    std::vector<int32_t> offsets, columns;
+    for (int64_t head = 0; head < c.heads; ++head) {
+      const int32_t* const of_head = lists.host.row_offsets + head * (blocks + 1);
+      offsets.push_back(static_cast<int32_t>(columns.size()));
+      for (int64_t row = 0; row < blocks; ++row) {
+        for (int32_t i = of_head[row]; i < of_head[row + 1]; ++i) {
+          const int32_t column = lists.host.columns[i];
+          if ((column >= (blocks + 1) / 2) == late) columns.push_back(column);
+        }
+        offsets.push_back(static_cast<int32_t>(columns.size()));
+      }
+    }
+    const DeviceBuffer<int32_t> gpu_offsets(offsets), gpu_columns(columns);
+    tiles.row_offsets = gpu_offsets.data();
+    tiles.columns = gpu_columns.data();
+    ASSERT_NO_FATAL_FAILURE(p.Forward(rank, owner, tiles));
+    CheckCuda(cudaDeviceSynchronize(), "forward");  // before its lists go
+  }
+  EXPECT_EQ(rank.lse.Read(), lse);
+  EXPECT_TRUE(SameBits(rank.out.Read(), out));
 }
 
 std::vector<Case> PartsCases() {

@@ -7,12 +7,12 @@
 #include "kernels/sm90/backward/attention_backward_launch.cuh"
 #include "kernels/sm90/backward/attention_query_gradient.h"
 #include "kernels/sm90/backward/rounded_sum.h"
-#include "kernels/sm90/backward/split_lists.h"
 #include "kernels/sm90/columns.h"
 #include "kernels/sm90/hopper.h"
 #include "kernels/sm90/launch/launch.h"
 #include "kernels/sm90/launch/launch_kernel.cuh"
 #include "kernels/sm90/launch/prepare_mask.h"
+#include "kernels/sm90/launch/split_lists.h"
 #include "kernels/sm90/launch/tensor_map.h"
 
 namespace ringleader::kernels::sm90 {
@@ -64,6 +64,28 @@ __global__ void PrepareRowStats(RowStats* stats, const float* lse, const float* 
   block.scaled_delta[threadIdx.x] = row_lse == -INFINITY ? 0.0f : delta[source] * scale;
 }
 
+// A CTA a part of a head, blockIdx.x: writes its items after those of the parts before it. lines:
+// SplitMemory's, of which a block of keys has `lines_of_block`.
+constexpr int kListItemsThreads = 128;
+__global__ void __launch_bounds__(kListItemsThreads)
+    ListItems(const int32_t* __restrict__ lines, int32_t lines_of_block, int32_t blocks,
+              int32_t* items) {
+  const auto count = [&](uint32_t part) {
+    return (lines[part] + lines_of_block - 1) / lines_of_block;
+  };
+  int32_t before = 0;
+  for (uint32_t i = threadIdx.x; i < blockIdx.x; i += kListItemsThreads) before += count(i);
+  __shared__ int32_t first;
+  if (threadIdx.x == 0) first = 0;
+  __syncthreads();
+  atomicAdd(&first, before);
+  __syncthreads();
+  const int32_t end = count(blockIdx.x);
+  for (int32_t block = threadIdx.x; block < end; block += kListItemsThreads) {
+    items[first + block] = static_cast<int32_t>(blockIdx.x) * blocks + block;
+  }
+}
+
 namespace {
 
 using Args = AttentionBackwardArgs<__nv_bfloat16>;
@@ -93,17 +115,28 @@ int32_t HeadsPerItem(const Args& args, const AttentionShape& shape) {
   return 2;  // CheckShape() has refused any other
 }
 
+// A call's memory for lists in parts, in int32: SplitMemory's begins and lines, and the items that
+// are not empty, (head * most + part) * blocks + block, in order, then kNoItem.
+struct PartsMemory {
+  int64_t lines = 0, items = 0, end = 0;
+
+  PartsMemory(int64_t heads, int64_t key_tiles, int64_t blocks, int64_t most)
+      : lines(heads * (most + 1) * key_tiles),
+        items(lines + heads * most),
+        end(items + heads * most * blocks + kMostCtas) {}
+};
+
 // Parts of the queries whose q, dO and dQ take two thirds of a Hopper's L2.
 ListParts PartsOf(const Args& args, const AttentionShape& shape) {
   constexpr int64_t kPartBytes = int64_t{32} << 20;
   constexpr int64_t kMostItems = int64_t{1} << 29;
-  constexpr int32_t kFewestSteps = 16;
+  constexpr int32_t kFewestTiles = 8;
   if (args.tiles.pattern != TilePattern::kCsr || args.deterministic) return {};
   const int64_t bytes = shape.query_tokens * shape.head_dim * (2 + 2 + 4);  // bf16, bf16, fp32
   const int64_t items = std::max<int64_t>(KeyBlocks(shape.key_tokens) * shape.heads, 1);
   const int64_t most =
       std::min((bytes + kPartBytes - 1) / kPartBytes, std::max<int64_t>(kMostItems / items, 1));
-  return {.most = static_cast<int32_t>(std::max<int64_t>(most, 1)), .fewest_steps = kFewestSteps};
+  return {.most = static_cast<int32_t>(std::max<int64_t>(most, 1)), .fewest_tiles = kFewestTiles};
 }
 
 bool Rounds(const Args& args) {
@@ -165,7 +198,7 @@ int64_t ListPartsBytes(const Args& args, const AttentionShape& shape) {
   const ListParts parts = PartsOf(args, shape);
   if (parts.most == 1) return 0;
   const int64_t tiles = (shape.key_tokens + args.tiles.tile - 1) / args.tiles.tile;
-  const ListPartsMemory at(shape.heads, tiles, KeyBlocks(shape.key_tokens), parts.most);
+  const PartsMemory at(shape.heads, tiles, KeyBlocks(shape.key_tokens), parts.most);
   const int64_t bytes = at.end * int64_t{sizeof(int32_t)};
   return (bytes + 255) / 256 * 256;
 }
@@ -173,6 +206,29 @@ int64_t WorkspaceBytes(const Args& args) {
   const AttentionShape shape = TileShape(args);
   return kCounterBytes + MaskBytes(shape, args.tiles) + RowStatsBytes(args) +
          ListPartsBytes(args, shape) + (Rounds(args) ? 2 * SumBytes(args) : 0);
+}
+
+// Makes *params, of whole lists and items of one head, walk parts of them. memory: PartsMemory's,
+// which this fills.
+absl::Status SplitIntoItems(const ListParts& parts, int32_t* memory, BackwardParams* params,
+                            cudaStream_t stream) {
+  TileWalk& walk = params->walk;
+  const auto blocks = static_cast<int32_t>(KeyBlocks(walk.key_tokens));
+  const PartsMemory at(params->heads, walk.key_tiles, blocks, parts.most);
+  RETURN_IF_CUDA_ERROR(
+      cudaMemsetAsync(memory + at.lines, 0, (at.items - at.lines) * sizeof(int32_t), stream),
+      "backward: memset of lines");
+  RETURN_IF_CUDA_ERROR(
+      cudaMemsetAsync(memory + at.items, 0x7F, (at.end - at.items) * sizeof(int32_t), stream),
+      "backward: memset of items");
+  RETURN_IF_ERROR(SplitLists<WalkDirection::kAlongColumn>(
+      parts, params->heads, {.begins = memory, .lines = memory + at.lines}, &walk, stream));
+  ListItems<<<params->heads * parts.most, kListItemsThreads, 0, stream>>>(
+      memory + at.lines, kBackwardKeys >> walk.tile_log2, blocks, memory + at.items);
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "backward: items of parts");
+  params->list_parts = parts.most;
+  params->items = memory + at.items;
+  return absl::OkStatus();
 }
 
 template <WalkKind kKind>
@@ -230,7 +286,8 @@ absl::Status Run(const Args& args, const AttentionShape& shape, const ColumnWalk
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "backward: row statistics");
   char* const after_stats = after_mask + RowStatsBytes(args);
   if (const ListParts parts = PartsOf(args, shape); parts.most > 1) {
-    RETURN_IF_ERROR(SplitLists(parts, reinterpret_cast<int32_t*>(after_stats), &params, stream));
+    RETURN_IF_ERROR(
+        SplitIntoItems(parts, reinterpret_cast<int32_t*>(after_stats), &params, stream));
   }
   if (!Rounds(args)) return LaunchKernels<kKind>(args, walked, params, stream);
 

@@ -26,7 +26,12 @@ struct ForwardParams : ForwardWalk {
   float* lse = nullptr;
   int64_t out_token_stride = 0;
   int64_t out_head_stride = 0;
-  float scale_log2 = 0;  // of logits, times log2(e)
+  // Where the output goes instead, rounded; out then holds what it is merged with, or is null.
+  __nv_bfloat16* rounded_out = nullptr;
+  int64_t rounded_token_stride = 0;
+  int64_t rounded_head_stride = 0;
+  uint8_t* written = nullptr;  // [heads, blocks of 64 queries], 1 where rounded_out was; or null
+  float scale_log2 = 0;        // of logits, times log2(e)
 };
 
 // Has the number of stages that shared memory holds beside the queries.
@@ -225,8 +230,10 @@ class ForwardConsumer {
       weights_[i] = PackBf16(scores_[2 * i], scores_[2 * i + 1]);
   }
 
-  // Merges the row into what out and lse hold.
+  // Merges the row into what out and lse hold, or writes it, rounded. Of rows that attend to
+  // nothing both stay.
   __device__ __forceinline__ void Finish(const ForwardItem& item) {
+    if (params_.rounded_out != nullptr) return FinishRounded(item);
     const int lane = threadIdx.x % 32;
     const int row =
         item.block * Tile::kQueries + consumer_ * 64 + (threadIdx.x % 128) / 32 * 16 + lane / 4;
@@ -270,6 +277,53 @@ class ForwardConsumer {
         }
       }
       if (lane % 4 == 0) lse_row[half * 8] = merged;
+    }
+  }
+
+  __device__ __forceinline__ void FinishRounded(const ForwardItem& item) {
+    const int lane = threadIdx.x % 32;
+    const int block = item.block * Tile::kConsumers + consumer_;  // of 64 queries
+    const int row = block * 64 + (threadIdx.x % 128) / 32 * 16 + lane / 4;
+    const int32_t tokens = params_.walk.query_tokens;
+    float* const lse_row = params_.lse + static_cast<int64_t>(item.head) * tokens + row;
+    float lse_before[2] = {-INFINITY, -INFINITY};
+    if (params_.out != nullptr) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (row + half * 8 < tokens) lse_before[half] = lse_row[half * 8];
+      }
+      __syncwarp();  // every lane of a quad has read before one of them writes
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float sum = QuadSum(sum_[half]), before = lse_before[half];
+      const int64_t query = row + half * 8;
+      if (query >= tokens || (sum == 0 && before == -INFINITY)) continue;
+      const float lse =
+          sum == 0 ? -INFINITY : (reference_[half] * params_.scale_log2 + log2f(sum)) * kLn2;
+      const float top = fmaxf(before, lse);
+      const float merged = top + log1pf(expf(fminf(before, lse) - top));
+      const float weight = sum == 0 ? 0.0f : expf(lse - merged) / sum;
+      const float keep = expf(before - merged);
+      auto* const to =
+          reinterpret_cast<uint32_t*>(params_.rounded_out + query * params_.rounded_token_stride +
+                                      item.head * params_.rounded_head_stride + 2 * (lane % 4));
+      const float* const out = params_.out + query * params_.out_token_stride +
+                               item.head * params_.out_head_stride + 2 * (lane % 4);
+#pragma unroll
+      for (int j = 0; j < kHeadDim / 8; ++j) {
+        float2 x = {out_[4 * j + 2 * half] * weight, out_[4 * j + 2 * half + 1] * weight};
+        if (sum == 0) x = {0.0f, 0.0f};  // products of zeros with values, which may be infinite
+        if (before != -INFINITY) {
+          const float2 old = *reinterpret_cast<const float2*>(out + 8 * j);
+          x = {fmaf(old.x, keep, x.x), fmaf(old.y, keep, x.y)};
+        }
+        to[4 * j] = PackBf16(x.x, x.y);
+      }
+      if (lane % 4 == 0) lse_row[half * 8] = merged;
+    }
+    if (params_.written != nullptr && threadIdx.x % 128 == 0) {
+      params_.written[static_cast<int64_t>(item.head) * ((tokens + 63) / 64) + block] = 1;
     }
   }
 

@@ -11,6 +11,7 @@
 
 namespace ringleader::kernels::sm90 {
 
+// *params.next_item is the first item that is walked.
 template <int kHeadDim, WalkKind kKind>
 absl::Status LaunchForward(const AttentionForwardArgs<__nv_bfloat16>& args,
                            const ForwardParams& params, cudaStream_t stream) {
@@ -19,8 +20,6 @@ absl::Status LaunchForward(const AttentionForwardArgs<__nv_bfloat16>& args,
   ASSIGN_OR_RETURN(const CUtensorMap query_map, LoadMap(args.q, Tile::kQueries, "q"));
   ASSIGN_OR_RETURN(const CUtensorMap key_map, (StageMap<kHeadDim, kKind>(args.k, "k")));
   ASSIGN_OR_RETURN(const CUtensorMap value_map, (StageMap<kHeadDim, kKind>(args.v, "v")));
-  RETURN_IF_CUDA_ERROR(cudaMemsetAsync(params.next_item, 0, sizeof(int32_t), stream),
-                       "forward: memset");
   auto* kernel = AttentionForwardKernel<kHeadDim, kKind, /*kDocuments=*/false>;
   if constexpr (!kHasIntervals<kKind>) {
     if (params.walk.document_starts != nullptr) {

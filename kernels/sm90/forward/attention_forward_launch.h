@@ -14,7 +14,7 @@
 
 namespace ringleader::kernels::sm90 {
 
-// `*next_item` must be 0 when the kernel starts.
+// `*next_item` must be the first item, 0, when the kernel starts.
 inline ForwardWalk MakeForwardWalk(const AttentionShape& shape, const ShardLayout& query_layout,
                                    const ShardLayout& key_layout, const TileSelection& tiles,
                                    const ColumnWalk& columns, int32_t* next_item) {

@@ -2,7 +2,6 @@
 // tiles and masks on an emulated warp against the definition of the patterns.
 #include "kernels/sm90/testing/emulated_warp.h"
 // The warp comes first.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -191,7 +190,7 @@ class WalkTest : public ::testing::TestWithParam<Case> {
   void Clear() { counts_.assign(static_cast<size_t>(walk_.query_tokens) * walk_.key_tokens, 0); }
 
   template <WalkKind kKind, bool kDocuments>
-  void Forward();
+  void Forward(int32_t parts = 1);
   template <WalkKind kKind, bool kDocuments>
   void Backward(int32_t parts = 1);
   template <bool kDocuments>
@@ -213,9 +212,38 @@ class WalkTest : public ::testing::TestWithParam<Case> {
   std::vector<int> counts_;
 };
 
-// Walks as ProduceStages and the consumers of forward do.
+// Lists in parts, as SplitLists has them.
+template <WalkDirection kDirection>
+std::vector<int32_t> Split(const TileWalk& walk, int32_t parts) {
+  const int32_t lines = LinesOf<kDirection>(walk);
+  std::vector<int32_t> begins(static_cast<size_t>(parts + 1) * lines);
+  for (int32_t line = 0; line < lines; ++line) {
+    for (int32_t part = 0; part < parts; ++part) {
+      const auto [begin, end] =
+          PartOfList<kDirection>(walk, {.most = parts, .fewest_tiles = 1}, 0, line, part);
+      begins[part * lines + line] = begin;
+      begins[(part + 1) * lines + line] = end;
+    }
+  }
+  return begins;
+}
+
+// As many parts as lists have tiles in the mean, but at most `parts`, the last of which they are;
+// each has as many of the `others` tiles that are listed.
+void ExpectTilesInTheirParts(const std::vector<int32_t>& offsets, int32_t others, int32_t parts,
+                             const std::vector<std::pair<int32_t, int32_t>>& parts_and_tiles) {
+  if (parts == 1) return;
+  const int32_t mean =
+      (offsets.back() - offsets.front()) / static_cast<int32_t>(offsets.size() - 1);
+  const int32_t count = std::clamp(mean, 1, parts), tiles = (others + count - 1) / count;
+  for (const auto& [part, tile] : parts_and_tiles) {
+    ASSERT_EQ(part, parts - count + tile / tiles) << "tile " << tile;
+  }
+}
+
+// Walks as ProduceStages and the consumers of forward do, one part of the keys after the other.
 template <WalkKind kKind, bool kDocuments>
-void WalkTest::Forward() {
+void WalkTest::Forward(int32_t parts) {
   using Tile = ForwardTile<128, kKind>;
   struct Stage {
     int32_t block;
@@ -229,10 +257,18 @@ void WalkTest::Forward() {
   walk_.list = columns_.data();
   if (kHasIntervals<kKind>) PrepareMask(/*by_column=*/false);
   StepOf<kKind> step;
-  EmulatedWarp::Run([&] {
-    const int32_t blocks = (walk_.query_tokens + Tile::kQueries - 1) / Tile::kQueries;
+  TileWalk walk = walk_;
+  std::vector<int32_t> split;
+  if (parts > 1) {
+    split = Split<WalkDirection::kAlongRow>(walk_, parts);
+    walk.list_end = walk.query_tiles;
+  }
+  std::vector<std::pair<int32_t, int32_t>> parts_and_tiles;
+  const auto walk_part = [&](int32_t part) {
+    if (parts > 1) walk.list_offsets = split.data() + part * walk.query_tiles;
+    const int32_t blocks = (walk.query_tokens + Tile::kQueries - 1) / Tile::kQueries;
     for (int32_t block = 0; block < blocks; ++block) {
-      ForwardTiles<kKind, kDocuments> tiles(walk_, {}, {.head = 0, .block = block});
+      ForwardTiles<kKind, kDocuments> tiles(walk, {}, {.head = 0, .block = block});
       auto tile = tiles.Next();
       // The loop ends after one more than there can be.
       for (int i = 0; tile.index >= 0 && i <= walk_.key_tiles; ++i) {
@@ -243,12 +279,14 @@ void WalkTest::Forward() {
           Stage stage = {block, {tile.index, tile.index}, step, following.index < 0};
           if constexpr (kKind == WalkKind::kTiles64) stage.tiles[1] = tile.second;
           stages.push_back(stage);
+          parts_and_tiles.emplace_back(part, tile.index);
         }
         __syncwarp();
         tile = following;
       }
     }
-  });
+  };
+  for (int32_t part = 0; part < parts; ++part) EmulatedWarp::Run([&] { walk_part(part); });
   Clear();
   for (const Stage& stage : stages) {
     ASSERT_EQ(stage.step.all.last, stage.last);
@@ -274,6 +312,7 @@ void WalkTest::Forward() {
     }
   }
   ExpectEveryVisiblePairOnce();
+  ExpectTilesInTheirParts(row_offsets_, walk_.key_tiles, parts, parts_and_tiles);
 }
 
 // Walks as BackwardProduce does, with masks by the definition of TileStep.
@@ -295,23 +334,15 @@ void WalkTest::Backward(int32_t parts) {
   params.walk = walk_;
   KeyStepOf<kKind> step;
   params.heads = params.kv_heads = params.heads_per_item = 1;
-  // As SplitLists does, but for the items, which are gone through with the empty ones.
-  const int32_t blocks = (walk_.key_tokens + kBackwardKeys - 1) / kBackwardKeys;
-  std::vector<int32_t> split(static_cast<size_t>(parts + 1) * walk_.key_tiles);
+  // The items are gone through with the empty ones.
+  std::vector<int32_t> split;
   if (parts > 1) {
-    for (int32_t line = 0; line < walk_.key_tiles; ++line) {
-      for (int32_t part = 0; part < parts; ++part) {
-        const auto [begin, end] =
-            PartOfList(walk_, {.most = parts, .fewest_steps = 1}, blocks, 0, line, part);
-        split[part * walk_.key_tiles + line] = begin;
-        split[(part + 1) * walk_.key_tiles + line] = end;
-      }
-    }
+    split = Split<WalkDirection::kAlongColumn>(walk_, parts);
     params.list_parts = parts;
     params.walk.list_offsets = split.data();
     params.walk.list_part = params.walk.list_end = walk_.key_tiles;
   }
-  std::vector<int> steps_of_part(parts, 0);
+  std::vector<std::pair<int32_t, int32_t>> parts_and_tiles;
   EmulatedWarp::Run([&] {
     for (int32_t index = 0;; ++index) {
       const BackwardItem item = BackwardItemAt<kKind>(params, index);
@@ -331,7 +362,7 @@ void WalkTest::Backward(int32_t parts) {
           __syncwarp();
           if (threadIdx.x == 0) {
             stages.push_back({block, step, tile.index, first_query, last});
-            ++steps_of_part[item.part];
+            parts_and_tiles.emplace_back(item.part, tile.index);
           }
           __syncwarp();
         }
@@ -377,9 +408,7 @@ void WalkTest::Backward(int32_t parts) {
     }
   }
   ExpectEveryVisiblePairOnce();
-  if (walk_.query_tiles > 8) {
-    EXPECT_THAT(steps_of_part, ::testing::Each(::testing::Gt(0)));
-  }
+  ExpectTilesInTheirParts(column_offsets_, walk_.query_tiles, parts, parts_and_tiles);
 }
 
 template <bool kDocuments>
@@ -393,7 +422,8 @@ void WalkTest::All() {
     SCOPED_TRACE("backward");
     ASSERT_NO_FATAL_FAILURE((Backward<kKind, kDocuments>()));
     if (GetParam().pattern != TilePattern::kCsr) return;
-    SCOPED_TRACE("in parts of the queries");
+    SCOPED_TRACE("in parts");
+    ASSERT_NO_FATAL_FAILURE((Forward<kKind, kDocuments>(3)));
     ASSERT_NO_FATAL_FAILURE((Backward<kKind, kDocuments>(3)));
   };
   if constexpr (!kDocuments) {

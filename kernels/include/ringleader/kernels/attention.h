@@ -122,11 +122,15 @@ struct TileSelection {
 // without a key keeps both.
 template <typename T>
 struct AttentionForwardArgs {
-  TokenMajor<const T> q;     // [n_q, heads, d]
-  TokenMajor<const T> k;     // [n_k, kv_heads, d]; heads is a multiple of kv_heads
-  TokenMajor<const T> v;     // [n_k, kv_heads, d]
-  TokenMajor<float> out;     // [n_q, heads, d], normalised
-  float* lse = nullptr;      // [heads, n_q], natural logarithm, of scaled logits
+  TokenMajor<const T> q;       // [n_q, heads, d]
+  TokenMajor<const T> k;       // [n_k, kv_heads, d]; heads is a multiple of kv_heads
+  TokenMajor<const T> v;       // [n_k, kv_heads, d]
+  TokenMajor<float> out = {};  // [n_q, heads, d], normalised
+  float* lse = nullptr;        // [heads, n_q], natural logarithm, of scaled logits
+  // The output in the type of q, where out has no data: of a call that is all that its queries
+  // attend to. It writes every row, zero for a query without a key; lse starts from -infinity as
+  // ever. Without groups of keys. The CPU engine, whose T is fp32, takes out.
+  TokenMajor<T> rounded_out = {};
   ShardLayout query_layout;  // kCausal in stripes: n_q and n_k may be the beginning of a part alone
   ShardLayout key_layout;    // same sequence; rank = owner of k and v
   TileSelection tiles;
