@@ -41,6 +41,7 @@ class Stage:
     apart: bool = True  # whether documents of a sequence see nothing of each other
     lengths: tuple = ()  # of its training documents, each of which is a sample then, and `batch` counts samples
     groups: int = 1  # data-parallel
+    eval_documents: int = 0  # of each kind; 0: the plan's
 
 
 @dataclasses.dataclass
@@ -60,6 +61,7 @@ class Plan:
     repeats: list  # (pattern, density) of those that are trained again with other seeds
     repeat_seeds: list
     patterns: tuple = ()  # those that go on at densities, beside the default and vertical-slash by its own; none: all
+    other_lengths: tuple = ()  # stages like `more`: the same patterns, of the same model, in sequences of other lengths
     tuned: Stage = None  # instead of all that: patterns with and without attention.balance
     tuned_density: float = 0.1
 
@@ -93,10 +95,11 @@ PLANS = {
                   curriculum=[Stage(64, 2, 1, 1e-3, symbols=32, kinds=("recall",)), Stage(512, 2, 1, 1e-3)], more=Stage(512, 4, 1, 1e-3),
                   texts=[Stage(128, 2, 1, 1e-3, kinds=("text",), tokens=1024, apart=False)],
                   densities=[0.5], weights={"recall": 1, "needles": 1, "text": 1}, eval_documents=1,
-                  eval_weights={"needles": 2}, repeats=[("dense", 1.0), ("key-groups", 0.5)], repeat_seeds=[101]),
+                  eval_weights={"needles": 2}, repeats=[("dense", 1.0), ("key-groups", 0.5)], repeat_seeds=[101],
+                  other_lengths=(Stage(256, 4, 1, 1e-3, tokens=256, eval_documents=2),)),
 }
-# What holds at 16,384 tokens, in sequences of 131,072, with as many more symbols as such documents need. What was learned in
-# shorter documents holds in longer ones after few steps.
+# What holds at 16,384 tokens, in sequences of 131,072, with as many more symbols as such documents need, and of the same model
+# in sequences of 4,096, 8,192 and 65,536. What was learned in shorter documents holds in longer ones after few steps.
 PLANS["long"] = dataclasses.replace(
     PLANS["gpu"], symbols=4096, tokens=131072,
     curriculum=[*(dataclasses.replace(stage, symbols=stage.symbols or 2048, tokens=16384)
@@ -106,7 +109,10 @@ PLANS["long"] = dataclasses.replace(
                 Stage(131072, 100, 1, 3e-4, rounds=6, weights=LONG)],
     more=Stage(131072, 60, 1, 3e-4, weights=LONG), texts=[], densities=[0.05, 0.1], eval_documents=1,
     eval_weights={"text": 4}, repeats=[],
-    patterns=("key-groups", "vertical-slash, spread", "block-topk", f"block-topk{CAUSAL}", "window"))
+    patterns=("key-groups", "vertical-slash, spread", "block-topk", f"block-topk{CAUSAL}", "window"),
+    other_lengths=tuple(Stage(length, 60, 65536 // length, 3e-4, symbols=symbols, weights=LONG, tokens=length,
+                              eval_documents=131072 // length)
+                        for length, symbols in ((4096, 2048), (8192, 2048), (65536, 4096))))
 # Samples as ChatQA2 has them, at a quarter of the length: many short ones, some long. Four a step leave groups apart.
 PLANS["tuning"] = dataclasses.replace(PLANS["gpu"], tuned=Stage(
     16384, 120, 4, 3e-4, weights=LONG, lengths=(512, 1024, 512, 16384, 1024, 4096, 512, 16384), groups=2),
@@ -265,7 +271,7 @@ class Suite:
 
     def held_out(self, stage):
         """Its folder, and in how many sequences it lies."""
-        documents = self.plan.eval_documents * sum(self.eval_weights_of(stage).values())
+        documents = (stage.eval_documents or self.plan.eval_documents) * sum(self.eval_weights_of(stage).values())
         documents *= self.tokens_of(stage) // stage.length
         # One document more: the last token of a sequence is predicted from the one behind it.
         return self.data(stage, documents + 1, True), documents * stage.length // self.tokens_of(stage)
@@ -376,16 +382,19 @@ class Suite:
     def go_on(self, curriculum, init):
         """Dense attention, also with products in FP8; the default, which is what a job gets that says nothing of
         attention; vertical-slash by its defaults; and each pattern at each density. Some once more with other seeds: how
-        far an answer moves from run to run. Then text alone in longer sequences, by dense attention and the default. What is
-        found so far is written after every job."""
+        far an answer moves from run to run. Then the same but FP8 and those defaults in sequences of other lengths, and
+        text alone in longer ones, by dense attention and the default. What is found so far is written after every job."""
         plan = self.plan
-        jobs = [("dense", 1.0, {"pattern": "dense"}), ("dense in FP8", 1.0, {"pattern": "dense"}), (DEFAULT, None, {}),
-                ("vertical-slash, top-p", None, {"pattern": "vertical_slash"})]
-        for density in plan.densities:
-            jobs += [(name, density, attention) for name, attention in attentions(density, plan.tokens).items()
-                     if name in plan.patterns or not plan.patterns]
-        jobs = [(*job, SEED) for job in jobs] + [(*job, seed) for seed in plan.repeat_seeds for repeat in plan.repeats
-                                                 for job in jobs if job[:2] == repeat]
+        of_one = [("dense in FP8", 1.0, {"pattern": "dense"}), ("vertical-slash, top-p", None, {"pattern": "vertical_slash"})]
+        jobs = []
+        for stage in (plan.more, *plan.other_lengths):
+            of_stage = [("dense", 1.0, {"pattern": "dense"}), (DEFAULT, None, {}), *(of_one if stage is plan.more else [])]
+            for density in plan.densities:
+                of_stage += [(name, density, attention) for name, attention in attentions(density, self.tokens_of(stage)).items()
+                             if name in plan.patterns or not plan.patterns]
+            jobs += [(*job, SEED, stage) for job in of_stage]
+        jobs += [(*job[:3], seed, plan.more) for seed in plan.repeat_seeds for repeat in plan.repeats
+                 for job in jobs if job[:2] == repeat and job[4] is plan.more]
         texts = [(pattern, attention, stage) for stage in (plan.texts if self.corpus else [])
                  for pattern, attention in (("dense", {"pattern": "dense"}), (DEFAULT, {}))]
         found = {"curriculum": curriculum, "patterns": [], "repeats": [], "texts": []}
@@ -400,21 +409,22 @@ class Suite:
         # Several at a time fill a GPU that a model of this size leaves idle; they are told of in order.
         with concurrent.futures.ThreadPoolExecutor(self.flags.at_once) as pool:
             started = []
-            for pattern, density, attention, seed in jobs:
+            for pattern, density, attention, seed, stage in jobs:
                 name = pattern.lower().replace(",", "").replace(" ", "-") + ("" if density is None else f"-{density * 100:g}")
                 name += "" if seed == SEED else f"-seed-{seed}"
-                started.append((name, pool.submit(self.job, name, plan.more, init, attention, seed=seed,
+                name += "" if stage is plan.more else f"-in-{stage.tokens}"
+                started.append((name, pool.submit(self.job, name, stage, init, attention, seed=seed,
                                                   precision=self.fp8 if pattern == "dense in FP8" else None)))
             for pattern, attention, stage in texts:
                 name = f"text-{stage.tokens}-{'apart' if stage.apart else 'together'}-{pattern.replace(' ', '-')}"
                 started.append((name, pool.submit(self.job, name, stage, init, attention, seed=SEED)))
             try:
-                for (pattern, density, attention, seed), (name, job) in zip(jobs, started):
+                for (pattern, density, attention, seed, stage), (name, job) in zip(jobs, started):
                     report = job.result()
                     add("patterns" if seed == SEED else "repeats", name, report, pattern=pattern, asked_density=density, seed=seed)
                     self.say(f"{name}: {report['wall_seconds']:.0f} s, {report['density']:.1%} visited, "
                              f"answers {answered(report['first_evaluation']):.1%} at once, "
-                             f"{answered(report['last_evaluation']):.1%} after {plan.more.steps} steps")
+                             f"{answered(report['last_evaluation']):.1%} after {stage.steps} steps")
                 for (pattern, attention, stage), (name, job) in zip(texts, started[len(jobs):]):
                     report = job.result()
                     add("texts", name, report, pattern=pattern, apart=stage.apart, steps=stage.steps)

@@ -63,8 +63,15 @@ class SuiteTest(unittest.TestCase):
 
     def test_documents_begin_with_a_tile(self):
         for plan in suite.PLANS.values():
-            for stage in (*plan.curriculum, plan.more, *plan.texts):
+            for stage in (*plan.curriculum, plan.more, *plan.texts, *plan.other_lengths):
                 self.assertEqual(stage.length % tasks.TILE, 0, stage)
+
+    def test_other_lengths_have_as_many_steps_and_about_as_many_tokens_asked(self):
+        for plan in suite.PLANS.values():
+            for stage in plan.other_lengths:
+                self.assertEqual((stage.steps, stage.rate, stage.weights), (plan.more.steps, plan.more.rate, plan.more.weights))
+                self.assertNotEqual(stage.tokens, plan.tokens)
+                self.assertEqual(stage.eval_documents * stage.length, plan.eval_documents * plan.more.length, stage)
 
 
 if __name__ == "__main__":
