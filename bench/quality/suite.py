@@ -61,7 +61,8 @@ class Plan:
     repeats: list  # (pattern, density) of those that are trained again with other seeds
     repeat_seeds: list
     patterns: tuple = ()  # those that go on at densities, beside the default and vertical-slash by its own; none: all
-    other_lengths: tuple = ()  # stages like `more`: the same patterns, of the same model, in sequences of other lengths
+    other_lengths: tuple = ()  # stages like `more`: patterns of the same model in sequences of other lengths
+    other_patterns: tuple = ()  # those of `patterns` that go on there; none: all
     tuned: Stage = None  # instead of all that: patterns with and without attention.balance
     tuned_density: float = 0.1
 
@@ -112,7 +113,8 @@ PLANS["long"] = dataclasses.replace(
     patterns=("key-groups", "vertical-slash, spread", "block-topk", f"block-topk{CAUSAL}", "window"),
     other_lengths=tuple(Stage(length, 60, 65536 // length, 3e-4, symbols=symbols, weights=LONG, tokens=length,
                               eval_documents=131072 // length)
-                        for length, symbols in ((4096, 2048), (8192, 2048), (65536, 4096))))
+                        for length, symbols in ((4096, 2048), (8192, 2048), (65536, 4096))),
+    other_patterns=("key-groups", "vertical-slash, spread", "block-topk"))
 # Samples as ChatQA2 has them, at a quarter of the length: many short ones, some long. Four a step leave groups apart.
 PLANS["tuning"] = dataclasses.replace(PLANS["gpu"], tuned=Stage(
     16384, 120, 4, 3e-4, weights=LONG, lengths=(512, 1024, 512, 16384, 1024, 4096, 512, 16384), groups=2),
@@ -390,8 +392,9 @@ class Suite:
         for stage in (plan.more, *plan.other_lengths):
             of_stage = [("dense", 1.0, {"pattern": "dense"}), (DEFAULT, None, {}), *(of_one if stage is plan.more else [])]
             for density in plan.densities:
+                wanted = plan.patterns if stage is plan.more else plan.other_patterns or plan.patterns
                 of_stage += [(name, density, attention) for name, attention in attentions(density, self.tokens_of(stage)).items()
-                             if name in plan.patterns or not plan.patterns]
+                             if name in wanted or not wanted]
             jobs += [(*job, SEED, stage) for job in of_stage]
         jobs += [(*job[:3], seed, plan.more) for seed in plan.repeat_seeds for repeat in plan.repeats
                  for job in jobs if job[:2] == repeat and job[4] is plan.more]

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <optional>
 #include <tuple>
+#include <vector>
 
 #include "kernels/ops/attention_calls.h"
 #include "kernels/ops/attention_ops.h"
@@ -153,13 +154,13 @@ std::tuple<torch::Tensor, torch::Tensor, torch::Tensor, torch::Tensor> ChooseCol
                       keys = engine.Take("k", k);
   const int64_t words = (sizes.Tiles(options.tile) + 63) / 64;
   const auto longs = q.options().dtype(torch::kLong);
-  const torch::Tensor diagonals = torch::zeros({sizes.batch, sizes.heads, words}, longs),
-                      column_positions =
-                          torch::empty({sizes.batch, sizes.heads, options.max_columns}, longs),
-                      column_counts =
-                          torch::empty({sizes.batch, sizes.heads}, q.options().dtype(torch::kInt)),
-                      visited = torch::empty({sizes.batch}, longs);
+  const torch::Tensor visited = torch::empty({sizes.batch}, longs);
+  // Allocations of their own: what is somewhere within one may not be aligned as kernels ask.
+  std::vector<torch::Tensor> diagonals, column_positions, column_counts;
   for (int64_t b = 0; b < sizes.batch; ++b) {
+    diagonals.push_back(torch::zeros({sizes.heads, words}, longs));
+    column_positions.push_back(torch::empty({sizes.heads, options.max_columns}, longs));
+    column_counts.push_back(torch::empty({sizes.heads}, q.options().dtype(torch::kInt)));
     ThrowIfNotOk(engine.VerticalSlash(
         rows[b], keys[b], sizes, positions.const_data_ptr<int64_t>(),
         starts ? (*starts)[b].template const_data_ptr<int64_t>() : nullptr,
@@ -168,7 +169,10 @@ std::tuple<torch::Tensor, torch::Tensor, torch::Tensor, torch::Tensor> ChooseCol
         column_positions[b].mutable_data_ptr<int64_t>(),
         column_counts[b].mutable_data_ptr<int32_t>(), visited[b].mutable_data_ptr<int64_t>()));
   }
-  return {diagonals, column_positions, column_counts, visited};
+  const auto all = [](const std::vector<torch::Tensor>& of_sequences) {
+    return of_sequences.size() == 1 ? of_sequences[0].unsqueeze(0) : torch::stack(of_sequences);
+  };
+  return {all(diagonals), all(column_positions), all(column_counts), visited};
 }
 
 // Lists of the whole batch: sequences follow each other as heads do, where they hold no documents.

@@ -117,6 +117,21 @@ def test_vertical_slash_keeps_what_its_queries_attend_to(estimate_at, documents)
           pairs & causal(tokens) & same_document(ids))
 
 
+def test_vertical_slash_of_several_sequences_is_that_of_each():
+    """Where what belongs to one begins in a tensor of all is aligned to no more than a number."""
+    q, k, v = inputs(3, 3, 1, 4032, 64)
+    choice = kernels.VerticalSlash(estimate_queries=64, max_columns=7, sink_tokens=2, tile=64)
+    chosen = choice(q, k)
+    out = kernels.sparse_attention(q, k, v, choice)
+    for b in range(3):
+        alone = choice(q[b : b + 1], k[b : b + 1])
+        assert torch.equal(chosen.bits[b], alone.bits[0]) and chosen.visited[b] == alone.visited[0]
+        assert torch.equal(chosen.columns.counts[b], alone.columns.counts[0])
+        for head, count in enumerate(alone.columns.counts[0].tolist()):
+            assert torch.equal(chosen.columns.positions[b, head, :count], alone.columns.positions[0, head, :count])
+        assert torch.equal(out[b], kernels.sparse_attention(q[b : b + 1], k[b : b + 1], v[b : b + 1], alone)[0])
+
+
 @pytest.mark.parametrize("density", [0.1, 0.5])
 def test_vertical_slash_visits_the_share_that_it_may(density):
     tokens, tile = 4096, 64

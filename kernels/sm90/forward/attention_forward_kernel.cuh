@@ -312,11 +312,12 @@ class ForwardConsumer {
                                item.head * params_.out_head_stride + 2 * (lane % 4);
 #pragma unroll
       for (int j = 0; j < kHeadDim / 8; ++j) {
-        float2 x = {out_[4 * j + 2 * half] * weight, out_[4 * j + 2 * half + 1] * weight};
-        if (sum == 0) x = {0.0f, 0.0f};  // products of zeros with values, which may be infinite
-        if (before != -INFINITY) {
-          const float2 old = *reinterpret_cast<const float2*>(out + 8 * j);
-          x = {fmaf(old.x, keep, x.x), fmaf(old.y, keep, x.y)};
+        float2 x = {0.0f, 0.0f};
+        if (before != -INFINITY) x = *reinterpret_cast<const float2*>(out + 8 * j);
+        x = {x.x * keep, x.y * keep};
+        if (sum != 0) {  // else out_ has products of zeros with values, which may be infinite
+          x = {fmaf(out_[4 * j + 2 * half], weight, x.x),
+               fmaf(out_[4 * j + 2 * half + 1], weight, x.y)};
         }
         to[4 * j] = PackBf16(x.x, x.y);
       }
