@@ -71,6 +71,7 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
       [&](const kernels::ChoiceMove& move) {
         index.earlier_blocks = CountEarlierBlocks(options, layout, move.factor != nullptr);
         return device.Run(kernels::QueryGateStep{.key_sums = key_sums.data(),
+                                                 .counted = MeanKeysOf(inputs),
                                                  .query_layout = layout,
                                                  .document_starts = index.document_starts(),
                                                  .tile = options.tile,
@@ -180,8 +181,8 @@ extern constinit const PatternDefinition kMobaDefinition = {
     .page =
         R"(Mixture of Block Attention as published (MoBA, arXiv 2502.13189): the gate is each query's own, where `block_topk` has
 one for a tile of queries. Keys are cut into blocks of `attention.block_size` tokens. A query sees its own block up to
-itself, and of the earlier ones, from the one on in which its document starts, those whose mean key it scores highest:
-with its own, `attention.topk_blocks` or a share of them. Which those are is chosen per layer, head and step.
+itself, and of the earlier ones, from the one on in which its document starts, those whose mean key it scores highest
+(a mean of keys of its document alone): with its own, `attention.topk_blocks` or a share of them. Which those are is chosen per layer, head and step.
 
 On GPUs the queries of each block are gathered, so that what is computed, and reported as visited, is the share asked
 for and each query's own block, where queries choose no more than 80 % of the blocks before their own (and one head's rows

@@ -49,6 +49,18 @@ class QueryGateTest : public GpuTest {
     return rows;
   }
 
+  // Where the documents of tokens start. Some blocks hold the beginning of one, and then a power of
+  // two of its tokens, so that means of small integers are exact.
+  std::vector<int32_t> DocumentsOfExactMeans(int64_t tokens, int block_size) {
+    const int most = std::bit_width(static_cast<uint32_t>(block_size)) - 1;
+    std::vector<int64_t> firsts = {0};
+    for (int64_t end = 2 * block_size; end <= tokens; end += block_size) {
+      if (random_() % 4 != 0) continue;
+      firsts.push_back(end - (int64_t{1} << random_() % static_cast<uint32_t>(most + 1)));
+    }
+    return reference::testing::DocumentStarts(tokens, firsts);
+  }
+
   // What the rank of `layout` chooses.
   Choice Choose(const Rows& q, const Rows& k, QueryGateStep step, const ShardLayout& layout,
                 const std::vector<int32_t>& starts) {
@@ -56,8 +68,12 @@ class QueryGateTest : public GpuTest {
     const int64_t blocks = (layout.tokens + step.block_size - 1) / step.block_size;
     const DeviceBuffer<Bf16> queries(q.Shard(layout)), keys(k.bf16);
     DeviceBuffer<float> sums((layout.tokens + step.tile - 1) / step.tile * k.width());
-    EXPECT_EQ(TileSums(k.ViewOf(keys, k.tokens), step.tile, sums.data(), nullptr),
-              absl::OkStatus());
+    const DeviceBuffer<int32_t> key_starts(reference::testing::KeyStarts(starts));
+    if (!starts.empty()) step.counted.starts = key_starts.data();
+    EXPECT_EQ(
+        TileKeySums(k.ViewOf(keys, k.tokens),
+                    {.counted = step.counted, .tile = step.tile, .sums = sums.data()}, nullptr),
+        absl::OkStatus());
     const LocalStarts local_starts(starts, layout);
     const DeviceBuffer<uint32_t> chosen_queries(q.heads * blocks * QueryWords(n)),
         chosen(q.heads * tiles * BlockWords(static_cast<int32_t>(blocks)));
@@ -82,7 +98,10 @@ class QueryGateTest : public GpuTest {
     const int64_t tiles = (q.tokens + step.tile - 1) / step.tile,
                   blocks = (q.tokens + step.block_size - 1) / step.block_size;
     std::vector<float> sums(tiles * k.width());
-    reference::TileKeySums(engine, k.View(), step.tile, sums.data());
+    const std::vector<int32_t> key_starts = reference::testing::KeyStarts(starts);
+    if (!starts.empty()) step.counted.starts = key_starts.data();
+    reference::TileKeySums(engine, k.View(),
+                           {.counted = step.counted, .tile = step.tile, .sums = sums.data()});
     Choice choice = {
         std::vector<uint32_t>(q.heads * blocks * QueryWords(q.tokens)),
         std::vector<uint32_t>(q.heads * tiles * BlockWords(static_cast<int32_t>(blocks)))};
@@ -170,8 +189,7 @@ TEST_F(QueryGateTest, TiesGoWhereTheHeadSays) {
                                            {int64_t{32768}, 64},
                                            {int64_t{131072}, 1024}}) {
     if (SmallShapes() && tokens > 4096) continue;
-    const std::vector<int32_t> documents = reference::testing::DocumentStarts(
-        tokens, reference::testing::RandomDocuments(tokens, 64, random_));
+    const std::vector<int32_t> documents = DocumentsOfExactMeans(tokens, block_size);
     for (const bool are_alike : {true, false}) {
       const Rows q = SmallIntegers(tokens, 4, 1), k = SmallIntegers(tokens, 2, are_alike ? 0 : 1);
       // Short lists, long ones, and the other kernel.

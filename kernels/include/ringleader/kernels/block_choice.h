@@ -23,8 +23,12 @@ RINGLEADER_HOST_DEVICE inline int32_t BlockWords(int32_t blocks) {
   return (blocks + 31) / 32;
 }
 
-// The sums of the keys of each tile of this rank, added in the order of tokens in fp32.
+// The sums of the keys of each tile of this rank that its mean counts, added in the order of tokens
+// in fp32. The sum of a block is that of its tiles, from the one on that holds the first key which
+// the block's mean counts.
 struct TileKeySumsStep {
+  ShardLayout layout = {};  // of the keys
+  MeanKeys counted = {};
   int32_t tile = 128;
   float* sums = nullptr;  // [local tiles, kv_heads, head_dim]
 };
@@ -47,6 +51,7 @@ struct OrderTilesStep {
 // the block's mean key, in units of 2^-kMassBits.
 struct MeanGateStep {
   const float* key_sums = nullptr;  // [tiles of the sequence, kv_heads, head_dim]
+  MeanKeys counted = {};            // TileKeySumsStep's
   ShardLayout query_layout;
   SeenKeys seen = {};
   int32_t tile = 128;
@@ -68,6 +73,7 @@ struct MeanGateStep {
 // the softmax of its scores of the blocks before its own, in units of 2^-kMassBits.
 struct QueryGateStep {
   const float* key_sums = nullptr;  // [tiles of the sequence, kv_heads, head_dim]
+  MeanKeys counted = {};            // TileKeySumsStep's
   ShardLayout query_layout = {};
   const int32_t* document_starts = nullptr;  // [n]: TileSelection::document_starts
   int32_t tile = 128;
