@@ -219,12 +219,13 @@ __global__ void __launch_bounds__(kGateThreads) QueryGateKernel(const GateParams
     __syncthreads();
   }
   __syncthreads();  // where there was nothing to multiply, bits are zero
+  const int halves = p.HalvesOf(head);
   for (int row = threadIdx.x / 32; row < rows; row += kGateWarps) {
     const int64_t query = first_query + row;
     const int own = static_cast<int>(p.layout.Position(query) / p.block_size);
     const int first = p.document_starts == nullptr ? 0 : p.document_starts[query] / p.block_size;
     const float* const of_row = scores + row * row_stride;
-    int keep = p.Keep(first, own);
+    int keep = p.Keep(first, own, halves);
     if constexpr (kMoved) {
       keep = MovedKeep<kSlots>(of_row, first, own, keep, p, p.layout.Position(query), head);
     }
@@ -286,7 +287,7 @@ absl::Status Launch(const GateParams& params, cudaStream_t stream) {
 // Whether FewBlocksKernel can take it.
 bool FitsFewBlocks(const GateParams& params) {
   return params.blocks <= kFewBlocks && params.move.factor == nullptr &&
-         params.Keep(0, params.blocks - 1) <= kMostListed;
+         params.MostKept() <= kMostListed;
 }
 
 template <int kHeadDim>
@@ -295,9 +296,8 @@ absl::Status LaunchFewBlocks(const GateParams& params, cudaStream_t stream) {
   ASSIGN_OR_RETURN(const int processors, sm90::MultiprocessorCount());
   ASSIGN_OR_RETURN(const CUtensorMap query_map,
                    sm90::LoadMap(params.q, kHalfRows, "ChooseByQuery: q"));
-  const auto kernel = params.Keep(0, params.blocks - 1) <= 8
-                          ? FewBlocksKernel<kHeadDim, 8>
-                          : FewBlocksKernel<kHeadDim, kMostListed>;
+  const auto kernel = params.MostKept() <= 8 ? FewBlocksKernel<kHeadDim, 8>
+                                             : FewBlocksKernel<kHeadDim, kMostListed>;
   constexpr int kBytes = static_cast<int>(sizeof(FewShared<kHeadDim>));
   RETURN_IF_CUDA_ERROR(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), kName);
@@ -368,6 +368,7 @@ absl::Status ChooseByQuery(const TokenMajor<const __nv_bfloat16>& q, int32_t kv_
       .padded_blocks = PaddedBlocks(step),
       .topk_blocks = step.topk_blocks,
       .density = step.density,
+      .head_halves = step.head_halves,
       .scale = step.scale,
       .move = step.move,
       .queries = step.queries,

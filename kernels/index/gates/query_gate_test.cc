@@ -6,6 +6,7 @@
 
 #include <bit>
 #include <random>
+#include <span>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -61,7 +62,7 @@ class QueryGateTest : public GpuTest {
     return reference::testing::DocumentStarts(tokens, firsts);
   }
 
-  // What the rank of `layout` chooses.
+  // What the rank of `layout` chooses; the step's head_halves are in the host's memory.
   Choice Choose(const Rows& q, const Rows& k, QueryGateStep step, const ShardLayout& layout,
                 const std::vector<int32_t>& starts) {
     const int64_t n = layout.local_tokens(), tiles = (n + step.tile - 1) / step.tile;
@@ -74,6 +75,11 @@ class QueryGateTest : public GpuTest {
         TileKeySums(k.ViewOf(keys, k.tokens),
                     {.counted = step.counted, .tile = step.tile, .sums = sums.data()}, nullptr),
         absl::OkStatus());
+    const DeviceBuffer<int32_t> head_halves =
+        step.head_halves == nullptr
+            ? DeviceBuffer<int32_t>()
+            : DeviceBuffer<int32_t>(std::span(step.head_halves, static_cast<size_t>(q.heads)));
+    step.head_halves = head_halves.data();
     const LocalStarts local_starts(starts, layout);
     const DeviceBuffer<uint32_t> chosen_queries(q.heads * blocks * QueryWords(n)),
         chosen(q.heads * tiles * BlockWords(static_cast<int32_t>(blocks)));
@@ -175,6 +181,43 @@ TEST_F(QueryGateTest, IsTheOraclesAndOnRanksThatOfOne) {
           }
           ExpectRowsOf(one, choice, step, layout);
         }
+      }
+    }
+  }
+}
+
+// Heads have budgets of their own: the one with the most keeps as many as the lists of few blocks
+// hold, short ones and long ones, or one more, which is the other kernel's.
+TEST_F(QueryGateTest, HeadsKeepTheirHalvesOfTheBudget) {
+  const std::vector<int32_t> halves = {3, 1, 2, 3};
+  for (const auto& [tokens, head_dim] : {std::pair{8192, 128}, {4000, 64}, {16384, 64}}) {
+    if (SmallShapes() && tokens > 4000) continue;
+    const Rows q = Random(tokens, 4, head_dim), k = Random(tokens, 2, head_dim);
+    const auto documents = reference::testing::DocumentStarts(
+        tokens, reference::testing::RandomDocuments(tokens, 64, random_));
+    for (const std::vector<int32_t>& starts : {std::vector<int32_t>(), documents}) {
+      for (const auto& [topk, density] : {std::pair{1, 0.0f},
+                                          {2, 0.0f},
+                                          {6, 0.0f},
+                                          {7, 0.0f},
+                                          {12, 0.0f},
+                                          {13, 0.0f},
+                                          {1, 0.6f}}) {
+        SCOPED_TRACE(::testing::Message() << tokens << " tokens, topk " << topk << ", density "
+                                          << density << (starts.empty() ? "" : ", documents"));
+        const QueryGateStep step = {.tile = 64,
+                                    .block_size = 64,
+                                    .topk_blocks = topk,
+                                    .density = density,
+                                    .head_halves = halves.data()};
+        const ShardLayout layout = {.tokens = tokens};
+        const Choice choice = Choose(q, k, step, layout, starts);
+        EXPECT_EQ(reference::testing::QueryGateComplaint(q.View(), k.View(), step, starts, layout,
+                                                         choice.queries, kTolerance),
+                  "");
+        EXPECT_EQ(reference::testing::ChosenByTileComplaint(step, 4, layout, choice.queries,
+                                                            choice.chosen),
+                  "");
       }
     }
   }

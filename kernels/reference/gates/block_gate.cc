@@ -168,13 +168,12 @@ void ChooseByQuery(Engine& engine, const TokenMajor<const float>& q, int kv_head
   engine.pool().For(q.heads * words, [&](int64_t task, int) {
     const int64_t head = task / words, word = task % words;
     const bool late = TiesGoLate(static_cast<int32_t>(head));
+    const int32_t halves = step.head_halves == nullptr ? 2 : step.head_halves[head];
     for (int64_t i = word * 32; i < std::min(q.tokens, (word + 1) * 32); ++i) {
       const auto own = static_cast<int32_t>(step.query_layout.Position(i) / step.block_size);
       const int32_t first =
           (step.document_starts == nullptr ? 0 : step.document_starts[i]) / step.block_size;
-      // Besides its own.
-      int64_t keep =
-          (step.density > 0 ? MostBlocks(step.density, own - first + 1) : step.topk_blocks) - 1;
+      int64_t keep = KeptBefore(step.topk_blocks, step.density, halves, own - first);
       Scores scores = ScoreBlocks(q.data + i * q.token_stride + head * q.head_stride,
                                   means.data() + head / group * blocks * d, d,
                                   {.first = first, .own = own, .last = own}, late);

@@ -101,6 +101,33 @@ TEST(QueryGateTest, IsTheOraclesOnAnyRank) {
   }
 }
 
+// Heads have budgets of their own, of what a query keeps besides its own block.
+TEST(QueryGateTest, HeadsKeepTheirHalvesOfTheBudget) {
+  std::mt19937 random(9);
+  constexpr int64_t kTokens = 2048;
+  const Tensor q = RandomTensor(kTokens, 4, 64, random), k = RandomTensor(kTokens, 2, 64, random);
+  const std::vector<int32_t> halves = {3, 1, 2, 3};
+  const auto documents =
+      testing::DocumentStarts(kTokens, testing::RandomDocuments(kTokens, 64, random));
+  for (const std::vector<int32_t>& starts : {std::vector<int32_t>(), documents}) {
+    for (const auto& [topk, density] :
+         {std::pair{1, 0.0f}, {2, 0.0f}, {6, 0.0f}, {30, 0.0f}, {1, 0.3f}, {1, 2.0f / 3.0f}}) {
+      SCOPED_TRACE(::testing::Message() << "topk " << topk << ", density " << density);
+      const QueryGateStep step = {.tile = 64,
+                                  .block_size = 64,
+                                  .topk_blocks = topk,
+                                  .density = density,
+                                  .head_halves = halves.data()};
+      const ShardLayout layout = {.tokens = kTokens};
+      const Choice choice = Choose(q, k, step, layout, starts);
+      EXPECT_EQ(testing::QueryGateComplaint(q.view(), k.view(), step, starts, layout,
+                                            choice.queries, 1e-5),
+                "");
+      EXPECT_EQ(testing::ChosenByTileComplaint(step, 4, layout, choice.queries, choice.chosen), "");
+    }
+  }
+}
+
 // Queries of one tile that look for different blocks each get theirs; the gate by tile, which sums
 // them, would miss one.
 TEST(QueryGateTest, NeighboursChooseApart) {

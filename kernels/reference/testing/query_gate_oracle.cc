@@ -52,7 +52,12 @@ std::string QueryGateComplaint(const TokenMajor<const float>& q, const TokenMajo
       int64_t keep = step.topk_blocks;
       if (step.density > 0)
         keep = static_cast<int64_t>(double{step.density} * static_cast<double>(seen));
-      keep = std::clamp<int64_t>(keep, 1, seen);
+      const int64_t others = std::max<int64_t>(keep - 1, 0);
+      const int32_t halves = step.head_halves == nullptr ? 2 : step.head_halves[head];
+      keep = others + 1;
+      if (halves == 1) keep -= others / 2;
+      if (halves == 3) keep += others / 2;
+      keep = std::min(keep, seen);
       int64_t kept = 0;
       double least = INFINITY, best_left = -INFINITY;
       const auto where = [&](const char* what) {
