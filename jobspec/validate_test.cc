@@ -167,8 +167,23 @@ TEST(ValidateTest, HeadBudgetsFollowProbesThatThereAre) {
                         "by_probe"));
   EXPECT_THAT(Complaint({"attention.head_budgets=by_probe", "parallelism.heads=2"}),
               HasSubstr("parallelism.heads: 2 does not go with attention.head_budgets: by_probe"));
-  EXPECT_THAT(Complaint({"attention.head_budgets=by_probe", "attention.pattern=moba"}),
-              HasSubstr("attention.head_budgets: only fits attention.pattern: vertical_slash"));
+  EXPECT_THAT(Complaint({"attention.head_budgets=by_probe", "attention.pattern=block_topk"}),
+              HasSubstr("attention.head_budgets: only fits attention.pattern: vertical_slash, or "
+                        "attention.pattern: moba, or attention.pattern: adaspa"));
+  EXPECT_EQ(Complaint({"attention.pattern=moba", "attention.head_budgets=by_probe"}), "");
+  EXPECT_EQ(Complaint({"attention.pattern=moba", "attention.density=0.7"}), "");
+  EXPECT_THAT(
+      Complaint(
+          {"attention.pattern=moba", "attention.density=0.7", "attention.head_budgets=by_probe"}),
+      HasSubstr("attention.density is 0.7; with attention.head_budgets: by_probe some heads "
+                "keep half more"));
+  EXPECT_THAT(Complaint({"attention.pattern=moba", "attention.head_budgets=by_recall"}),
+              HasSubstr("attention.head_budgets: by_recall does not go with attention.pattern: "
+                        "moba, whose choice estimates no recall; give attention.head_budgets: "
+                        "by_probe, or equal"));
+  EXPECT_THAT(Complaint({"attention.pattern=moba", "attention.head_budgets=by_probe",
+                         "parallelism.heads=2"}),
+              HasSubstr("parallelism.heads: 2 does not go with attention.head_budgets: by_probe"));
 }
 
 TEST(ValidateTest, HeadsAreSharedOutByADivisorOfTheContext) {

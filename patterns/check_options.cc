@@ -123,14 +123,13 @@ absl::Status CheckHeadBudgets(const AttentionOptions& options) {
   if (options.probe_every == 0) {
     return Invalid(
         "attention.head_budgets: by_probe follows the probes, of which attention.probe_every: 0 "
-        "asks for none; give attention.probe_every: 16, or attention.head_budgets: by_recall");
+        "asks for none; give attention.probe_every: 16, or attention.head_budgets: equal");
   }
   if (options.balance.anchor == kernels::Anchor::kNone) return absl::OkStatus();
   return Invalid(
       "attention.head_budgets: by_probe does not go with attention.balance.anchor, which moves "
-      "what "
-      "is probed by how ranks are loaded; give attention.balance.anchor: none, or "
-      "attention.head_budgets: by_recall");
+      "what is probed by how ranks are loaded; give attention.balance.anchor: none, or "
+      "attention.head_budgets: equal");
 }
 
 }  // namespace
@@ -145,8 +144,7 @@ absl::Status CheckByDocuments(const AttentionOptions& options) {
     return Invalid(
         "parallelism.layout: documents does not go with attention.head_budgets: by_probe, for "
         "documents that one rank holds are probed there alone; give parallelism.layout: striped, "
-        "or "
-        "attention.head_budgets: by_recall");
+        "or attention.head_budgets: equal");
   }
   if (options.mask != Mask::kCausal) {
     return Invalid(absl::StrFormat(

@@ -276,6 +276,15 @@ TEST(IndexMemoryTest, CountsTheRowsOfQueriesThatChoseForThemselves) {
   EXPECT_EQ(IndexMemoryOf(options, shape, 36).working, (int64_t{1} << 22) * 128 * 8 + lists);
   shape.kv_heads = 16;  // no heads to gather together
   EXPECT_EQ(IndexMemoryOf(options, shape, 36).working, capacity * 128 * 8 + lists);
+  // A head may keep half more besides its own block.
+  options.adapt_heads = options.adapt_by_probe = true;
+  for (int64_t b = 1; b < 256; b += 2)
+    rows += 1024 * ((std::max<int64_t>(1, (b + 1) / 20) - 1) / 2);
+  const int64_t by_head = (rows + 256 * 127) / 128 * 128 + 128;
+  EXPECT_GT(by_head, capacity);
+  EXPECT_EQ(IndexMemoryOf(options, shape, 36).working,
+            by_head * 128 * 8 + kBits + kChosen + 2 * 16 * by_head / 128 * 8 * 4);
+  options.adapt_heads = options.adapt_by_probe = false;
   shape.element_bytes = 4;  // a CPU's
   EXPECT_EQ(IndexMemoryOf(options, shape, 36).working, 0);
   options.density = 0.9;  // tiles are visited whole

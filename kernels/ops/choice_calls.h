@@ -27,6 +27,15 @@ inline void CheckTile(int64_t tile) {
   TORCH_CHECK(tile == 64 || tile == 128, "tile is ", tile, "; 64 and 128 are supported");
 }
 
+// MeanKeys::starts of each sequence, of where its tokens' documents start.
+inline torch::Tensor KeyStarts(const torch::Tensor& documents) {
+  constexpr int64_t kPart = MeanKeys::kTokens;
+  const int64_t tokens = documents.size(1);
+  const torch::Tensor ends =
+      torch::arange(kPart, tokens + kPart, kPart, documents.options().dtype(torch::kLong));
+  return documents.index_select(1, ends.clamp_max(tokens) - 1);
+}
+
 // QueryGateStep's chosen, [batch, heads, tiles, words], and queries, [batch, heads, blocks, words].
 template <typename Engine>
 std::tuple<torch::Tensor, torch::Tensor> ChooseMoba(Engine& engine, const torch::Tensor& q,
@@ -54,12 +63,18 @@ std::tuple<torch::Tensor, torch::Tensor> ChooseMoba(Engine& engine, const torch:
                           {sizes.batch, sizes.heads, blocks, QueryWords(sizes.tokens)}, ints),
                       key_sums = torch::empty({sizes.Tiles(tile), sizes.kv_heads, sizes.head_dim},
                                               q.options().dtype(torch::kFloat));
+  std::optional<torch::Tensor> key_starts;
+  if (documents) key_starts = KeyStarts(*documents);
   for (int64_t b = 0; b < sizes.batch; ++b) {
-    ThrowIfNotOk(engine.Run(TileKeySumsStep{.tile = static_cast<int32_t>(tile),
+    const MeanKeys counted = {.starts = StartsOf(key_starts, b)};
+    ThrowIfNotOk(engine.Run(TileKeySumsStep{.layout = sizes.layout(),
+                                            .counted = counted,
+                                            .tile = static_cast<int32_t>(tile),
                                             .sums = key_sums.mutable_data_ptr<float>()},
                             queries[b], keys[b]));
     ThrowIfNotOk(
         engine.Run(QueryGateStep{.key_sums = key_sums.const_data_ptr<float>(),
+                                 .counted = counted,
                                  .query_layout = sizes.layout(),
                                  .document_starts = StartsOf(documents, b),
                                  .tile = static_cast<int32_t>(tile),

@@ -34,9 +34,4 @@ bool AreOfModel(std::span<const LayerBudgets> layers, int64_t model_layers, int6
 void FollowProbe(int layer, std::span<const int64_t> visited, int64_t queries,
                  LayerBudgets* budgets);
 
-// `halves` of a budget of `count`; two heads' that a pair has moved add up to twice the budget.
-inline int32_t OfHalves(int32_t count, int32_t halves) {
-  return halves == 1 ? count - count / 2 : halves == 2 ? count : count + count / 2;
-}
-
 }  // namespace ringleader::patterns

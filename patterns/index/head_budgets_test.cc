@@ -77,9 +77,9 @@ TEST(HeadBudgetsTest, OneProbeIsAQuarterOfTheMean) {
 
 TEST(HeadBudgetsTest, APairKeepsItsSum) {
   for (const int32_t count : {1, 2, 7, 40}) {
-    EXPECT_EQ(OfHalves(count, 1) + OfHalves(count, 3), 2 * count);
-    EXPECT_EQ(OfHalves(count, 2), count);
-    EXPECT_GE(OfHalves(count, 1), 1);
+    EXPECT_EQ(kernels::OfHalves(count, 1) + kernels::OfHalves(count, 3), 2 * count);
+    EXPECT_EQ(kernels::OfHalves(count, 2), count);
+    EXPECT_GE(kernels::OfHalves(count, 1), 1);
   }
 }
 

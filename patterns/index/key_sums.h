@@ -4,10 +4,16 @@
 #include "absl/status/statusor.h"
 #include "patterns/index/device_array.h"
 #include "patterns/index/index_device.h"
+#include "ringleader/kernels/seen_keys.h"
 
 namespace ringleader::patterns {
 
-// Gathers the sums of the keys of each tile of the sequence, in its order: [tiles, kv_heads,
+// The keys that means count: of the block in which a document begins, its own.
+inline kernels::MeanKeys MeanKeysOf(const IndexInputs& inputs) {
+  return {.starts = inputs.documents == nullptr ? nullptr : inputs.documents->key_starts.data()};
+}
+
+// Gathers the sums of these keys of each tile of the sequence, in its order: [tiles, kv_heads,
 // head_dim]. The same on all ranks.
 absl::StatusOr<DeviceArray<float>> GatherKeySums(const IndexInputs& inputs, int tile,
                                                  IndexDevice& device);

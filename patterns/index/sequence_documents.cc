@@ -2,9 +2,11 @@
 
 #include <algorithm>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "ringleader/kernels/index.h"
+#include "ringleader/kernels/seen_keys.h"
 
 namespace ringleader::patterns {
 
@@ -21,19 +23,31 @@ absl::Status CheckFirsts(const kernels::ShardLayout& layout, std::span<const int
   return absl::OkStatus();
 }
 
-// Returns TileSelection::document_starts of the first `count` local tokens.
-std::vector<int32_t> LocalStarts(const kernels::ShardLayout& layout,
-                                 std::span<const int64_t> firsts, int64_t count) {
+// Returns where the documents of `count` tokens start whose positions, position_of(i), ascend.
+std::vector<int32_t> StartsOf(std::span<const int64_t> firsts, int64_t count,
+                              absl::FunctionRef<int64_t(int64_t)> position_of) {
   std::vector<int32_t> starts;
   starts.reserve(count);
-  // Positions grow with the local index.
   size_t document = 0;
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t position = layout.Position(i);
+    const int64_t position = position_of(i);
     while (document + 1 < firsts.size() && firsts[document + 1] <= position) ++document;
     starts.push_back(static_cast<int32_t>(firsts[document]));
   }
   return starts;
+}
+
+// Returns TileSelection::document_starts of the first `count` local tokens.
+std::vector<int32_t> LocalStarts(const kernels::ShardLayout& layout,
+                                 std::span<const int64_t> firsts, int64_t count) {
+  return StartsOf(firsts, count, [&](int64_t i) { return layout.Position(i); });
+}
+
+// Returns MeanKeys::starts of a sequence of `tokens`.
+std::vector<int32_t> KeyStarts(std::span<const int64_t> firsts, int64_t tokens) {
+  constexpr int64_t kPart = kernels::MeanKeys::kTokens;
+  return StartsOf(firsts, (tokens + kPart - 1) / kPart,
+                  [&](int64_t i) { return std::min((i + 1) * kPart, tokens) - 1; });
 }
 
 // All but what a rank sees.
@@ -61,6 +75,7 @@ absl::StatusOr<std::shared_ptr<const SequenceDocuments>> MakeDocuments(
   ASSIGN_OR_RETURN(auto documents, MakeHead(layout, firsts, padding));
   if (firsts.size() < 2) return nullptr;
   documents->local_starts = LocalStarts(layout, firsts, layout.local_tokens());
+  documents->key_starts = KeyStarts(firsts, layout.tokens);
   return documents;
 }
 

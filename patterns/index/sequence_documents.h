@@ -22,6 +22,8 @@ struct SequenceDocuments {
   int64_t content = 0;                // those before the padding at the end
   std::vector<int64_t> firsts;        // positions of the documents' first tokens
   std::vector<int32_t> local_starts;  // [n]: TileSelection::document_starts of this rank
+  // MeanKeys::starts of the sequence: of documents under a causal mask.
+  std::vector<int32_t> key_starts = {};
   // Where the mask is not causal, in their place: TileSelection::intervals of this rank, [n] each,
   // of what a query sees, and of what it sees in its window.
   std::vector<kernels::KeyIntervals> visible = {}, visible_in_window = {};
@@ -34,7 +36,7 @@ struct SequenceDocuments {
 // The same in a device's memory, shared by the layers of a sequence.
 struct DeviceDocuments {
   std::shared_ptr<const SequenceDocuments> host;
-  DeviceArray<int32_t> local_starts;
+  DeviceArray<int32_t> local_starts, key_starts;
   DeviceArray<kernels::KeyIntervals> visible, visible_in_window;
   // EstimateQueries on the device: [E].
   DeviceArray<int64_t> estimate_positions, estimate_starts;

@@ -15,9 +15,6 @@
 namespace ringleader::patterns {
 namespace {
 
-// Half more than this is all.
-constexpr double kMostAdaptedDensity = 2.0 / 3.0;
-
 // clang-format off
 constexpr PatternField kFields[] = {
     {"attention.density", "0.2", {0, 1, true},
@@ -37,14 +34,7 @@ absl::Status Check(const AttentionOptions& options) {
     return absl::InvalidArgumentError(
         absl::StrFormat("attention.density must lie in (0, 1]; got %g", options.density));
   }
-  if (options.adapt_heads && options.density > kMostAdaptedDensity) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("attention.density is %g; with attention.head_budgets: %s some "
-                        "heads keep half more, "
-                        "so that it is at most 2/3: give less, or attention.head_budgets: equal",
-                        options.density, options.adapt_by_probe ? "by_probe" : "by_recall"));
-  }
-  return absl::OkStatus();
+  return CheckHeadDensity(options);
 }
 
 // Blocks that a tile with `own` before it keeps besides its own, in a head of the most budget.
@@ -180,7 +170,7 @@ double PairOperations(const AttentionOptions& /*options*/, int64_t head_dim) {
 }
 
 void SetDensity(AttentionOptions* options, int64_t /*tokens*/, double density) {
-  options->density = options->adapt_heads ? std::min(density, kMostAdaptedDensity) : density;
+  options->density = options->adapt_heads ? std::min(density, kMostHeadDensity) : density;
 }
 
 }  // namespace

@@ -49,6 +49,7 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
                       index, [&](const kernels::ChoiceMove& move) {
                         return device.Run(kernels::MeanGateStep{
                             .key_sums = key_sums.data(),
+                            .counted = MeanKeysOf(inputs),
                             .query_layout = layout,
                             .seen = index.seen(),
                             .tile = options.tile,
@@ -100,8 +101,8 @@ extern constinit const PatternDefinition kBlockTopKDefinition = {
         R"(Mixture of Block Attention (MoBA, arXiv 2502.13189) with a gate for each tile of queries, not for each query, which is
 faster and coarser. Keys are cut into blocks of `attention.block_size` tokens. A tile of queries sees its own block up
 to the diagonal, and the `attention.topk_blocks` earlier blocks whose mean key has the largest product with the tile's
-mean query; under an `attention.mask` that shows later tokens, of all the other blocks of which a query of the tile sees
-a key. Which those are is chosen per layer, head and step; the kernels get lists of tiles, per query tile and,
+mean query (of the block in which a document begins, the mean of that document's keys); under an `attention.mask` that shows later
+tokens, of all the other blocks of which a query of the tile sees a key. Which those are is chosen per layer, head and step; the kernels get lists of tiles, per query tile and,
 for backward, per key tile. `moba` has the gate as published. With `attention.selection: causal` the tile's first
 query chooses alone, which no query of the tile precedes. Of blocks with equal scores even heads take the earlier, odd
 heads the later. The planner assumes that half of the choices are blocks that the whole head favours.

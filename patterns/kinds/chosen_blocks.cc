@@ -64,6 +64,14 @@ absl::Status CheckBlocks(std::string_view field, int64_t size, int64_t tokens,
                       size, blocks, tokens, pattern, most, advice));
 }
 
+absl::Status CheckHeadDensity(const AttentionOptions& options) {
+  if (!options.adapt_heads || options.density <= kMostHeadDensity) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "attention.density is %g; with attention.head_budgets: %s some heads keep half more, "
+      "so that it is at most 2/3: give less, or attention.head_budgets: equal",
+      options.density, options.adapt_by_probe ? "by_probe" : "by_recall"));
+}
+
 int64_t ListedTilesOf(int64_t blocks, int64_t span, int64_t kept) {
   return blocks * std::min({TilesOfRow(blocks), blocks, (kept + 1) * span});
 }

@@ -30,6 +30,11 @@ inline float KernelShare(double density) {
 absl::Status CheckBlocks(std::string_view field, int64_t size, int64_t tokens,
                          std::string_view pattern, int64_t most, std::string_view advice);
 
+// INVALID_ARGUMENT where a head with half more than attention.density would keep more than all.
+absl::Status CheckHeadDensity(const AttentionOptions& options);
+// The largest share of which half more is not.
+inline constexpr double kMostHeadDensity = 2.0 / 3.0;
+
 // Returns the most tiles that a sampled head lists one by one, where blocks have `span` tiles and a
 // row keeps up to `kept` of them besides its own.
 int64_t ListedTilesOf(int64_t blocks, int64_t span, int64_t kept);

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <vector>
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
@@ -18,11 +19,16 @@ constexpr PatternField kFields[] = {
      Read<&AttentionOptions::block_size>},
     {"attention.density", "0", {0, 1},
      "Share of the blocks up to its own that a query keeps, whatever the length, and its own at least; 0: "
-     "`attention.topk_blocks` holds instead.",
+     "`attention.topk_blocks` holds instead. With `attention.head_budgets: by_probe` at most 2/3.",
      Read<&AttentionOptions::density>},
     {"attention.topk_blocks", "8", {1, kMaxTokens},
      "Blocks that a query keeps, its own counted.",
      Read<&AttentionOptions::topk_blocks>, "attention.density", "0"},
+    {"attention.head_budgets", "equal", {},
+     "Whether queries keep as many blocks in all heads (`equal`), or besides their own half more in those that recall "
+     "little and half of them in as many that recall much, by the probes of earlier steps (`by_probe`, with "
+     "`attention.probe_every`). `by_recall` is refused.",
+     ReadHeadBudgets},
 };
 // clang-format on
 
@@ -36,9 +42,16 @@ absl::Status Check(const AttentionOptions& options) {
     return absl::InvalidArgumentError(
         absl::StrFormat("attention.density must lie in [0, 1]; got %g", options.density));
   }
-  if (options.topk_blocks >= 1) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrFormat(
-      "attention.topk_blocks is %d; a query keeps its own block at least", options.topk_blocks));
+  if (options.topk_blocks < 1) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "attention.topk_blocks is %d; a query keeps its own block at least", options.topk_blocks));
+  }
+  if (options.adapt_heads && !options.adapt_by_probe) {
+    return absl::InvalidArgumentError(
+        "attention.head_budgets: by_recall does not go with attention.pattern: moba, whose choice "
+        "estimates no recall; give attention.head_budgets: by_probe, or equal");
+  }
+  return CheckHeadDensity(options);
 }
 
 absl::Status CheckLength(const AttentionOptions& options, int64_t tokens) {
@@ -47,9 +60,10 @@ absl::Status CheckLength(const AttentionOptions& options, int64_t tokens) {
 }
 
 kernels::EarlierBlocks CountEarlierBlocks(const AttentionOptions& options,
-                                          const kernels::ShardLayout& queries, bool is_moved) {
+                                          const kernels::ShardLayout& queries, bool is_moved,
+                                          bool has_head_budgets) {
   return kernels::CountEarlierBlocks(queries, options.tile, options.block_size, options.topk_blocks,
-                                     KernelShare(options.density), is_moved);
+                                     KernelShare(options.density), is_moved, has_head_budgets);
 }
 
 absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, IndexDevice& device,
@@ -66,17 +80,26 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
       device, inputs.heads * blocks * kernels::QueryWords(layout.local_tokens()));
   index.chosen = AllocateArray<uint32_t>(
       device, inputs.heads * local_tiles * kernels::BlockWords(static_cast<int32_t>(blocks)));
+  const bool has_head_budgets = options.adapt_by_probe && !inputs.head_halves.empty();
+  DeviceArray<int32_t> head_halves;
+  if (has_head_budgets) {
+    head_halves = UploadArray(
+        device, std::vector<int32_t>(inputs.head_halves.begin(), inputs.head_halves.end()));
+  }
   return ChooseBlocks(
       options.balance, options.tile, /*tells_work_before=*/false, inputs, device, index,
       [&](const kernels::ChoiceMove& move) {
-        index.earlier_blocks = CountEarlierBlocks(options, layout, move.factor != nullptr);
+        index.earlier_blocks =
+            CountEarlierBlocks(options, layout, move.factor != nullptr, has_head_budgets);
         return device.Run(kernels::QueryGateStep{.key_sums = key_sums.data(),
+                                                 .counted = MeanKeysOf(inputs),
                                                  .query_layout = layout,
                                                  .document_starts = index.document_starts(),
                                                  .tile = options.tile,
                                                  .block_size = options.block_size,
                                                  .topk_blocks = options.topk_blocks,
                                                  .density = KernelShare(options.density),
+                                                 .head_halves = head_halves.data(),
                                                  .scale = inputs.scale,
                                                  .move = move,
                                                  .queries = index.queries_chosen.data(),
@@ -104,7 +127,7 @@ IndexMemory MemoryOf(const AttentionOptions& options, const IndexShape& shape) {
   int64_t capacity = 0;  // of the rank that has the most
   for (layout.rank = 0; layout.rank < shape.ranks; ++layout.rank) {
     const kernels::EarlierBlocks pairs =
-        CountEarlierBlocks(options, layout, options.balance.is_on());
+        CountEarlierBlocks(options, layout, options.balance.is_on(), options.adapt_by_probe);
     if (!kernels::GathersQueries(pairs)) continue;
     capacity = std::max(capacity, kernels::RowCapacity(pairs, blocks, options.tile));
   }
@@ -128,8 +151,9 @@ int64_t Kept(const AttentionOptions& options, int64_t own, bool gathers) {
 }
 
 bool Gathers(const AttentionOptions& options, int64_t blocks) {
-  return kernels::GathersQueries(
-      CountEarlierBlocks(options, {.tokens = blocks * options.tile}, false));
+  return kernels::GathersQueries(CountEarlierBlocks(options, {.tokens = blocks * options.tile},
+                                                    /*is_moved=*/false,
+                                                    /*has_head_budgets=*/false));
 }
 
 int64_t MostKept(const AttentionOptions& options, int64_t blocks) {
@@ -180,8 +204,11 @@ extern constinit const PatternDefinition kMobaDefinition = {
     .page =
         R"(Mixture of Block Attention as published (MoBA, arXiv 2502.13189): the gate is each query's own, where `block_topk` has
 one for a tile of queries. Keys are cut into blocks of `attention.block_size` tokens. A query sees its own block up to
-itself, and of the earlier ones, from the one on in which its document starts, those whose mean key it scores highest:
-with its own, `attention.topk_blocks` or a share of them. Which those are is chosen per layer, head and step.
+itself, and of the earlier ones, from the one on in which its document starts, those whose mean key it scores highest
+(a mean of keys of its document alone): with its own, `attention.topk_blocks` or a share of them. Which those are is chosen per layer, head and step.
+
+With `attention.head_budgets: by_probe` levels come from the probes of earlier steps, as under `vertical_slash`: what a query
+keeps besides its own block is half of it in some heads and half more in as many, as far as there are so many blocks.
 
 On GPUs the queries of each block are gathered, so that what is computed, and reported as visited, is the share asked
 for and each query's own block, where queries choose no more than 80 % of the blocks before their own (and one head's rows

@@ -182,9 +182,10 @@ absl::Status GatherCandidates(VerticalSlash& work, IndexDevice& device) {
 void TakeHeadBudgets(std::span<const int32_t> halves, VerticalSlash& work, IndexDevice& device) {
   std::vector<int32_t> counts;
   for (const int32_t of_head : halves) {
-    counts.push_back(std::min(OfHalves(work.max_verticals, of_head), work.max_columns));
+    counts.push_back(std::min(kernels::OfHalves(work.max_verticals, of_head), work.max_columns));
   }
-  for (const int32_t of_head : halves) counts.push_back(OfHalves(work.max_slashes, of_head));
+  for (const int32_t of_head : halves)
+    counts.push_back(kernels::OfHalves(work.max_slashes, of_head));
   work.budget_counts = UploadArray(device, counts);
 }
 

@@ -39,11 +39,12 @@ def test_moba_is_what_its_paper_says(documents, density):
         q, k, documents=ids if documents else None)
     blocks = -(-tokens // block)
     chosen = bits_of(choice.queries, tokens).transpose(2, 3)  # [batch, heads, tokens, blocks]
-    # The definition: scores of mean keys, in float64.
-    keys = torch.nn.functional.pad(k.detach().double(), (0, 0, 0, blocks * block - tokens)).unflatten(2, (blocks, block))
-    sizes = torch.full((blocks,), float(block), dtype=torch.float64, device=DEVICE)
-    sizes[-1] = tokens - (blocks - 1) * block
-    means = (keys.sum(3) / sizes.view(-1, 1)).repeat_interleave(2, 1)
+    # The definition: scores of mean keys, of the document of a block's last one, in float64.
+    block_of_key = torch.arange(tokens, device=DEVICE) // block
+    last = ids[:, [min((b + 1) * block, tokens) - 1 for b in range(blocks)]]
+    counted = ((block_of_key == torch.arange(blocks, device=DEVICE).unsqueeze(1))
+               & (ids.unsqueeze(1) == last.unsqueeze(-1))).double()  # [batch, blocks, tokens]
+    means = ((counted / counted.sum(-1, keepdim=True)).unsqueeze(1) @ k.detach().double()).repeat_interleave(2, 1)
     scores = q.detach().double() @ means.mT
     own = torch.arange(tokens, device=DEVICE) // block
     starts = kernels.documents_from_ids(ids).starts // block

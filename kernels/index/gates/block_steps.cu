@@ -17,7 +17,7 @@ struct Step {
   cudaStream_t stream;
 
   absl::Status operator()(const TileKeySumsStep& step) const {
-    return TileSums(k, step.tile, step.sums, stream);
+    return TileKeySums(k, step, stream);
   }
   absl::Status operator()(const OrderTilesStep& step) const {
     return OrderTileSums(step.gathered, step.layout, step.tile, step.row, step.ordered, stream);
@@ -28,6 +28,7 @@ struct Step {
     RETURN_IF_ERROR((step.first_query_gates ? TileFirsts : TileSums)(q, step.tile, sums, stream));
     return SelectBlocksByMean({.query_sums = sums,
                                .key_sums = step.key_sums,
+                               .counted = step.counted,
                                .query_layout = step.query_layout,
                                .seen = step.seen,
                                .heads = q.heads,

@@ -18,14 +18,17 @@ using fused::CheckTile;
 constexpr int kGateThreads = 256;
 constexpr int kGateWarps = kGateThreads / 32;
 
-__global__ void TileSumsKernel(const TokenMajor<const __nv_bfloat16> x, int tile, float* sums) {
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * tile;
-  const int tokens = static_cast<int>(min(static_cast<int64_t>(tile), x.tokens - first));
+__global__ void TileSumsKernel(const TokenMajor<const __nv_bfloat16> x, const ShardLayout layout,
+                               const MeanKeys counted, int tile, float* sums) {
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * tile;
+  const int tokens = static_cast<int>(min(static_cast<int64_t>(tile), x.tokens - begin));
+  const int64_t position = layout.Position(begin);
+  const int first = static_cast<int>(counted.First(position, position + tokens) - position);
   const int head = blockIdx.y;
-  const __nv_bfloat16* row = x.data + first * x.token_stride + head * x.head_stride + threadIdx.x;
+  const __nv_bfloat16* row = x.data + begin * x.token_stride + head * x.head_stride + threadIdx.x;
   float sum = 0.0f;
 #pragma unroll 8
-  for (int t = 0; t < tokens; ++t) sum += __bfloat162float(row[t * x.token_stride]);
+  for (int t = first; t < tokens; ++t) sum += __bfloat162float(row[t * x.token_stride]);
   sums[(static_cast<int64_t>(blockIdx.x) * x.heads + head) * x.head_dim + threadIdx.x] = sum;
 }
 
@@ -37,15 +40,16 @@ __global__ void TileFirstsKernel(const TokenMajor<const __nv_bfloat16> x, int ti
 }
 
 // Fills means[kv head, block, :]. A thread takes one dimension and adds tiles in order.
-__global__ void BlockMeansKernel(const BlockGateArgs args, int tiles, int blocks) {
-  const int block = blockIdx.x, head = blockIdx.y, per_block = args.block_size / args.tile;
+__global__ void BlockMeansKernel(const BlockGateArgs args, int blocks) {
+  const int block = blockIdx.x, head = blockIdx.y;
+  const int64_t begin = static_cast<int64_t>(block) * args.block_size,
+                end = min(begin + args.block_size, args.query_layout.tokens),
+                first = args.counted.First(begin, end);
   float mean = 0.0f;
-  for (int b = block * per_block; b < min(tiles, (block + 1) * per_block); ++b) {
-    mean += args.key_sums[(static_cast<int64_t>(b) * args.kv_heads + head) * args.head_dim +
-                          threadIdx.x];
+  for (int64_t b = first / args.tile; b * args.tile < end; ++b) {
+    mean += args.key_sums[(b * args.kv_heads + head) * args.head_dim + threadIdx.x];
   }
-  const int64_t tokens = args.query_layout.tokens - static_cast<int64_t>(block) * args.block_size;
-  mean /= static_cast<float>(min(tokens, static_cast<int64_t>(args.block_size)));
+  mean /= static_cast<float>(end - first);
   args.means[(static_cast<int64_t>(head) * blocks + block) * args.head_dim + threadIdx.x] = mean;
 }
 
@@ -309,13 +313,8 @@ __global__ void __launch_bounds__(kGateThreads)
   }
 }
 
-// A row of keys in 48 KiB of shared memory.
-constexpr int kMaxBlocks = kMaxMassBlocks;
-
-}  // namespace
-
-absl::Status TileSums(const TokenMajor<const __nv_bfloat16>& x, int32_t tile, float* sums,
-                      cudaStream_t stream) {
+absl::Status SumTiles(const TokenMajor<const __nv_bfloat16>& x, const ShardLayout& layout,
+                      const MeanKeys& counted, int32_t tile, float* sums, cudaStream_t stream) {
   RETURN_IF_ERROR(CheckSize(x.head_dim, "TileSums: head_dim", 1, 256));
   RETURN_IF_ERROR(CheckSize(x.heads, "TileSums: heads", 1, 65535));
   RETURN_IF_ERROR(CheckTile(tile, "TileSums: tile"));
@@ -323,9 +322,24 @@ absl::Status TileSums(const TokenMajor<const __nv_bfloat16>& x, int32_t tile, fl
   RETURN_IF_ERROR(CheckPointer(sums, "TileSums: sums"));
   const unsigned tiles = static_cast<unsigned>((x.tokens + tile - 1) / tile);
   if (tiles == 0) return absl::OkStatus();
-  TileSumsKernel<<<dim3(tiles, x.heads), x.head_dim, 0, stream>>>(x, tile, sums);
+  TileSumsKernel<<<dim3(tiles, x.heads), x.head_dim, 0, stream>>>(x, layout, counted, tile, sums);
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "TileSums");
   return absl::OkStatus();
+}
+
+// A row of keys in 48 KiB of shared memory.
+constexpr int kMaxBlocks = kMaxMassBlocks;
+
+}  // namespace
+
+absl::Status TileKeySums(const TokenMajor<const __nv_bfloat16>& k, const TileKeySumsStep& step,
+                         cudaStream_t stream) {
+  return SumTiles(k, step.layout, step.counted, step.tile, step.sums, stream);
+}
+
+absl::Status TileSums(const TokenMajor<const __nv_bfloat16>& x, int32_t tile, float* sums,
+                      cudaStream_t stream) {
+  return SumTiles(x, /*layout=*/{}, /*counted=*/{}, tile, sums, stream);
 }
 
 absl::Status TileFirsts(const TokenMajor<const __nv_bfloat16>& x, int32_t tile, float* firsts,
@@ -358,11 +372,10 @@ absl::Status SelectBlocksByMean(const BlockGateArgs& args, cudaStream_t stream) 
   RETURN_IF_ERROR(CheckPointer(args.key_sums, "SelectBlocksByMean: key_sums"));
   RETURN_IF_ERROR(CheckPointer(args.means, "SelectBlocksByMean: means"));
   RETURN_IF_ERROR(CheckPointer(args.chosen, "SelectBlocksByMean: chosen"));
-  const int tiles = static_cast<int>((tokens + args.tile - 1) / args.tile);
   const int query_tiles =
       static_cast<int>((args.query_layout.local_tokens() + args.tile - 1) / args.tile);
   BlockMeansKernel<<<dim3(static_cast<unsigned>(blocks), args.kv_heads), args.head_dim, 0,
-                     stream>>>(args, tiles, static_cast<int>(blocks));
+                     stream>>>(args, static_cast<int>(blocks));
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "SelectBlocksByMean: means");
   const auto kernel = args.move.factor == nullptr ? MeanGateKernel<false> : MeanGateKernel<true>;
   RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,

@@ -19,7 +19,10 @@ namespace ringleader::kernels::index {
 // sums: [tiles, heads, head_dim]
 absl::Status TileSums(const TokenMajor<const __nv_bfloat16>& x, int32_t tile, float* sums,
                       cudaStream_t stream);
-// The same of each tile's first token alone.
+// TileKeySumsStep says what these are. k: [n, kv_heads, head_dim], this rank's.
+absl::Status TileKeySums(const TokenMajor<const __nv_bfloat16>& k, const TileKeySumsStep& step,
+                         cudaStream_t stream);
+// TileSums of each tile's first token alone.
 absl::Status TileFirsts(const TokenMajor<const __nv_bfloat16>& x, int32_t tile, float* firsts,
                         cudaStream_t stream);
 
@@ -30,6 +33,7 @@ struct BlockGateArgs {
   // [query tiles, heads, head_dim]: TileSums of local queries, or TileFirsts
   const float* query_sums = nullptr;
   const float* key_sums = nullptr;  // [tiles of the sequence, kv_heads, head_dim], by position
+  MeanKeys counted = {};            // TileKeySumsStep's
   ShardLayout query_layout;
   SeenKeys seen = {};  // as of all that follow, of the local queries
   int32_t heads = 0;

@@ -103,6 +103,24 @@ void CheckMoved(reference::Engine& engine, reference::BlockTopKArgs args, BlockG
   }
 }
 
+// The sums that a rank makes of its keys are those of its tiles among all.
+void CheckLocalSums(const Shape& s, const std::vector<Bf16>& k, const ShardLayout& layout,
+                    const MeanKeys& counted, const std::vector<float>& key_sums) {
+  const int64_t row = int64_t{s.kv_heads} * s.head_dim, n = layout.local_tokens(),
+                tiles = (n + s.tile - 1) / s.tile;
+  const DeviceBuffer<Bf16> local(Shard(k, row, layout));
+  DeviceBuffer<float> sums(tiles * row);
+  ASSERT_EQ(TileKeySums({local.data(), n, s.kv_heads, s.head_dim, row, s.head_dim},
+                        {.layout = layout, .counted = counted, .tile = s.tile, .sums = sums.data()},
+                        nullptr),
+            absl::OkStatus());
+  const std::vector<float> got = sums.Read();
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    const auto want = key_sums.begin() + layout.Position(tile * s.tile) / s.tile * row;
+    ASSERT_TRUE(std::equal(want, want + row, got.begin() + tile * row)) << tile;
+  }
+}
+
 // The choice by means, its lists for all owners and what moves make of it, against the reference.
 void CheckMeanGate(const Shape& s, const std::vector<Bf16>& q, const std::vector<Bf16>& k) {
   reference::Engine engine(2);
@@ -110,20 +128,23 @@ void CheckMeanGate(const Shape& s, const std::vector<Bf16>& q, const std::vector
   const int blocks = static_cast<int>((s.tokens + s.block_size - 1) / s.block_size);
   const int64_t q_row = int64_t{s.heads} * s.head_dim, k_row = int64_t{s.kv_heads} * s.head_dim;
   const std::vector<float> k_floats = Floats(k);
-  std::vector<float> key_sums(tiles * k_row);
-  reference::TileKeySums(engine,
-                         {k_floats.data(), s.tokens, s.kv_heads, s.head_dim, k_row, s.head_dim},
-                         s.tile, key_sums.data());
-  DeviceBuffer<Bf16> gpu_k(k);
-  DeviceBuffer<float> gpu_key_sums(tiles * k_row);
-  ASSERT_EQ(TileSums({gpu_k.data(), s.tokens, s.kv_heads, s.head_dim, k_row, s.head_dim}, s.tile,
-                     gpu_key_sums.data(), nullptr),
-            absl::OkStatus());
-  EXPECT_EQ(gpu_key_sums.Read(), key_sums);
-
   ShardLayout query = {
       .kind = s.kind, .ranks = s.ranks, .rank = s.ranks - 1, .stripe = 128, .tokens = s.tokens};
   const LocalSight sight(s, query);
+  std::vector<float> key_sums(tiles * k_row);
+  reference::TileKeySums(
+      engine, {k_floats.data(), s.tokens, s.kv_heads, s.head_dim, k_row, s.head_dim},
+      {.counted = sight.host.counted(), .tile = s.tile, .sums = key_sums.data()});
+  DeviceBuffer<Bf16> gpu_k(k);
+  DeviceBuffer<float> gpu_key_sums(tiles * k_row);
+  ASSERT_EQ(
+      TileKeySums({gpu_k.data(), s.tokens, s.kv_heads, s.head_dim, k_row, s.head_dim},
+                  {.counted = sight.device.counted(), .tile = s.tile, .sums = gpu_key_sums.data()},
+                  nullptr),
+      absl::OkStatus());
+  EXPECT_EQ(gpu_key_sums.Read(), key_sums);
+  CheckLocalSums(s, k, query, sight.device.counted(), key_sums);
+
   const std::vector<Bf16> q_local = Shard(q, q_row, query);
   const std::vector<float> q_floats = Floats(q_local);
   const int64_t n = query.local_tokens(), query_tiles = (n + s.tile - 1) / s.tile;
@@ -132,6 +153,7 @@ void CheckMeanGate(const Shape& s, const std::vector<Bf16>& q, const std::vector
       .query_layout = query,
       .seen = sight.host.seen(),
       .key_sums = key_sums.data(),
+      .counted = sight.host.counted(),
       .kv_heads = s.kv_heads,
       .tile = s.tile,
       .block_size = s.block_size,
@@ -146,6 +168,7 @@ void CheckMeanGate(const Shape& s, const std::vector<Bf16>& q, const std::vector
             absl::OkStatus());
   BlockGateArgs gpu_args = {.query_sums = query_sums.data(),
                             .key_sums = gpu_key_sums.data(),
+                            .counted = sight.device.counted(),
                             .query_layout = query,
                             .seen = sight.device.seen(),
                             .heads = s.heads,

@@ -254,17 +254,20 @@ struct FewBlocksGate {
       for (int i = 0; i < kValues; ++i) x[upper][i] = scores[i / 2 * 4 + upper * 2 + i % 2];
     }
     HideBlocks(x, first, own);
-    // Found again where there are ties, rather than held in a register.
-    const auto is_late = [&] {
+    // Found again where heads differ in their budgets or there are ties, rather than held in a
+    // register.
+    const auto head = [&] {
       FewItem item;
       ItemOf(n, item);
-      return TiesGoLate(item.head);
+      return item.head;
     };
+    const auto is_late = [&] { return TiesGoLate(head()); };
     uint32_t rows[2];
 #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
-      rows[upper] =
-          RowsOfColumns(KeepBest<kListed>(x[upper], own, p.Keep(first[upper], own), is_late));
+      int keep = p.Keep(first[upper], own, /*halves=*/2);
+      if (p.head_halves != nullptr) keep = p.Keep(first[upper], own, p.head_halves[head()]);
+      rows[upper] = RowsOfColumns(KeepBest<kListed>(x[upper], own, keep, is_late));
     }
     uint16_t(*const bits)[kItemRows / 16] = shared.bits[warpgroup];
 #pragma unroll

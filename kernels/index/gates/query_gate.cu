@@ -25,15 +25,19 @@ constexpr int kGateThreads = 256;
 constexpr int kGateWarps = kGateThreads / 32;
 
 // A thread takes one dimension and adds tiles in order. Blocks beyond the last are zeros.
-__global__ void SplitMeansKernel(const float* key_sums, GateParams p, int tile, int tiles,
+__global__ void SplitMeansKernel(const float* key_sums, const MeanKeys counted, GateParams p,
                                  __nv_bfloat16* means) {
-  const int block = blockIdx.x, head = blockIdx.y, d = blockDim.x, per_block = p.block_size / tile;
+  const int block = blockIdx.x, head = blockIdx.y, d = blockDim.x;
   float mean = 0.0f;
-  for (int b = block * per_block; b < min(tiles, (block + 1) * per_block); ++b) {
-    mean += key_sums[(static_cast<int64_t>(b) * p.kv_heads + head) * d + threadIdx.x];
+  if (block < p.blocks) {
+    const int64_t begin = static_cast<int64_t>(block) * p.block_size,
+                  end = min(begin + p.block_size, p.layout.tokens),
+                  first = counted.First(begin, end);
+    for (int64_t b = first / p.tile; b * p.tile < end; ++b) {
+      mean += key_sums[(b * p.kv_heads + head) * d + threadIdx.x];
+    }
+    mean /= static_cast<float>(end - first);
   }
-  const int64_t left = p.layout.tokens - static_cast<int64_t>(block) * p.block_size;
-  if (left > 0) mean /= static_cast<float>(min(left, static_cast<int64_t>(p.block_size)));
   const __nv_bfloat16 high = __float2bfloat16_rn(mean);
   const int64_t at = (static_cast<int64_t>(head) * p.padded_blocks + block) * d + threadIdx.x;
   means[at] = high;
@@ -215,12 +219,13 @@ __global__ void __launch_bounds__(kGateThreads) QueryGateKernel(const GateParams
     __syncthreads();
   }
   __syncthreads();  // where there was nothing to multiply, bits are zero
+  const int halves = p.HalvesOf(head);
   for (int row = threadIdx.x / 32; row < rows; row += kGateWarps) {
     const int64_t query = first_query + row;
     const int own = static_cast<int>(p.layout.Position(query) / p.block_size);
     const int first = p.document_starts == nullptr ? 0 : p.document_starts[query] / p.block_size;
     const float* const of_row = scores + row * row_stride;
-    int keep = p.Keep(first, own);
+    int keep = p.Keep(first, own, halves);
     if constexpr (kMoved) {
       keep = MovedKeep<kSlots>(of_row, first, own, keep, p, p.layout.Position(query), head);
     }
@@ -282,7 +287,7 @@ absl::Status Launch(const GateParams& params, cudaStream_t stream) {
 // Whether FewBlocksKernel can take it.
 bool FitsFewBlocks(const GateParams& params) {
   return params.blocks <= kFewBlocks && params.move.factor == nullptr &&
-         params.Keep(0, params.blocks - 1) <= kMostListed;
+         params.MostKept() <= kMostListed;
 }
 
 template <int kHeadDim>
@@ -291,9 +296,8 @@ absl::Status LaunchFewBlocks(const GateParams& params, cudaStream_t stream) {
   ASSIGN_OR_RETURN(const int processors, sm90::MultiprocessorCount());
   ASSIGN_OR_RETURN(const CUtensorMap query_map,
                    sm90::LoadMap(params.q, kHalfRows, "ChooseByQuery: q"));
-  const auto kernel = params.Keep(0, params.blocks - 1) <= 8
-                          ? FewBlocksKernel<kHeadDim, 8>
-                          : FewBlocksKernel<kHeadDim, kMostListed>;
+  const auto kernel = params.MostKept() <= 8 ? FewBlocksKernel<kHeadDim, 8>
+                                             : FewBlocksKernel<kHeadDim, kMostListed>;
   constexpr int kBytes = static_cast<int>(sizeof(FewShared<kHeadDim>));
   RETURN_IF_CUDA_ERROR(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), kName);
@@ -364,13 +368,13 @@ absl::Status ChooseByQuery(const TokenMajor<const __nv_bfloat16>& q, int32_t kv_
       .padded_blocks = PaddedBlocks(step),
       .topk_blocks = step.topk_blocks,
       .density = step.density,
+      .head_halves = step.head_halves,
       .scale = step.scale,
       .move = step.move,
       .queries = step.queries,
       .chosen = step.chosen};
   SplitMeansKernel<<<dim3(params.padded_blocks, kv_heads), q.head_dim, 0, stream>>>(
-      step.key_sums, params, step.tile, tiles_of(step.query_layout.tokens),
-      static_cast<__nv_bfloat16*>(workspace));
+      step.key_sums, step.counted, params, static_cast<__nv_bfloat16*>(workspace));
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "ChooseByQuery: means");
   if (FitsFewBlocks(params)) {  // and says what tiles choose, too
     return q.head_dim == 64 ? LaunchFewBlocks<64>(params, stream)

@@ -6,6 +6,7 @@
 
 #include <bit>
 #include <random>
+#include <span>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -49,15 +50,36 @@ class QueryGateTest : public GpuTest {
     return rows;
   }
 
-  // What the rank of `layout` chooses.
+  // Where the documents of tokens start. Some blocks hold the beginning of one, and then a power of
+  // two of its tokens, so that means of small integers are exact.
+  std::vector<int32_t> DocumentsOfExactMeans(int64_t tokens, int block_size) {
+    const int most = std::bit_width(static_cast<uint32_t>(block_size)) - 1;
+    std::vector<int64_t> firsts = {0};
+    for (int64_t end = 2 * block_size; end <= tokens; end += block_size) {
+      if (random_() % 4 != 0) continue;
+      firsts.push_back(end - (int64_t{1} << random_() % static_cast<uint32_t>(most + 1)));
+    }
+    return reference::testing::DocumentStarts(tokens, firsts);
+  }
+
+  // What the rank of `layout` chooses; the step's head_halves are in the host's memory.
   Choice Choose(const Rows& q, const Rows& k, QueryGateStep step, const ShardLayout& layout,
                 const std::vector<int32_t>& starts) {
     const int64_t n = layout.local_tokens(), tiles = (n + step.tile - 1) / step.tile;
     const int64_t blocks = (layout.tokens + step.block_size - 1) / step.block_size;
     const DeviceBuffer<Bf16> queries(q.Shard(layout)), keys(k.bf16);
     DeviceBuffer<float> sums((layout.tokens + step.tile - 1) / step.tile * k.width());
-    EXPECT_EQ(TileSums(k.ViewOf(keys, k.tokens), step.tile, sums.data(), nullptr),
-              absl::OkStatus());
+    const DeviceBuffer<int32_t> key_starts(reference::testing::KeyStarts(starts));
+    if (!starts.empty()) step.counted.starts = key_starts.data();
+    EXPECT_EQ(
+        TileKeySums(k.ViewOf(keys, k.tokens),
+                    {.counted = step.counted, .tile = step.tile, .sums = sums.data()}, nullptr),
+        absl::OkStatus());
+    const DeviceBuffer<int32_t> head_halves =
+        step.head_halves == nullptr
+            ? DeviceBuffer<int32_t>()
+            : DeviceBuffer<int32_t>(std::span(step.head_halves, static_cast<size_t>(q.heads)));
+    step.head_halves = head_halves.data();
     const LocalStarts local_starts(starts, layout);
     const DeviceBuffer<uint32_t> chosen_queries(q.heads * blocks * QueryWords(n)),
         chosen(q.heads * tiles * BlockWords(static_cast<int32_t>(blocks)));
@@ -82,7 +104,10 @@ class QueryGateTest : public GpuTest {
     const int64_t tiles = (q.tokens + step.tile - 1) / step.tile,
                   blocks = (q.tokens + step.block_size - 1) / step.block_size;
     std::vector<float> sums(tiles * k.width());
-    reference::TileKeySums(engine, k.View(), step.tile, sums.data());
+    const std::vector<int32_t> key_starts = reference::testing::KeyStarts(starts);
+    if (!starts.empty()) step.counted.starts = key_starts.data();
+    reference::TileKeySums(engine, k.View(),
+                           {.counted = step.counted, .tile = step.tile, .sums = sums.data()});
     Choice choice = {
         std::vector<uint32_t>(q.heads * blocks * QueryWords(q.tokens)),
         std::vector<uint32_t>(q.heads * tiles * BlockWords(static_cast<int32_t>(blocks)))};
@@ -161,6 +186,43 @@ TEST_F(QueryGateTest, IsTheOraclesAndOnRanksThatOfOne) {
   }
 }
 
+// Heads have budgets of their own: the one with the most keeps as many as the lists of few blocks
+// hold, short ones and long ones, or one more, which is the other kernel's.
+TEST_F(QueryGateTest, HeadsKeepTheirHalvesOfTheBudget) {
+  const std::vector<int32_t> halves = {3, 1, 2, 3};
+  for (const auto& [tokens, head_dim] : {std::pair{8192, 128}, {4000, 64}, {16384, 64}}) {
+    if (SmallShapes() && tokens > 4000) continue;
+    const Rows q = Random(tokens, 4, head_dim), k = Random(tokens, 2, head_dim);
+    const auto documents = reference::testing::DocumentStarts(
+        tokens, reference::testing::RandomDocuments(tokens, 64, random_));
+    for (const std::vector<int32_t>& starts : {std::vector<int32_t>(), documents}) {
+      for (const auto& [topk, density] : {std::pair{1, 0.0f},
+                                          {2, 0.0f},
+                                          {6, 0.0f},
+                                          {7, 0.0f},
+                                          {12, 0.0f},
+                                          {13, 0.0f},
+                                          {1, 0.6f}}) {
+        SCOPED_TRACE(::testing::Message() << tokens << " tokens, topk " << topk << ", density "
+                                          << density << (starts.empty() ? "" : ", documents"));
+        const QueryGateStep step = {.tile = 64,
+                                    .block_size = 64,
+                                    .topk_blocks = topk,
+                                    .density = density,
+                                    .head_halves = halves.data()};
+        const ShardLayout layout = {.tokens = tokens};
+        const Choice choice = Choose(q, k, step, layout, starts);
+        EXPECT_EQ(reference::testing::QueryGateComplaint(q.View(), k.View(), step, starts, layout,
+                                                         choice.queries, kTolerance),
+                  "");
+        EXPECT_EQ(reference::testing::ChosenByTileComplaint(step, 4, layout, choice.queries,
+                                                            choice.chosen),
+                  "");
+      }
+    }
+  }
+}
+
 // Bit for bit what the CPU engine keeps where the scores of all blocks are equal and where many
 // are: small integers, whose sums and means are exact.
 TEST_F(QueryGateTest, TiesGoWhereTheHeadSays) {
@@ -170,8 +232,7 @@ TEST_F(QueryGateTest, TiesGoWhereTheHeadSays) {
                                            {int64_t{32768}, 64},
                                            {int64_t{131072}, 1024}}) {
     if (SmallShapes() && tokens > 4096) continue;
-    const std::vector<int32_t> documents = reference::testing::DocumentStarts(
-        tokens, reference::testing::RandomDocuments(tokens, 64, random_));
+    const std::vector<int32_t> documents = DocumentsOfExactMeans(tokens, block_size);
     for (const bool are_alike : {true, false}) {
       const Rows q = SmallIntegers(tokens, 4, 1), k = SmallIntegers(tokens, 2, are_alike ? 0 : 1);
       // Short lists, long ones, and the other kernel.

@@ -372,6 +372,12 @@ TEST(QueryRowsPlanTest, CountsThePairsThatQueriesMayChoose) {
   EXPECT_EQ(moved.chosen, pairs.chosen);
   EXPECT_EQ(moved.most, 256 * (0 + 1 + 2 + 3 + 12 * 4));
   EXPECT_EQ(pairs.most, pairs.chosen);
+  // In a head with half more of the budget 3 for 2 besides their own, and moved 6 for 4.
+  const EarlierBlocks by_head = CountEarlierBlocks(whole, 64, 256, 3, 0.0f, false, true),
+                      both = CountEarlierBlocks(whole, 64, 256, 3, 0.0f, true, true);
+  EXPECT_EQ(by_head.chosen, pairs.chosen);
+  EXPECT_EQ(by_head.most, 256 * (0 + 1 + 2 + 13 * 3));
+  EXPECT_EQ(both.most, 256 * (0 + 1 + 2 + 3 + 4 + 11 * 5));
 }
 
 TEST(QueryRowsPlanTest, GathersWhatIsFewAndFits) {

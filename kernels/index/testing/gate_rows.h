@@ -68,15 +68,19 @@ class LocalStarts {
 class DeviceSight {
  public:
   explicit DeviceSight(const reference::testing::RankSight& host)
-      : starts_(host.document_starts), intervals_(host.intervals) {}
+      : starts_(host.document_starts), intervals_(host.intervals), key_starts_(host.key_starts) {}
   SeenKeys seen() const {
     return {.document_starts = starts_.size() == 0 ? nullptr : starts_.data(),
             .intervals = intervals_.size() == 0 ? nullptr : intervals_.data()};
+  }
+  MeanKeys counted() const {
+    return {.starts = key_starts_.size() == 0 ? nullptr : key_starts_.data()};
   }
 
  private:
   const DeviceBuffer<int32_t> starts_;
   const DeviceBuffer<KeyIntervals> intervals_;
+  const DeviceBuffer<int32_t> key_starts_;
 };
 
 }  // namespace ringleader::kernels::index

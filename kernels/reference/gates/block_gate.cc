@@ -15,12 +15,15 @@
 
 namespace ringleader::kernels::reference {
 
-void TileKeySums(Engine& engine, const TokenMajor<const float>& k, int tile, float* sums) {
-  const int64_t row = int64_t{k.heads} * k.head_dim;
-  std::fill_n(sums, TileCount(k.tokens, tile) * row, 0.0f);
-  engine.pool().For(TileCount(k.tokens, tile), [&](int64_t b, int) {
-    float* const sum = sums + b * row;
-    for (int64_t i = b * tile; i < std::min(k.tokens, (b + 1) * tile); ++i) {
+void TileKeySums(Engine& engine, const TokenMajor<const float>& k, const TileKeySumsStep& step) {
+  const int64_t row = int64_t{k.heads} * k.head_dim, tiles = TileCount(k.tokens, step.tile);
+  std::fill_n(step.sums, tiles * row, 0.0f);
+  engine.pool().For(tiles, [&](int64_t b, int) {
+    float* const sum = step.sums + b * row;
+    const int64_t begin = b * step.tile, end = std::min(k.tokens, begin + step.tile),
+                  position = step.layout.Position(begin);
+    const int64_t first = begin + step.counted.First(position, position + end - begin) - position;
+    for (int64_t i = first; i < end; ++i) {
       for (int head = 0; head < k.heads; ++head) {
         const float* key = k.data + i * k.token_stride + head * k.head_stride;
         for (int x = 0; x < k.head_dim; ++x) sum[head * k.head_dim + x] += key[x];
@@ -31,23 +34,29 @@ void TileKeySums(Engine& engine, const TokenMajor<const float>& k, int tile, flo
 
 namespace {
 
+struct BlockKeys {
+  const float* sums = nullptr;  // [tiles of the sequence, kv_heads, d]
+  MeanKeys counted = {};
+  int64_t tokens = 0;
+  int tile = 0, block_size = 0;
+};
+
 // [kv_heads, blocks, d]. Blocks of the sequence are summed from its tiles in order, however many
 // ranks hold them.
-std::vector<float> BlockMeans(const float* key_sums, int64_t tokens, int tile, int block_size,
-                              int kv_heads, int d) {
-  const int64_t tiles = TileCount(tokens, tile), blocks = TileCount(tokens, block_size);
-  const int64_t tiles_per_block = block_size / tile;
+std::vector<float> BlockMeans(const BlockKeys& keys, int kv_heads, int d) {
+  const int64_t blocks = TileCount(keys.tokens, keys.block_size);
   std::vector<float> means(kv_heads * blocks * d, 0.0f);
   for (int64_t block = 0; block < blocks; ++block) {
-    const int64_t count = std::min<int64_t>(block_size, tokens - block * block_size);
+    const int64_t begin = block * keys.block_size,
+                  end = std::min(keys.tokens, begin + keys.block_size),
+                  first = keys.counted.First(begin, end);
     for (int head = 0; head < kv_heads; ++head) {
       float* const mean = means.data() + (head * blocks + block) * d;
-      for (int64_t b = block * tiles_per_block; b < std::min(tiles, (block + 1) * tiles_per_block);
-           ++b) {
-        const float* sum = key_sums + (b * kv_heads + head) * d;
+      for (int64_t b = first / keys.tile; b * keys.tile < end; ++b) {
+        const float* sum = keys.sums + (b * kv_heads + head) * d;
         for (int x = 0; x < d; ++x) mean[x] += sum[x];
       }
-      for (int x = 0; x < d; ++x) mean[x] /= static_cast<float>(count);
+      for (int x = 0; x < d; ++x) mean[x] /= static_cast<float>(end - first);
     }
   }
   return means;
@@ -107,8 +116,12 @@ std::vector<char> SelectBlocks(Engine& engine, const BlockTopKArgs& args) {
   const int d = args.q.head_dim, heads = args.q.heads, group = heads / args.kv_heads;
   const int64_t tokens = args.query_layout.tokens, blocks = TileCount(tokens, args.block_size);
   const int64_t query_tiles = TileCount(args.q.tokens, args.tile);
-  const std::vector<float> means =
-      BlockMeans(args.key_sums, tokens, args.tile, args.block_size, args.kv_heads, d);
+  const std::vector<float> means = BlockMeans({.sums = args.key_sums,
+                                               .counted = args.counted,
+                                               .tokens = tokens,
+                                               .tile = args.tile,
+                                               .block_size = args.block_size},
+                                              args.kv_heads, d);
 
   std::vector<char> selected(heads * query_tiles * blocks, 0);
   engine.pool().For(heads * query_tiles, [&](int64_t task, int) {
@@ -144,20 +157,23 @@ void ChooseByQuery(Engine& engine, const TokenMajor<const float>& q, int kv_head
   const int d = q.head_dim, group = q.heads / kv_heads;
   const int64_t tokens = step.query_layout.tokens, blocks = TileCount(tokens, step.block_size);
   const int64_t words = QueryWords(q.tokens), tiles = TileCount(q.tokens, step.tile);
-  const std::vector<float> means =
-      BlockMeans(step.key_sums, tokens, step.tile, step.block_size, kv_heads, d);
+  const std::vector<float> means = BlockMeans({.sums = step.key_sums,
+                                               .counted = step.counted,
+                                               .tokens = tokens,
+                                               .tile = step.tile,
+                                               .block_size = step.block_size},
+                                              kv_heads, d);
   std::fill_n(step.queries, q.heads * blocks * words, 0u);
   // A task is a word of queries.
   engine.pool().For(q.heads * words, [&](int64_t task, int) {
     const int64_t head = task / words, word = task % words;
     const bool late = TiesGoLate(static_cast<int32_t>(head));
+    const int32_t halves = step.head_halves == nullptr ? 2 : step.head_halves[head];
     for (int64_t i = word * 32; i < std::min(q.tokens, (word + 1) * 32); ++i) {
       const auto own = static_cast<int32_t>(step.query_layout.Position(i) / step.block_size);
       const int32_t first =
           (step.document_starts == nullptr ? 0 : step.document_starts[i]) / step.block_size;
-      // Besides its own.
-      int64_t keep =
-          (step.density > 0 ? MostBlocks(step.density, own - first + 1) : step.topk_blocks) - 1;
+      int64_t keep = KeptBefore(step.topk_blocks, step.density, halves, own - first);
       Scores scores = ScoreBlocks(q.data + i * q.token_stride + head * q.head_stride,
                                   means.data() + head / group * blocks * d, d,
                                   {.first = first, .own = own, .last = own}, late);
@@ -192,9 +208,7 @@ struct Step {
   Engine& engine;
   const TokenMajor<const float>&q, &k;
 
-  void operator()(const TileKeySumsStep& step) const {
-    TileKeySums(engine, k, step.tile, step.sums);
-  }
+  void operator()(const TileKeySumsStep& step) const { TileKeySums(engine, k, step); }
   void operator()(const OrderTilesStep& step) const {
     ShardLayout owner = step.layout;
     const int64_t local_tiles = TileCount(owner.local_tokens(), step.tile);
@@ -211,6 +225,7 @@ struct Step {
                               .query_layout = step.query_layout,
                               .seen = step.seen,
                               .key_sums = step.key_sums,
+                              .counted = step.counted,
                               .kv_heads = k.heads,
                               .tile = step.tile,
                               .block_size = step.block_size,

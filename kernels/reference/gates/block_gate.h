@@ -11,8 +11,8 @@
 
 namespace ringleader::kernels::reference {
 
-// Sums of the keys of each tile, in the order of tokens. sums: [tiles, kv_heads, d]
-void TileKeySums(Engine& engine, const TokenMajor<const float>& k, int tile, float* sums);
+// TileKeySumsStep says what they are. k: [n, kv_heads, d].
+void TileKeySums(Engine& engine, const TokenMajor<const float>& k, const TileKeySumsStep& step);
 
 struct BlockTopKArgs {
   TokenMajor<const float> q;  // [n, heads, d]
@@ -20,6 +20,7 @@ struct BlockTopKArgs {
   SeenKeys seen = {};
   // [tiles of the sequence, kv_heads, d], by block of `tile` tokens: TileKeySums of all ranks.
   const float* key_sums = nullptr;
+  MeanKeys counted = {};
   int kv_heads = 0;
   int tile = 128;
   int block_size = 512;  // tokens, a multiple of tile

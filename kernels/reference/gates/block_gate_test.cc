@@ -21,14 +21,16 @@ using testing::Tensor;
 constexpr int kTile = 64, kHeads = 2, kHeadDim = 16;
 
 std::vector<char> Select(const Tensor& q, const Tensor& k, int block_size, int topk,
-                         bool first_query_gates = false, const SeenKeys& seen = {}) {
+                         bool first_query_gates = false, const SeenKeys& seen = {},
+                         const MeanKeys& counted = {}) {
   Engine engine(1);
   std::vector<float> sums(TileCount(k.tokens, kTile) * k.heads * k.head_dim);
-  TileKeySums(engine, k.view(), kTile, sums.data());
+  TileKeySums(engine, k.view(), {.counted = counted, .tile = kTile, .sums = sums.data()});
   return SelectBlocks(engine, {.q = q.view(),
                                .query_layout = {.tokens = q.tokens},
                                .seen = seen,
                                .key_sums = sums.data(),
+                               .counted = counted,
                                .kv_heads = k.heads,
                                .tile = kTile,
                                .block_size = block_size,
@@ -58,7 +60,7 @@ TEST(BlockGateTest, TiesOfLongSequencesFavourNeitherEnd) {
 }
 
 // Of the blocks of which a tile sees a key, the best by their means' products in fp64, whatever the
-// mask; the tile's own beside them.
+// mask; the tile's own beside them. Under the causal one a mean is of one document's keys.
 TEST(BlockGateTest, TheBestOfWhatAMaskShowsAreKept) {
   constexpr int64_t kTokens = 1000, kTopK = 2;
   std::mt19937 random(5);
@@ -69,8 +71,8 @@ TEST(BlockGateTest, TheBestOfWhatAMaskShowsAreKept) {
       for (const int block_size : {kTile, 2 * kTile}) {
         const Sight sight(mask, kTokens, firsts);
         const testing::RankSight whole = sight.Of({.tokens = kTokens});
-        const std::vector<char> selected =
-            Select(q, k, block_size, kTopK, /*first_query_gates=*/false, whole.seen());
+        const std::vector<char> selected = Select(
+            q, k, block_size, kTopK, /*first_query_gates=*/false, whole.seen(), whole.counted());
         const int64_t tiles = TileCount(kTokens, kTile), blocks = TileCount(kTokens, block_size);
         for (int64_t row = 0; row < kHeads * tiles; ++row) {
           const int64_t first = row % tiles * kTile, end = std::min(first + kTile, kTokens);
@@ -82,16 +84,18 @@ TEST(BlockGateTest, TheBestOfWhatAMaskShowsAreKept) {
               continue;
             }
             const int64_t behind = std::min((block + 1) * block_size, kTokens);
+            int64_t counted = block * block_size;  // the first key that is
+            if (mask == Sight::Mask::kCausal) counted = std::max(counted, sight.Begin(first));
             double score = 0.0;
             for (int64_t i = first; i < end; ++i) {
-              for (int64_t j = block * block_size; j < behind; ++j) {
+              for (int64_t j = counted; j < behind; ++j) {
                 for (int x = 0; x < kHeadDim; ++x) {
                   score +=
                       double{q.at(i, static_cast<int>(row / tiles), x)} * double{k.at(j, 0, x)};
                 }
               }
             }
-            scores.emplace_back(-score / static_cast<double>(behind - block * block_size), block);
+            scores.emplace_back(-score / static_cast<double>(behind - counted), block);
           }
           std::ranges::sort(scores);
           for (size_t i = 0; i < scores.size(); ++i) {

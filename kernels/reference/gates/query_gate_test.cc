@@ -21,6 +21,29 @@ struct Choice {
   std::vector<uint32_t> queries, chosen;
 };
 
+// Sums that each rank makes of its keys, in the order of the sequence.
+std::vector<float> SumsOfRanks(Engine& engine, const Tensor& k, const QueryGateStep& step,
+                               ShardLayout layout) {
+  const int64_t row = int64_t{k.heads} * k.head_dim,
+                part = (layout.local_tokens() + step.tile - 1) / step.tile * row;
+  std::vector<float> gathered(layout.ranks * part), ordered(gathered.size());
+  for (layout.rank = 0; layout.rank < layout.ranks; ++layout.rank) {
+    const Tensor local = testing::Shard(k, layout);
+    TileKeySums(engine, local.view(),
+                {.layout = layout,
+                 .counted = step.counted,
+                 .tile = step.tile,
+                 .sums = gathered.data() + layout.rank * part});
+  }
+  RunBlockStep(engine, {}, {},
+               OrderTilesStep{.gathered = gathered.data(),
+                              .layout = layout,
+                              .tile = step.tile,
+                              .row = row,
+                              .ordered = ordered.data()});
+  return ordered;
+}
+
 Choice Choose(const Tensor& q, const Tensor& k, QueryGateStep step, const ShardLayout& layout,
               const std::vector<int32_t>& starts) {
   Engine engine(2);
@@ -29,8 +52,9 @@ Choice Choose(const Tensor& q, const Tensor& k, QueryGateStep step, const ShardL
       starts.empty() ? starts : testing::ShardStarts(starts, layout);
   const int64_t n = local.tokens, tiles = (n + step.tile - 1) / step.tile;
   const int64_t blocks = (q.tokens + step.block_size - 1) / step.block_size;
-  std::vector<float> sums((q.tokens + step.tile - 1) / step.tile * k.heads * k.head_dim);
-  TileKeySums(engine, k.view(), step.tile, sums.data());
+  const std::vector<int32_t> key_starts = testing::KeyStarts(starts);
+  if (!key_starts.empty()) step.counted.starts = key_starts.data();
+  const std::vector<float> sums = SumsOfRanks(engine, k, step, layout);
   Choice choice;
   choice.queries.resize(q.heads * blocks * QueryWords(n));
   choice.chosen.resize(q.heads * tiles * BlockWords(static_cast<int32_t>(blocks)));
@@ -73,6 +97,33 @@ TEST(QueryGateTest, IsTheOraclesOnAnyRank) {
                     "");
         }
       }
+    }
+  }
+}
+
+// Heads have budgets of their own, of what a query keeps besides its own block.
+TEST(QueryGateTest, HeadsKeepTheirHalvesOfTheBudget) {
+  std::mt19937 random(9);
+  constexpr int64_t kTokens = 2048;
+  const Tensor q = RandomTensor(kTokens, 4, 64, random), k = RandomTensor(kTokens, 2, 64, random);
+  const std::vector<int32_t> halves = {3, 1, 2, 3};
+  const auto documents =
+      testing::DocumentStarts(kTokens, testing::RandomDocuments(kTokens, 64, random));
+  for (const std::vector<int32_t>& starts : {std::vector<int32_t>(), documents}) {
+    for (const auto& [topk, density] :
+         {std::pair{1, 0.0f}, {2, 0.0f}, {6, 0.0f}, {30, 0.0f}, {1, 0.3f}, {1, 2.0f / 3.0f}}) {
+      SCOPED_TRACE(::testing::Message() << "topk " << topk << ", density " << density);
+      const QueryGateStep step = {.tile = 64,
+                                  .block_size = 64,
+                                  .topk_blocks = topk,
+                                  .density = density,
+                                  .head_halves = halves.data()};
+      const ShardLayout layout = {.tokens = kTokens};
+      const Choice choice = Choose(q, k, step, layout, starts);
+      EXPECT_EQ(testing::QueryGateComplaint(q.view(), k.view(), step, starts, layout,
+                                            choice.queries, 1e-5),
+                "");
+      EXPECT_EQ(testing::ChosenByTileComplaint(step, 4, layout, choice.queries, choice.chosen), "");
     }
   }
 }

@@ -84,7 +84,7 @@ TEST(TiesTest, QueriesFavourNeitherEnd) {
     const int block_size = layout.tokens > 2048 ? 1024 : kTile;
     const int64_t blocks = layout.tokens / block_size;
     std::vector<float> sums(layout.tokens / kTile * kKvHeads * kHeadDim);
-    TileKeySums(engine, rows.k.view(), kTile, sums.data());
+    TileKeySums(engine, rows.k.view(), {.tile = kTile, .sums = sums.data()});
     const std::vector<int32_t> starts = Starts(layout);
     for (const bool packed : {false, true}) {
       std::vector<uint32_t> queries(kHeads * blocks * words),

@@ -339,7 +339,7 @@ TEST(BlockTopKTest, PicksTheBlocksThatLookLikeTheQueries) {
   }
   Engine engine(2);
   std::vector<float> sums(int64_t{8} * kHeadDim);
-  TileKeySums(engine, std::as_const(k).view(), kTile, sums.data());
+  TileKeySums(engine, std::as_const(k).view(), {.tile = kTile, .sums = sums.data()});
   std::vector<char> selected;
   const auto select = [&](const int32_t* document_starts) {
     selected = SelectBlocks(engine, {.q = std::as_const(q).view(),

@@ -1,5 +1,9 @@
 #include "kernels/reference/testing/packed_documents.h"
 
+#include <algorithm>
+
+#include "ringleader/kernels/seen_keys.h"
+
 namespace ringleader::kernels::reference::testing {
 
 std::vector<int32_t> DocumentStarts(int64_t tokens, const std::vector<int64_t>& firsts) {
@@ -31,6 +35,15 @@ std::vector<int64_t> RandomDocuments(int64_t tokens, int tile, std::mt19937& ran
     }
   }
   return firsts;
+}
+
+std::vector<int32_t> KeyStarts(const std::vector<int32_t>& starts) {
+  std::vector<int32_t> of_keys;
+  const int64_t tokens = std::ssize(starts);
+  for (int64_t first = 0; first < tokens; first += MeanKeys::kTokens) {
+    of_keys.push_back(starts[std::min(first + MeanKeys::kTokens, tokens) - 1]);
+  }
+  return of_keys;
 }
 
 std::vector<int32_t> ShardStarts(const std::vector<int32_t>& starts, const ShardLayout& layout) {

@@ -16,6 +16,9 @@ std::vector<int32_t> DocumentStarts(int64_t tokens, const std::vector<int64_t>& 
 // tokens within a tile, some of many tiles.
 std::vector<int64_t> RandomDocuments(int64_t tokens, int tile, std::mt19937& random);
 
+// MeanKeys::starts of the sequence; none: none.
+std::vector<int32_t> KeyStarts(const std::vector<int32_t>& starts);
+
 // What a layout gives its rank.
 std::vector<int32_t> ShardStarts(const std::vector<int32_t>& starts, const ShardLayout& layout);
 

@@ -16,17 +16,20 @@ int64_t BlocksOf(const QueryGateStep& step, const ShardLayout& layout) {
   return (layout.tokens + step.block_size - 1) / step.block_size;
 }
 
-// [blocks, d]
+// [blocks, d]: of a block's keys of the document of its last one.
 std::vector<double> Means(const TokenMajor<const float>& k, int head, int block_size,
-                          int64_t blocks) {
+                          int64_t blocks, const std::vector<int32_t>& starts) {
   std::vector<double> means(blocks * k.head_dim, 0.0);
-  for (int64_t i = 0; i < k.tokens; ++i) {
-    const int64_t block = i / block_size;
-    const auto count =
-        static_cast<double>(std::min<int64_t>(block_size, k.tokens - block * block_size));
-    for (int x = 0; x < k.head_dim; ++x) {
-      means[block * k.head_dim + x] +=
-          double{k.data[i * k.token_stride + head * k.head_stride + x]} / count;
+  for (int64_t block = 0; block < blocks; ++block) {
+    const int64_t end = std::min(k.tokens, (block + 1) * block_size);
+    int64_t first = block * block_size;
+    while (!starts.empty() && starts[first] != starts[end - 1]) ++first;
+    for (int64_t i = first; i < end; ++i) {
+      for (int x = 0; x < k.head_dim; ++x) {
+        means[block * k.head_dim + x] +=
+            double{k.data[i * k.token_stride + head * k.head_stride + x]} /
+            static_cast<double>(end - first);
+      }
     }
   }
   return means;
@@ -40,7 +43,8 @@ std::string QueryGateComplaint(const TokenMajor<const float>& q, const TokenMajo
                                double tolerance) {
   const int64_t n = layout.local_tokens(), blocks = BlocksOf(step, layout), words = (n + 31) / 32;
   for (int head = 0; head < q.heads; ++head) {
-    const std::vector<double> means = Means(k, head / (q.heads / k.heads), step.block_size, blocks);
+    const std::vector<double> means =
+        Means(k, head / (q.heads / k.heads), step.block_size, blocks, starts);
     for (int64_t i = 0; i < n; ++i) {
       const int64_t position = layout.Position(i), own = position / step.block_size;
       const int64_t first = starts.empty() ? 0 : starts[position] / step.block_size;
@@ -48,7 +52,12 @@ std::string QueryGateComplaint(const TokenMajor<const float>& q, const TokenMajo
       int64_t keep = step.topk_blocks;
       if (step.density > 0)
         keep = static_cast<int64_t>(double{step.density} * static_cast<double>(seen));
-      keep = std::clamp<int64_t>(keep, 1, seen);
+      const int64_t others = std::max<int64_t>(keep - 1, 0);
+      const int32_t halves = step.head_halves == nullptr ? 2 : step.head_halves[head];
+      keep = others + 1;
+      if (halves == 1) keep -= others / 2;
+      if (halves == 3) keep += others / 2;
+      keep = std::min(keep, seen);
       int64_t kept = 0;
       double least = INFINITY, best_left = -INFINITY;
       const auto where = [&](const char* what) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "kernels/reference/testing/packed_documents.h"
+
 namespace ringleader::kernels::reference::testing {
 
 namespace {
@@ -57,6 +59,10 @@ RankSight Sight::Of(const ShardLayout& layout) const {
     if (mask_ != Mask::kCausal) rank.intervals.push_back(row);
     if (mask_ == Mask::kCausal && is_packed_) rank.document_starts.push_back(row.begin);
   }
+  if (rank.document_starts.empty()) return rank;
+  std::vector<int32_t> starts;  // by position
+  for (const KeyIntervals& row : rows_) starts.push_back(row.begin);
+  rank.key_starts = KeyStarts(starts);
   return rank;
 }
 

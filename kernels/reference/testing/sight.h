@@ -13,11 +13,13 @@ namespace ringleader::kernels::reference::testing {
 struct RankSight {
   std::vector<int32_t> document_starts;
   std::vector<KeyIntervals> intervals;
+  std::vector<int32_t> key_starts;  // of the sequence, beside document_starts
 
   SeenKeys seen() const {
     return {.document_starts = document_starts.empty() ? nullptr : document_starts.data(),
             .intervals = intervals.empty() ? nullptr : intervals.data()};
   }
+  MeanKeys counted() const { return {.starts = key_starts.empty() ? nullptr : key_starts.data()}; }
 };
 
 class Sight {

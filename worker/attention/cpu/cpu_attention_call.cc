@@ -128,6 +128,7 @@ std::shared_ptr<const DeviceDocuments> CpuAttentionDevice::Upload(
   return std::make_shared<DeviceDocuments>(
       DeviceDocuments{.host = documents,
                       .local_starts = Copy(documents->local_starts),
+                      .key_starts = Copy(documents->key_starts),
                       .visible = Copy(documents->visible),
                       .visible_in_window = Copy(documents->visible_in_window),
                       .estimate_positions = Copy(queries.positions),

@@ -7,6 +7,9 @@
 #include <vector>
 
 #include "kernels/ops/cast_ops.h"
+#include "kernels/ops/token_view.h"
+#include "kernels/reference/testing/packed_documents.h"
+#include "kernels/reference/testing/query_gate_oracle.h"
 #include "ringleader/kernels/earlier_blocks.h"
 #include "worker/attention/cuda/cuda_ring_attention.h"
 #include "worker/attention/testing/changing_budgets.h"
@@ -82,6 +85,37 @@ TEST_F(CudaAttentionTest, ChosenBlocksWithTilesOf128) {
     for (const std::vector<int64_t>& documents : {std::vector<int64_t>{}, {0, 5, 1000, 1100}}) {
       const Result result = RunOnGpu(sequence, options, Gpus::kShared, documents);
       ExpectNear(result, MaskedAttention(sequence, result.index[0]));
+    }
+  }
+}
+
+// MoBA scores a block of two tiles by the mean of its keys of the query's document, on any number
+// of ranks.
+TEST_F(CudaAttentionTest, MeansOfKeysAreOfOneDocument) {
+  const Sequence sequence(2048, 4, 2, 128);
+  const Tensor q = sequence.q.to(torch::kFloat), k = sequence.k.to(torch::kFloat);
+  const std::vector<int64_t> documents = {0, 5, 130, 300, 301, 1000, 1100};
+  patterns::AttentionOptions options = Moba();
+  options.topk_blocks = 4;
+  options.stripe = options.tile;
+  for (const kernels::LayoutKind layout :
+       {kernels::LayoutKind::kContiguous, kernels::LayoutKind::kZigzag,
+        kernels::LayoutKind::kStriped}) {
+    for (const int ranks : {1, 2, 4}) {
+      options.layout = layout;
+      options.ring.inner = ranks;
+      const Result result = RunOnGpu(sequence, options, Gpus::kShared, documents);
+      for (int rank = 0; rank < ranks; ++rank) {
+        EXPECT_EQ(kernels::reference::testing::QueryGateComplaint(
+                      kernels::ops::TokenView(q, q.const_data_ptr<float>()),
+                      kernels::ops::TokenView(k, k.const_data_ptr<float>()),
+                      {.block_size = options.block_size, .topk_blocks = options.topk_blocks},
+                      kernels::reference::testing::DocumentStarts(q.size(0), documents),
+                      patterns::LayoutOf(options, ranks, rank, q.size(0) / ranks),
+                      result.index[rank].queries_chosen, /*tolerance=*/1e-3),
+                  "")
+            << "rank " << rank << " of " << ranks;
+      }
     }
   }
 }

@@ -57,6 +57,7 @@ std::shared_ptr<const DeviceDocuments> CudaAttentionDevice::Upload(
   return std::make_shared<DeviceDocuments>(
       DeviceDocuments{.host = documents,
                       .local_starts = UploadArray(documents->local_starts),
+                      .key_starts = UploadArray(documents->key_starts),
                       .visible = UploadArray(documents->visible),
                       .visible_in_window = UploadArray(documents->visible_in_window),
                       .estimate_positions = UploadArray(queries.positions),

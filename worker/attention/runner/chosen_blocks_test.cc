@@ -11,6 +11,7 @@
 
 #include "kernels/reference/testing/key_group_oracle.h"
 #include "kernels/reference/testing/packed_documents.h"
+#include "kernels/reference/testing/query_gate_oracle.h"
 #include "worker/attention/testing/engine_test.h"
 
 namespace ringleader::attention {
@@ -71,6 +72,51 @@ TEST_F(AttentionEngineTest, ChosenBlocksAreTheSameOnAnyNumberOfRanks) {
         EXPECT_EQ(tiles, one.stats.layers.at(1).TotalTiles());
       }
     }
+  }
+}
+
+// Blocks are scored by the mean of their keys of the query's own document, on any number of ranks.
+TEST_F(AttentionEngineTest, MeansOfKeysAreOfOneDocument) {
+  const std::vector<int64_t> documents = {0, 70, 71, 300, 1000, 1001, 1350};
+  const std::vector<int32_t> starts =
+      kernels::reference::testing::DocumentStarts(kTokens, documents);
+  patterns::AttentionOptions options = {
+      .pattern = patterns::Pattern::kMoba, .block_size = 128, .topk_blocks = 3, .tile = kTile};
+  for (const int ranks : {1, 4}) {
+    for (const LayoutKind layout :
+         {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+      options.layout = layout;
+      options.ring.inner = ranks;
+      const std::vector<RankResult> results = Run(options, documents);
+      for (int rank = 0; rank < ranks; ++rank) {
+        EXPECT_EQ(
+            kernels::reference::testing::QueryGateComplaint(
+                std::as_const(q_).view(), std::as_const(k_).view(),
+                {.block_size = options.block_size, .topk_blocks = options.topk_blocks}, starts,
+                {.kind = layout, .ranks = ranks, .rank = rank, .stripe = kTile, .tokens = kTokens},
+                results[rank].index.queries_chosen, 1e-5),
+            "")
+            << "rank " << rank << " of " << ranks;
+      }
+    }
+  }
+}
+
+// What a document's tiles keep does not depend on the keys of those before it, of which the block
+// holds some in which it begins.
+TEST_F(AttentionEngineTest, TilesOfADocumentChooseByItsOwnKeys) {
+  constexpr int64_t kFirst = 1000, kTiles = kTokens / kTile, kOwn = (kFirst + kTile - 1) / kTile;
+  const patterns::AttentionOptions options = {
+      .pattern = patterns::Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 3, .tile = kTile};
+  const std::vector<uint32_t> chosen = Run(options, {0, kFirst})[0].index.chosen;
+  const auto earlier = k_.data.begin() + kFirst * kKvHeads * kHeadDim;
+  std::transform(k_.data.begin(), earlier, k_.data.begin(), [](float x) { return -8.0f * x; });
+  const std::vector<uint32_t> other = Run(options, {0, kFirst})[0].index.chosen;
+  EXPECT_NE(chosen, other) << "of the first document";
+  const int64_t words = BlockWords(static_cast<int32_t>(kTokens / options.block_size));
+  for (int64_t i = 0; i < std::ssize(chosen); ++i) {
+    if (i / words % kTiles < kOwn) continue;
+    EXPECT_EQ(chosen[i], other[i]) << "tile " << i / words % kTiles;
   }
 }
 

@@ -69,17 +69,19 @@ class ChangingBudgetsTest : public ::testing::Test {
   static std::vector<patterns::AttentionOptions> Probed() {
     const patterns::AttentionOptions options = {
         .probe_every = 1, .sink_tokens = 4, .tile = 64, .deterministic = true};
-    std::vector<patterns::AttentionOptions> all(3, options);
+    std::vector<patterns::AttentionOptions> all(4, options);
     all[0].pattern = patterns::Pattern::kAdaSpa;
     all[0].density = 0.3;
     all[1].pattern = patterns::Pattern::kVerticalSlash;
     all[1].select = patterns::Select::kTopK;
     all[1].budget = {.max_verticals = 40, .max_slashes = 3};
-    all[0].adapt_heads = all[0].adapt_by_probe = true;
-    all[1].adapt_heads = all[1].adapt_by_probe = true;
     all[2].pattern = patterns::Pattern::kMoba;
     all[2].block_size = 64;
     all[2].topk_blocks = 4;
+    for (int i = 0; i < 3; ++i) all[i].adapt_heads = all[i].adapt_by_probe = true;
+    all[3].pattern = patterns::Pattern::kBlockTopK;
+    all[3].block_size = 64;
+    all[3].topk_blocks = 4;
     return all;
   }
 

@@ -30,7 +30,12 @@ class HeadBudgetsTest : public ::testing::TestWithParam<Pattern> {
     job.attention.select = patterns::Select::kTopK;
     job.attention.budget = {.max_verticals = 64, .max_slashes = 6};
     job.attention.sink_tokens = job.attention.local_blocks = 0;
-    job.attention.density = 0.66;
+    if (GetParam() == Pattern::kMoba) {  // recall is to be more than 0.8
+      job.attention.block_size = job.attention.tile;
+      job.attention.topk_blocks = 5;
+    } else {
+      job.attention.density = 0.66;
+    }
     job.attention.adapt_heads = job.attention.adapt_by_probe = true;
     job.attention.probe_every = 2;
     job.checkpoint_directory += checkpoints;
@@ -148,7 +153,8 @@ TEST_P(HeadBudgetsTest, HoldInEvaluations) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Patterns, HeadBudgetsTest,
-                         ::testing::Values(Pattern::kVerticalSlash, Pattern::kAdaSpa));
+                         ::testing::Values(Pattern::kVerticalSlash, Pattern::kAdaSpa,
+                                           Pattern::kMoba));
 
 }  // namespace
 }  // namespace ringleader::trainer

@@ -14,6 +14,7 @@
 #include "ringleader/kernels/attention.h"
 #include "ringleader/kernels/balance_steps.h"
 #include "ringleader/kernels/block_mass.h"
+#include "ringleader/kernels/index.h"
 #include "ringleader/kernels/seen_keys.h"
 #include "ringleader/kernels/shard_layout.h"
 
@@ -23,8 +24,12 @@ RINGLEADER_HOST_DEVICE inline int32_t BlockWords(int32_t blocks) {
   return (blocks + 31) / 32;
 }
 
-// The sums of the keys of each tile of this rank, added in the order of tokens in fp32.
+// The sums of the keys of each tile of this rank that its mean counts, added in the order of tokens
+// in fp32. The sum of a block is that of its tiles, from the one on that holds the first key which
+// the block's mean counts.
 struct TileKeySumsStep {
+  ShardLayout layout = {};  // of the keys
+  MeanKeys counted = {};
   int32_t tile = 128;
   float* sums = nullptr;  // [local tiles, kv_heads, head_dim]
 };
@@ -47,6 +52,7 @@ struct OrderTilesStep {
 // the block's mean key, in units of 2^-kMassBits.
 struct MeanGateStep {
   const float* key_sums = nullptr;  // [tiles of the sequence, kv_heads, head_dim]
+  MeanKeys counted = {};            // TileKeySumsStep's
   ShardLayout query_layout;
   SeenKeys seen = {};
   int32_t tile = 128;
@@ -62,19 +68,21 @@ struct MeanGateStep {
 // ones, from the one on where its document starts, those whose mean key it scores highest; ties go
 // to the lower block in even heads, to the higher one in odd heads (TiesGoLate). It keeps
 // topk_blocks, its own counted, or MostBlocks(density, those that it sees) if there is a density,
-// and its own at least.
+// and its own at least; of a head with another budget OfHalves what it keeps besides its own.
 //
 // A move keeps more or fewer of the blocks, its own counted. What a query is estimated to cover is
 // the softmax of its scores of the blocks before its own, in units of 2^-kMassBits.
 struct QueryGateStep {
   const float* key_sums = nullptr;  // [tiles of the sequence, kv_heads, head_dim]
+  MeanKeys counted = {};            // TileKeySumsStep's
   ShardLayout query_layout = {};
   const int32_t* document_starts = nullptr;  // [n]: TileSelection::document_starts
   int32_t tile = 128;
   int32_t block_size = 1024;  // tokens, a multiple of tile
   int32_t topk_blocks = 1;
-  float density = 0.0f;  // in [0, 1]
-  float scale = 0.0f;    // of logits; for a move alone
+  float density = 0.0f;                  // in [0, 1]
+  const int32_t* head_halves = nullptr;  // [heads]: OfHalves'; null: 2 each
+  float scale = 0.0f;                    // of logits; for a move alone
   ChoiceMove move = {};
   uint32_t* queries = nullptr;  // [heads, blocks, QueryWords(n)]: QueryChoice::chosen
   // [heads, query tiles, BlockWords(blocks)]: whether some query of the tile keeps the block.
@@ -295,6 +303,15 @@ struct GroupLists {
 // How many of `seen` blocks a share of them allows; a share of 0 allows all.
 RINGLEADER_HOST_DEVICE inline int32_t MostBlocks(float density, int32_t seen) {
   return density > 0 ? static_cast<int32_t>(static_cast<double>(density) * seen) : seen;
+}
+
+// How many blocks before its own a query keeps that sees `before` of them, of a head with `halves`
+// of the budget (QueryGateStep).
+RINGLEADER_HOST_DEVICE inline int32_t KeptBefore(int32_t topk_blocks, float density, int32_t halves,
+                                                 int32_t before) {
+  const int32_t with_own = density > 0 ? MostBlocks(density, before + 1) : topk_blocks;
+  const int32_t kept = with_own > 1 ? OfHalves(with_own - 1, halves) : 0;
+  return kept < before ? kept : before;
 }
 
 using BlockStep =

@@ -16,28 +16,32 @@ namespace ringleader::kernels {
 
 // Pairs of a local query and a block before its own, of one head.
 struct EarlierBlocks {
-  int64_t chosen = 0;  // where no move changes the choice, at most
+  int64_t chosen = 0;  // with an equal budget and where no move changes the choice, at most
   int64_t most = 0;    // at most
   int64_t all = 0;
 };
 
 // Of queries that keep topk_blocks or, with a density, MostBlocks(density, those that they see),
-// their own counted (QueryGateStep), by a move up to kMostMove times as many. Packed documents only
-// make it fewer.
+// their own counted (QueryGateStep), by a move up to kMostMove times as many, and where heads have
+// budgets of their own up to three halves of those besides their own. Packed documents only make it
+// fewer.
 inline EarlierBlocks CountEarlierBlocks(const ShardLayout& queries, int32_t tile,
                                         int32_t block_size, int32_t topk_blocks, float density,
-                                        bool is_moved) {
+                                        bool is_moved, bool has_head_budgets = false) {
   EarlierBlocks count;
   const int64_t n = queries.local_tokens();
   for (int64_t first = 0; first < n; first += tile) {
-    const auto seen = static_cast<int32_t>(queries.Position(first) / block_size + 1);
-    const int32_t kept =
-        density > 0 ? std::max(1, MostBlocks(density, seen)) : std::min(topk_blocks, seen);
-    const auto moved = static_cast<int32_t>(std::ceil(kMostMove * static_cast<float>(kept)));
+    const auto before = static_cast<int32_t>(queries.Position(first) / block_size);
+    const int32_t kept = KeptBefore(topk_blocks, density, /*halves=*/2, before);
+    int32_t most = has_head_budgets ? KeptBefore(topk_blocks, density, /*halves=*/3, before) : kept;
+    if (is_moved) {
+      const float with_own = kMostMove * static_cast<float>(most + 1);
+      most = std::min(static_cast<int32_t>(std::ceil(with_own)) - 1, before);
+    }
     const int64_t rows = std::min<int64_t>(tile, n - first);
-    count.chosen += rows * (kept - 1);
-    count.most += rows * ((is_moved ? std::min(moved, seen) : kept) - 1);
-    count.all += rows * (seen - 1);
+    count.chosen += rows * kept;
+    count.most += rows * most;
+    count.all += rows * before;
   }
   return count;
 }

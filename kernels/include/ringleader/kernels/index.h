@@ -117,6 +117,12 @@ RINGLEADER_HOST_DEVICE inline int64_t MassTarget(int64_t total, float mass) {
   return static_cast<int64_t>(ceil(static_cast<double>(total) * static_cast<double>(mass)));
 }
 
+// `halves`, 1 to 3, of a budget of `count`; one head's half less and another's half more add up to
+// twice the budget.
+RINGLEADER_HOST_DEVICE inline int32_t OfHalves(int32_t count, int32_t halves) {
+  return halves == 1 ? count - count / 2 : halves == 2 ? count : count + count / 2;
+}
+
 // Budgets of heads by how well they did with the same one: of the heads by falling recall, let c be
 // the number whose recall exceeds kGoodRecall, but at most half of all. The first c get half of the
 // budget, the last c half more, so that the mean stays (AdaSpa, arXiv 2502.21079, section 4.3).
@@ -124,8 +130,8 @@ RINGLEADER_HOST_DEVICE inline int64_t MassTarget(int64_t total, float mass) {
 inline constexpr double kGoodRecall = 0.8;
 RINGLEADER_HOST_DEVICE inline int32_t AdaptedCount(int32_t count, int better, int good, int heads) {
   const int moved = good < heads / 2 ? good : heads / 2;
-  if (better < moved) return count - count / 2;
-  return better >= heads - moved ? count + count / 2 : count;
+  if (better < moved) return OfHalves(count, 1);
+  return better >= heads - moved ? OfHalves(count, 3) : count;
 }
 
 }  // namespace ringleader::kernels

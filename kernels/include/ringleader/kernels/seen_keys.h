@@ -44,6 +44,24 @@ RINGLEADER_HOST_DEVICE inline bool SeesTile(const SeenKeys& seen, const ShardLay
   return key + tile > seen.Begin(a * tile) && key <= LastKeyOf(seen, layout, a, tile);
 }
 
+// The keys that a mean counts. Under a causal mask the queries behind a block that see a key of it
+// are all of one document, that of its last key: the others have ended. So the mean of a block
+// counts the keys of that document alone.
+struct MeanKeys {
+  static constexpr int32_t kTokens = 64;  // of which tiles and blocks are whole numbers
+
+  // [tokens of the sequence / kTokens, rounded up]: the position where the document of the last of
+  // each kTokens keys starts. Null: all keys count.
+  const int32_t* starts = nullptr;
+
+  // The position of the first of the keys [begin, end) that their mean counts; all behind it do.
+  // `end` is a multiple of kTokens or where the sequence ends.
+  RINGLEADER_HOST_DEVICE int64_t First(int64_t begin, int64_t end) const {
+    const int64_t start = starts == nullptr ? 0 : starts[(end - 1) / kTokens];
+    return start > begin ? start : begin;
+  }
+};
+
 // The blocks of keys that a tile of queries sees, first and last included, and its own.
 struct SeenBlocks {
   int32_t first = 0, own = 0, last = 0;
