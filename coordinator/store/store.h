@@ -53,7 +53,11 @@ struct JobQuery {
 };
 
 struct JobPage {
-  std::vector<v1::Job> jobs;   // newest first, without attempts
+  std::vector<v1::Job> jobs;  // newest first, without attempts
+  // Those of the page whose record is damaged on disk, newest first, with what is known of them all
+  // the same: name, state, owner, project, creation and sequence, and as state_reason what is
+  // wrong.
+  std::vector<v1::Job> damaged;
   uint64_t last_sequence = 0;  // 0: there are no more
   int64_t total = 0;           // that match, over all pages
 };
