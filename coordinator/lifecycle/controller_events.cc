@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "base/text/controls.h"
 #include "coordinator/lifecycle/controller_core.h"
 #include "jobspec/fields/text.h"
 #include "proto/states.h"
@@ -43,7 +44,7 @@ bool SpeaksOf(const v1::Placement& placement, const v1::AttemptEvent& event) {
 // A host and a port, as all ranks of the attempt are told them.
 bool IsAddress(const std::string& address) {
   constexpr size_t kMostBytes = 256;
-  return address.size() <= kMostBytes && !jobspec::HasControls(address);
+  return address.size() <= kMostBytes && !HasControls(address);
 }
 
 bool IsDuration(double seconds) {
@@ -186,7 +187,7 @@ absl::StatusOr<bool> ControllerCore::IsGenuine(store::ReadTransaction& transacti
   const v1::Placement* const placement = PlacementOn(*attempt, record.node.name());
   const bool genuine = placement != nullptr && SpeaksOf(*placement, event) &&
                        InRange(event, job.spec().training().steps()) &&
-                       !jobspec::HasControls(PathOf(event));
+                       !HasControls(PathOf(event));
   if (!genuine) {
     spdlog::warn(
         "{} reports of attempt {} of {} what it cannot know, for those ranks run elsewhere, the "

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdlib>
 #include <filesystem>
+#include <iostream>
 #include <memory>
 #include <optional>
 #include <string>
@@ -236,7 +237,8 @@ int Main(int argc, char** argv) {
   AddFlags(app, &flags);
   if (const std::optional<int> code = ParseFlags(app, argc, argv)) return *code;
   SetUpLogging("ringleader-worker", flags.logging);
-  spdlog::info("version {}, configuration:\n{}", kVersion, ResolvedConfig(app));
+  spdlog::info("version {}, configuration:", kVersion);
+  std::cerr << ResolvedConfig(app) << "\n";
   if (const absl::Status status = Serve(flags); !status.ok()) {
     spdlog::error("{}", std::string(status.message()));
     return 1;
