@@ -339,6 +339,34 @@ TEST_F(OnePlaceTest, AllSessionsAreClosedForGoodOrForNow) {
   EXPECT_THAT(listener_.AwaitHellos(2), SizeIs(2));
 }
 
+class ImpatientTest : public SessionRulesTest {
+ protected:
+  // Workers' ends take 64 KiB that nobody reads.
+  ImpatientTest() : SessionRulesTest({.end_patience = absl::Milliseconds(100)}) {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 1 << 16);
+    stub_ = v1::WorkerControl::NewStub(grpc::CreateCustomChannel(
+        absl::StrCat("127.0.0.1:", port_), grpc::InsecureChannelCredentials(), arguments));
+  }
+};
+
+// Before, a worker that read nothing kept a session, and what was queued in it, for as long as it
+// liked.
+TEST_F(ImpatientTest, ASessionEndsWhetherItIsReadOrNot) {
+  EXPECT_EQ(SessionOptions().end_patience, absl::Seconds(10));
+  const auto worker = OpenAs("a");
+  listener_.AwaitHellos(1);
+  const std::shared_ptr<Session> session = listener_.sessions().at(0);
+  v1::CoordinatorMessage message;
+  message.mutable_command()->set_job(std::string(size_t{1} << 20, 'x'));
+  for (int i = 0; i < 3; ++i) session->Send(message);
+  session->Close(absl::AbortedError("another session of this node has begun"));
+  EXPECT_THAT(listener_.AwaitClosed(1), ElementsAre(session));
+  EXPECT_EQ(worker->End().error_code(), grpc::StatusCode::CANCELLED);
+}
+
 class WindowTest : public SessionRulesTest {
  protected:
   WindowTest() : SessionRulesTest({.waiting_bytes = size_t{160} << 10}) {}

@@ -15,7 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
-#include "base/net/server_stream.h"
+#include "base/net/streams/server_stream.h"
 #include "base/protocol_version.h"
 #include "base/status_macros.h"
 #include "coordinator/limits/client_name.h"
@@ -320,7 +320,7 @@ WorkerControlService::~WorkerControlService() = default;
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* WorkerControlService::Session(
     grpc::CallbackServerContext* context) {
   auto stream = std::make_shared<Stream>(registry_, context->peer());
-  stream->Begin();
+  stream->Begin(context, registry_->options.end_patience);
   {
     absl::MutexLock lock(&registry_->mutex);
     if (registry_->closed) {
