@@ -19,6 +19,7 @@
 #include "base/net/address.h"
 #include "base/net/channel.h"
 #include "base/net/message_size.h"
+#include "base/net/node_limits.h"
 #include "base/net/tls.h"
 #include "base/process/config.h"
 #include "base/process/limits.h"
@@ -72,6 +73,7 @@ void AddFlags(CLI::App& app, Flags* flags) {
       ->capture_default_str();
   app.add_option("--trainers", flags->inventory.trainers,
                  "Trainers to run at once; 0: one a GPU, or one without GPUs")
+      ->check(CLI::Range(0u, kMaxTrainersOfANode))
       ->capture_default_str();
   app.add_option(
       "--address", flags->inventory.address,
