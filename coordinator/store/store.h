@@ -221,7 +221,8 @@ class ReadTransaction {
   // for something else.
   virtual absl::StatusOr<std::optional<std::string>> FindReply(const RequestKey& key) = 0;
 
-  virtual absl::StatusOr<std::vector<StoredToken>> ListTokens() = 0;  // by name
+  // By name. Those whose record is damaged are left out, and the log says so.
+  virtual absl::StatusOr<std::vector<StoredToken>> ListTokens() = 0;
   virtual absl::StatusOr<AuditPage> ListAudit(const AuditQuery& query) = 0;
 };
 
@@ -285,6 +286,7 @@ class WriteTransaction : public ReadTransaction {
 
   // ALREADY_EXISTS if the name is taken. Tokens whose time is over go with the next one.
   virtual absl::Status CreateToken(const StoredToken& token) = 0;
+  // Of one whose record is damaged, the name alone is returned.
   virtual absl::StatusOr<v1::Token> DeleteToken(std::string_view name) = 0;
   // Gives the record its sequence, and a time unless it has one.
   virtual absl::Status AppendAudit(v1::AuditRecord record) = 0;

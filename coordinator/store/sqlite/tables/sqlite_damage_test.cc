@@ -257,12 +257,22 @@ TEST_F(DamageTest, OfANode) {
   ExpectDamaged("nodes/nb", [](ReadTransaction& t) { return t.ListNodes().status(); });
 }
 
+// It is nobody's. Before, no coordinator started with it.
 TEST_F(DamageTest, OfAToken) {
   Damage("tokens");
-  ExpectDamaged("tokens/b", [](ReadTransaction& t) { return t.ListTokens().status(); });
+  ExpectWhole([](ReadTransaction& t) -> absl::Status {
+    ASSIGN_OR_RETURN(const std::vector<StoredToken> tokens, t.ListTokens());
+    EXPECT_EQ(tokens.size(), 1u);
+    EXPECT_EQ(tokens.at(0).token.name(), "tokens/a");
+    return absl::OkStatus();
+  });
+  Write([](WriteTransaction& t) -> absl::Status {
+    ASSIGN_OR_RETURN(const v1::Token deleted, t.DeleteToken("tokens/b"));
+    EXPECT_EQ(deleted.name(), "tokens/b");
+    return absl::OkStatus();
+  });
   EXPECT_EQ(Refusal([](WriteTransaction& t) { return t.DeleteToken("tokens/b").status(); }),
-            absl::StatusCode::kDataLoss);
-  Write([](WriteTransaction& t) { return t.DeleteToken("tokens/a").status(); });
+            absl::StatusCode::kNotFound);
 }
 
 TEST_F(DamageTest, OfAnAuditRecord) {
