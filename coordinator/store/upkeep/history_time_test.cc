@@ -82,6 +82,14 @@ TEST_F(HistoryTimeTest, ADamagedRecordKeepsItFromNothing) {
   EXPECT_EQ(BehindAfter(absl::ZeroDuration()), kDay * 3);
 }
 
+TEST_F(HistoryTimeTest, RecordsOfAClockThatWasAheadAllowNoLeap) {
+  AddJob("a", -kDay * 3650);
+  Start();
+  const absl::Time start = time_of_day_.Now();
+  time_of_day_.Advance(kDay * 3650);
+  EXPECT_LE(AdvanceAfter(absl::Hours(1)), start + absl::Hours(2));
+}
+
 TEST_F(HistoryTimeTest, FollowsTheTimeOfDay) {
   AddJob("a", absl::ZeroDuration());
   Start();
