@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "base/process/version.h"
+#include "base/text/controls.h"
 #include "cli/commands/commands.h"
 #include "cli/examples.h"
 #include "cli/printer.h"
@@ -157,8 +158,7 @@ std::string ExplainMistake(const CLI::App& app, const CLI::ParseError& error) {
 }
 
 int Fail(const Context& context, const absl::Status& status) {
-  context.err << "ringctl: " << jobspec::EscapeControls(std::string(status.message()), "\n\t")
-              << "\n";
+  context.err << "ringctl: " << EscapeControls(std::string(status.message()), "\n\t") << "\n";
   return ExitCodeOf(status);
 }
 

@@ -16,6 +16,7 @@
 #include "base/net/notice.h"
 #include "base/net/tls_probe.h"
 #include "base/status_macros.h"
+#include "base/text/controls.h"
 #include "jobspec/fields/text.h"
 #include "ringleader/v1/access_service.grpc.pb.h"
 #include "ringleader/v1/job_service.grpc.pb.h"
@@ -275,7 +276,7 @@ class GrpcClient : public Client {
     if (notice == notice_) return;
     notice_ = std::move(notice);
     context_.err << "ringctl: the coordinator at " << context_.address
-                 << " says: " << jobspec::EscapeControls(notice_) << "\n"
+                 << " says: " << EscapeControls(notice_) << "\n"
                  << std::flush;
   }
   void SayIsBack() {

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "base/text/controls.h"
 #include "jobspec/fields/text.h"
 #include "jobspec/jobspec.h"
 #include "ringleader/v1/job.pb.h"
@@ -50,7 +51,7 @@ void UseJobFileForm(const v1::Job& job, YAML::Node node) {
 // Neither JSON nor YAML has to escape the control characters of Unicode's second block, which
 // terminals obey as well: where there are any, all beyond ASCII is escaped.
 bool HasControlsToEscape(const std::string& document) {
-  return jobspec::EscapeControls(document, "\n") != document;
+  return EscapeControls(document, "\n") != document;
 }
 
 std::string ToText(const ordered_json& document) {
@@ -184,7 +185,7 @@ std::string WrapToWidth(const std::string& text, int columns, const std::string&
 
 void WriteNotes(std::ostream& out, const std::vector<std::string>& notes, int columns) {
   for (const std::string& note : notes) {
-    out << "- " << WrapToWidth(jobspec::EscapeControls(note), columns - 2, "\n  ") << "\n";
+    out << "- " << WrapToWidth(EscapeControls(note), columns - 2, "\n  ") << "\n";
   }
 }
 
@@ -193,7 +194,7 @@ void WriteColumns(std::ostream& out, const std::vector<std::vector<std::string>>
   std::vector<int> widths;
   // Cells hold what users, nodes and trainers wrote, and terminals obey control characters.
   const auto shown = [](const std::string& cell) {
-    return cell.empty() ? std::string("-") : jobspec::EscapeControls(cell);
+    return cell.empty() ? std::string("-") : EscapeControls(cell);
   };
   for (const auto& row : rows) {
     widths.resize(std::max(widths.size(), row.size()), 0);

@@ -14,6 +14,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <filesystem>
+#include <iostream>
 #include <string>
 #include <vector>
 
@@ -269,7 +270,8 @@ int Main(int argc, char** argv) {
   BlockShutdownSignals();
   RaiseOpenFileLimit();
   SetUpLogging("ringleader-coordinator", flags.logging);
-  spdlog::info("version {}, configuration:\n{}", kVersion, ResolvedConfig(app));
+  spdlog::info("version {}, configuration:", kVersion);
+  std::cerr << ResolvedConfig(app) << "\n";
   const absl::Status status =
       flags.backup.empty() ? Serve(flags) : store::BackUp(DatabaseIn(flags.data_dir), flags.backup);
   if (!status.ok()) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_split.h"
+#include "base/text/controls.h"
 #include "jobspec/fields/fields.h"
 #include "jobspec/fields/scalars.h"
 #include "jobspec/fields/text.h"

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
+#include "base/text/controls.h"
 #include "jobspec/fields/fields.h"
 #include "jobspec/fields/scalars.h"
 #include "jobspec/fields/text.h"

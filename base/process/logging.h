@@ -14,6 +14,9 @@ namespace ringleader {
 
 struct LoggingOptions {
   std::string level = "info";
+  // A message is one line: what others wrote cannot pass for a line of its own. A program that logs
+  // nobody else's text may log more than a line at once.
+  bool one_line = true;
 };
 
 // --log-level

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "base/status_macros.h"
+#include "base/text/controls.h"
 #include "cli/client.h"
 #include "cli/commands/commands.h"
 #include "cli/job_text.h"
@@ -27,7 +28,7 @@ absl::StatusOr<int> List(const Context& context, const std::string& filter, int 
   ASSIGN_OR_RETURN(const v1::ListJobsResponse response, client->ListJobs(filter, limit));
   if (context.format == Format::kName) {
     for (const v1::Job& job : response.jobs()) {
-      context.out << jobspec::EscapeControls(ShortName(job.name())) << "\n";
+      context.out << EscapeControls(ShortName(job.name())) << "\n";
     }
     SayWhatIsLeftOut(context, response);
     return kOk;

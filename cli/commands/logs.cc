@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/text/controls.h"
 #include "cli/client.h"
 #include "cli/commands/commands.h"
 #include "cli/printer.h"
@@ -58,7 +59,7 @@ absl::StatusOr<int> Logs(const Context& context, const Flags& flags) {
       }
       // Several ranks need telling apart.
       if (flags.rank < 0) context.out << "[rank " << line.rank() << "] ";
-      context.out << jobspec::EscapeControls(line.text(), "\t") << "\n";
+      context.out << EscapeControls(line.text(), "\t") << "\n";
     }
     context.out.flush();
   }));

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
+#include "base/text/controls.h"
 #include "cli/client.h"
 #include "cli/commands/commands.h"
 #include "cli/job_text.h"
@@ -36,7 +37,7 @@ absl::StatusOr<int> List(const Context& context) {
   ASSIGN_OR_RETURN(const v1::ListNodesResponse response, client->ListNodes());
   if (context.format == Format::kName) {
     for (const v1::Node& node : response.nodes()) {
-      context.out << jobspec::EscapeControls(ShortName(node.name())) << "\n";
+      context.out << EscapeControls(ShortName(node.name())) << "\n";
     }
     return kOk;
   }

@@ -14,6 +14,7 @@
 #include "absl/strings/str_format.h"
 #include "base/protocol_version.h"
 #include "base/status_macros.h"
+#include "base/text/controls.h"
 #include "cli/client.h"
 #include "cli/plan_text.h"
 #include "cli/printer.h"
@@ -179,7 +180,7 @@ absl::StatusOr<int> DryRun(const Context& context, const CheckedJob& job, bool a
     if (is_asked) {
       out << (result.pending_reason().empty()
                   ? "would start at once"
-                  : absl::StrCat("would wait: ", jobspec::EscapeControls(result.pending_reason())))
+                  : absl::StrCat("would wait: ", EscapeControls(result.pending_reason())))
           << "\n";
     }
   });

@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
+#include "base/text/controls.h"
 #include "cli/job_text.h"
 #include "cli/jobs/steps.h"
 #include "cli/printer.h"
@@ -45,10 +46,9 @@ std::string DescribeAnswers(const google::protobuf::RepeatedPtrField<v1::TaskAns
 class InterruptNotice {
  public:
   explicit InterruptNotice(const std::string& name) {
-    text_ = absl::StrCat("\nringctl: ", jobspec::EscapeControls(name),
-                         " goes on; follow it again with: ringctl watch ",
-                         jobspec::EscapeControls(name), "; end it with: ringctl cancel ",
-                         jobspec::EscapeControls(name), "\n");
+    text_ = absl::StrCat("\nringctl: ", EscapeControls(name),
+                         " goes on; follow it again with: ringctl watch ", EscapeControls(name),
+                         "; end it with: ringctl cancel ", EscapeControls(name), "\n");
     before_ = std::signal(SIGINT, Say);
   }
   ~InterruptNotice() { std::signal(SIGINT, before_); }
@@ -184,7 +184,7 @@ class Follower {
   void Line(const std::string& text) {
     if (bar_is_shown_) context_.out << "\n";
     bar_is_shown_ = false;
-    context_.out << jobspec::EscapeControls(text) << "\n";
+    context_.out << EscapeControls(text) << "\n";
   }
 
   const Context& context_;

@@ -42,10 +42,6 @@ constexpr int kMaxReflectionThreads = 16;
 constexpr int kMaxStreamsOfAConnection = 2000;
 // Clients behind NAT ping to keep their connection: allowed this often.
 constexpr int kMinPingIntervalMs = 5000;
-// A peer that vanished without closing its connection is found after kKeepaliveMs +
-// kKeepaliveTimeoutMs.
-constexpr int kKeepaliveMs = 20000;
-constexpr int kKeepaliveTimeoutMs = 10000;
 
 constexpr absl::Duration kHealthInterval = absl::Milliseconds(500);
 
@@ -55,6 +51,10 @@ constexpr const char* kHealthNames[] = {"",
                                         "ringleader.v1.LogService",
                                         "ringleader.v1.NodeService",
                                         "ringleader.v1.WorkerControl"};
+
+int Milliseconds(absl::Duration duration) {
+  return static_cast<int>(absl::ToInt64Milliseconds(duration));
+}
 
 class ServerImpl : public Server {
  public:
@@ -102,12 +102,13 @@ class ServerImpl : public Server {
     Connections::Sink hand_over = Connections::ForServer(builder, credentials);
     builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                                kMinPingIntervalMs);
-    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
-    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS,
+                               Milliseconds(options_.keepalive_interval));
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
+                               Milliseconds(options_.keepalive_patience));
     builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
-    builder.AddChannelArgument(
-        GRPC_ARG_MAX_CONNECTION_AGE_MS,
-        static_cast<int>(absl::ToInt64Milliseconds(options_.connection_age)));
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS,
+                               Milliseconds(options_.connection_age));
     // What was sent and is not read yet waits here, in every connection's share of it; beyond that,
     // with those who sent it.
     grpc::ResourceQuota quota("coordinator");

@@ -38,6 +38,10 @@ struct ServerOptions {
   int stream_threads = 2;
   // New calls go on a new connection after so long, and show a certificate anew; streams stay.
   absl::Duration connection_age = absl::Minutes(10);
+  // A client with a call or stream under way that has said nothing for so long is asked whether it
+  // is there, and has so long to answer: one that vanished closes no connection.
+  absl::Duration keepalive_interval = absl::Seconds(20);
+  absl::Duration keepalive_patience = absl::Seconds(10);
   // How long an answer may wait for its client: one of some MiB over a slow line.
   absl::Duration unread_patience = absl::Minutes(1);
   // How long calls may take to end after Shutdown() was called; then they are cut off.

@@ -16,6 +16,7 @@
 #include "coordinator/api/testing/server_fixture.h"
 #include "coordinator/store/testing/hanging_store.h"
 #include "ringleader/v1/worker_control.grpc.pb.h"
+#include "tests/faults/tcp_proxy.h"
 
 namespace ringleader::api {
 namespace {
@@ -274,6 +275,37 @@ TEST_F(ServerTest, ListsByLabelAreSlowCalls) {
     call->done.WaitForNotification();
     EXPECT_TRUE(call->status.ok()) << call->status.error_message();
   }
+}
+
+// A machine that vanished closes no connection, and what it held is for others again.
+TEST_F(ServerTest, AWatchOfAMachineThatVanishedEnds) {
+  EXPECT_EQ(ServerOptions().keepalive_interval, absl::Seconds(20));
+  EXPECT_EQ(ServerOptions().keepalive_patience, absl::Seconds(10));
+  limits::Options limits;
+  limits.watches_per_client = 1;
+  Start({.listen = Loopback(),
+         .check_files = false,
+         .keepalive_interval = absl::Milliseconds(100),
+         .keepalive_patience = absl::Milliseconds(100)},
+        limits);
+  Created("a");
+  faults::TcpProxy network(server_->port());
+  auto direct = std::move(jobs_);
+  jobs_ = v1::JobService::NewStub(
+      grpc::CreateChannel(network.address(), grpc::InsecureChannelCredentials()));
+  const OpenWatch vanishes = Watch("jobs/a");
+  ASSERT_TRUE(vanishes.is_admitted);
+  network.Cut();
+  jobs_ = std::move(direct);
+  // Less than kDeadline, with which the watch ends by itself.
+  const absl::Time patience = absl::Now() + absl::Seconds(30);
+  bool is_admitted = false;
+  while (!is_admitted && absl::Now() < patience) {
+    is_admitted = Watch("jobs/a").is_admitted;
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  EXPECT_TRUE(is_admitted);
+  vanishes.context->TryCancel();
 }
 
 // Who connects once does not stay for good: certificates are shown anew, and what was opened goes

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "base/text/controls.h"
 #include "coordinator/lifecycle/controller_core.h"
 #include "jobspec/fields/text.h"
 #include "proto/states.h"
@@ -43,7 +44,7 @@ bool SpeaksOf(const v1::Placement& placement, const v1::AttemptEvent& event) {
 // A host and a port, as all ranks of the attempt are told them.
 bool IsAddress(const std::string& address) {
   constexpr size_t kMostBytes = 256;
-  return address.size() <= kMostBytes && !jobspec::HasControls(address);
+  return address.size() <= kMostBytes && !HasControls(address);
 }
 
 bool IsDuration(double seconds) {
@@ -57,6 +58,21 @@ bool IsTime(const google::protobuf::Timestamp& time) {
          time.nanos() < 1'000'000'000;
 }
 
+// What is kept of reports is bounded by what trainers can have to say, not by what a message holds.
+constexpr int kMostLayers = 1024;
+constexpr int kMostHeads = 128 * kMostLayers;  // of all layers
+constexpr int kMostBins = 64;                  // one for each power of two
+constexpr size_t kMostEvalBytes = size_t{16} << 10;
+constexpr size_t kMostPathBytes = 4096;
+constexpr size_t kMostReasonBytes = 4096;
+
+bool IsOfASize(const v1::StepReport& step) {
+  int heads = 0;
+  for (const v1::LayerReport& layer : step.layers()) heads += layer.probed_recall_by_head_size();
+  return step.layers_size() <= kMostLayers && heads <= kMostHeads &&
+         step.lengths_size() <= kMostBins && step.documents_size() <= kMostBins;
+}
+
 // Figures and addresses that a trainer of a job of so many steps can come to. The loss of a step is
 // finite unless the step was skipped for it; a held-out loss need not be.
 bool InRange(const v1::AttemptEvent& event, uint64_t steps) {
@@ -64,18 +80,21 @@ bool InRange(const v1::AttemptEvent& event, uint64_t steps) {
     case v1::AttemptEvent::kStep: {
       const v1::StepReport& step = event.step();
       return step.step() >= 1 && step.step() <= steps && IsDuration(step.step_seconds()) &&
-             IsTime(step.time()) && std::isfinite(step.learning_rate()) &&
+             IsOfASize(step) && IsTime(step.time()) && std::isfinite(step.learning_rate()) &&
              (step.skipped() ||
               (std::isfinite(step.loss()) && std::isfinite(step.gradient_norm())));
     }
     case v1::AttemptEvent::kEval:
-      return event.eval().step() <= steps && IsDuration(event.eval().seconds());
+      return event.eval().step() <= steps && IsDuration(event.eval().seconds()) &&
+             event.eval().ByteSizeLong() <= kMostEvalBytes;
     case v1::AttemptEvent::kCheckpoint:
       return event.checkpoint().step() <= steps && IsDuration(event.checkpoint().seconds());
     case v1::AttemptEvent::kTrainerReady:
       return IsAddress(event.trainer_ready().address());
-    case v1::AttemptEvent::kTrainerExited:
     case v1::AttemptEvent::kLogs:
+      return std::all_of(event.logs().lines().begin(), event.logs().lines().end(),
+                         [](const v1::LogLine& line) { return IsTime(line.time()); });
+    case v1::AttemptEvent::kTrainerExited:
     case v1::AttemptEvent::kModelExported:
     case v1::AttemptEvent::kMeasurements:  // OnMeasurements() looks at each figure
     case v1::AttemptEvent::KIND_NOT_SET:
@@ -85,6 +104,10 @@ bool InRange(const v1::AttemptEvent& event, uint64_t steps) {
 }
 
 // Shown to people, whose terminals obey control characters.
+bool IsPath(const std::string& path) {
+  return path.size() <= kMostPathBytes && !HasControls(path);
+}
+
 const std::string& PathOf(const v1::AttemptEvent& event) {
   if (event.has_model_exported()) return event.model_exported().path();
   return event.checkpoint().path();
@@ -121,7 +144,8 @@ absl::Status ControllerCore::OnMessage(store::WriteTransaction& transaction,
     return transaction.PutNode(record.node);
   }
   if (message.has_drain()) {
-    spdlog::info("nodes/{} is shutting down: {}", session->node(), message.drain().reason());
+    spdlog::info("nodes/{} is shutting down: {}", session->node(),
+                 jobspec::Shortened(message.drain().reason(), kMostReasonBytes));
     record.leaving = true;
     schedule_due_ = true;
     for (auto& [job, machine] : machines_) {
@@ -151,11 +175,12 @@ absl::Status ControllerCore::OnAck(store::WriteTransaction& transaction, NodeRec
     }
     return absl::OkStatus();
   }
+  const std::string why = jobspec::Shortened(ack.message(), kMostReasonBytes);
   spdlog::warn("nodes/{} refused a command for attempt {} of jobs/{}: {}", node, command.attempt,
-               command.job, ack.message());
+               command.job, why);
   JobMachine* const machine = FindAttempt(command.job, command.attempt, command.token);
   if (machine != nullptr && command.is_start) {
-    machine->OnStartRefused("nodes/" + node, ack.message(), now, ack.later());
+    machine->OnStartRefused("nodes/" + node, why, now, ack.later());
   }
   return absl::OkStatus();
 }
@@ -185,8 +210,7 @@ absl::StatusOr<bool> ControllerCore::IsGenuine(store::ReadTransaction& transacti
   if (attempt == job.attempts().end()) return false;
   const v1::Placement* const placement = PlacementOn(*attempt, record.node.name());
   const bool genuine = placement != nullptr && SpeaksOf(*placement, event) &&
-                       InRange(event, job.spec().training().steps()) &&
-                       !jobspec::HasControls(PathOf(event));
+                       InRange(event, job.spec().training().steps()) && IsPath(PathOf(event));
   if (!genuine) {
     spdlog::warn(
         "{} reports of attempt {} of {} what it cannot know, for those ranks run elsewhere, the "

@@ -1,11 +1,10 @@
 // One record that changed on the disk is its job's affair: whatever else is to be written in the
 // same batch is written, and no worker has to send anything again.
-#include <SQLiteCpp/SQLiteCpp.h>
-
 #include <string>
 #include <vector>
 
 #include "coordinator/lifecycle/testing/controller_test.h"
+#include "coordinator/store/testing/damage.h"
 #include "coordinator/store/testing/forwarding_store.h"
 
 namespace ringleader::lifecycle {
@@ -23,15 +22,7 @@ class DamagedRecordTest : public testing::ControllerTest {
     Restart();
   }
 
-  // Turns one bit round in the only record that the table holds.
-  void Damage(const std::string& table) {
-    SQLite::Database database(dir_.File("db"), SQLite::OPEN_READWRITE, /*aBusyTimeoutMs=*/60'000);
-    std::string data = database.execAndGet("SELECT data FROM " + table).getString();
-    data.back() ^= 1;
-    SQLite::Statement update(database, "UPDATE " + table + " SET data = ?");
-    update.bind(1, data.data(), static_cast<int>(data.size()));
-    ASSERT_EQ(update.exec(), 1);
-  }
+  void Damage(const std::string& table) { store::testing::DamageRecord(dir_.File("db"), table); }
   static v1::AttemptEvent Checkpoint(uint64_t step) {
     v1::AttemptEvent event;
     event.mutable_checkpoint()->set_step(step);

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/status_macros.h"
 
 namespace ringleader::limits {
 namespace {
@@ -28,16 +29,31 @@ void LimitMetrics::Reached(const std::string& limit, const char* scope) {
   reached_.Add({{"limit", limit}, {"scope", scope}}).Increment();
 }
 
+absl::Status Quota::CheckShareLocked(const std::string& client) {
+  const auto own = by_client_.find(client);
+  if (own == by_client_.end() || own->second < per_client_) return absl::OkStatus();
+  metrics_.Reached(name_.label, kOneClient);
+  return absl::ResourceExhaustedError(
+      absl::StrFormat("%s: %s has %d already, the most that one client may have "
+                      "(%s-per-client of the coordinator); %s",
+                      name_.what, client, per_client_, name_.flag, name_.remedy));
+}
+
+absl::Status Quota::CheckShare(const std::string& client) {
+  absl::MutexLock lock(&mutex_);
+  return CheckShareLocked(client);
+}
+
+Quota::Hold Quota::TakeAnyway(const std::string& client, int64_t amount) {
+  absl::MutexLock lock(&mutex_);
+  taken_ += amount;
+  by_client_[client] += amount;
+  return Hold(this, client, amount);
+}
+
 absl::StatusOr<Quota::Hold> Quota::Take(const std::string& client, int64_t amount) {
   absl::MutexLock lock(&mutex_);
-  if (const auto own = by_client_.find(client);
-      own != by_client_.end() && own->second >= per_client_) {
-    metrics_.Reached(name_.label, kOneClient);
-    return absl::ResourceExhaustedError(
-        absl::StrFormat("%s: %s has %d already, the most that one client may have "
-                        "(%s-per-client of the coordinator); %s",
-                        name_.what, client, per_client_, name_.flag, name_.remedy));
-  }
+  RETURN_IF_ERROR(CheckShareLocked(client));
   if (taken_ >= in_all_) {
     metrics_.Reached(name_.label, kAll);
     return absl::ResourceExhaustedError(absl::StrFormat(

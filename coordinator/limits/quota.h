@@ -78,8 +78,13 @@ class Quota {
   // The last that is taken may go beyond a share: who has none is never refused for the amount.
   absl::StatusOr<Hold> Take(const std::string& client, int64_t amount = 1)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // RESOURCE_EXHAUSTED when the client has its share already, whatever the others have.
+  absl::Status CheckShare(const std::string& client) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Of what cannot be refused any more. It counts.
+  Hold TakeAnyway(const std::string& client, int64_t amount) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
+  absl::Status CheckShareLocked(const std::string& client) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void GiveBack(const std::string& client, int64_t amount) ABSL_LOCKS_EXCLUDED(mutex_);
 
   const LimitName name_;

@@ -50,6 +50,11 @@ TEST(SchedulerTest, OneNodeIfOneSuffices) {
   EXPECT_EQ(Placed({Job("j", 2)}, {Node("a", 2), Node("b", 4)})["j"], "a:2");
 }
 
+// Large jobs find whole nodes for longer.
+TEST(SchedulerTest, AJobGoesWhereItLeavesTheLeastBehind) {
+  EXPECT_EQ(Placed({Job("j", 2)}, {Node("a", 8), Node("b", 8, 6), Node("c", 8, 4)})["j"], "b:2");
+}
+
 TEST(SchedulerTest, ANodeThatIsShunnedIsTakenOnlyIfTheOthersDoNotSuffice) {
   Request job = Job("j", 2);
   job.shun = {"a"};

@@ -256,6 +256,55 @@ TEST_F(SessionRulesTest, AHelloSaysWhoItIs) {
   EXPECT_THAT(listener_.AwaitClosed(0), IsEmpty());
 }
 
+// Whatever a node says of itself is held in memory, and looked at by the one thread that decides.
+TEST_F(SessionRulesTest, ANodeIsOnlySoLarge) {
+  const auto end_of = [&](const std::function<void(v1::WorkerHello&)>& say) {
+    v1::WorkerMessage message = Hello("nodes/a");
+    say(*message.mutable_hello());
+    return EndOf({message});
+  };
+  const std::vector<std::pair<std::string, std::function<void(v1::WorkerHello&)>>> too_large = {
+      {"inventory: 4097 trainers",
+       [](v1::WorkerHello& hello) { hello.mutable_inventory()->set_trainers(4097); }},
+      {"inventory: more than 64 KiB",
+       [](v1::WorkerHello& hello) {
+         hello.mutable_inventory()->set_hostname(std::string(64 << 10, 'x'));
+       }},
+      {"version: more than 128 bytes",
+       [](v1::WorkerHello& hello) { hello.set_version(std::string(129, 'x')); }},
+      {"attempts: 4097 trainers",
+       [](v1::WorkerHello& hello) {
+         for (int i = 0; i < 4097; ++i) hello.add_attempts();
+       }},
+      {"attempts: 4097 trainers", [](v1::WorkerHello& hello) {
+         for (int i = 0; i < 2; ++i) {
+           v1::RunningAttempt* const running = hello.add_attempts();
+           for (uint32_t rank = 0; rank < 2048; ++rank) running->add_ranks(rank);
+         }
+         hello.mutable_attempts(0)->add_ranks(2048);
+       }}};
+  for (const auto& [why, say] : too_large) {
+    const grpc::Status ended = end_of(say);
+    EXPECT_EQ(ended.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << why;
+    EXPECT_THAT(ended.error_message(), HasSubstr(why));
+  }
+  EXPECT_THAT(listener_.hellos(), IsEmpty());
+  v1::WorkerMessage largest = Hello("nodes/a");
+  largest.mutable_hello()->mutable_inventory()->set_trainers(4096);
+  largest.mutable_hello()->mutable_inventory()->set_hostname(std::string(65'000, 'x'));
+  largest.mutable_hello()->set_version(std::string(128, 'x'));
+  for (int i = 0; i < 4096; ++i) largest.mutable_hello()->add_attempts();
+  // What it says later is measured in the same way.
+  v1::WorkerMessage grown;
+  grown.set_sequence(1);
+  grown.mutable_inventory()->set_trainers(4097);
+  const grpc::Status ended = EndOf({largest, grown});
+  EXPECT_EQ(ended.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(ended.error_message(), HasSubstr("inventory: 4097 trainers"));
+  EXPECT_THAT(listener_.hellos(), SizeIs(1));
+  EXPECT_THAT(listener_.senders(), IsEmpty());
+}
+
 TEST_F(SessionRulesTest, IsHeardOfFromItsHelloToItsEnd) {
   auto worker = OpenAs("a");
   EXPECT_EQ(listener_.AwaitHellos(1).at(0).node(), "nodes/a");
@@ -337,6 +386,34 @@ TEST_F(OnePlaceTest, AllSessionsAreClosedForGoodOrForNow) {
   EXPECT_EQ(late.error_code(), grpc::StatusCode::UNAVAILABLE);
   EXPECT_EQ(late.error_message(), "the coordinator is shutting down");
   EXPECT_THAT(listener_.AwaitHellos(2), SizeIs(2));
+}
+
+class ImpatientTest : public SessionRulesTest {
+ protected:
+  // Workers' ends take 64 KiB that nobody reads.
+  ImpatientTest() : SessionRulesTest({.end_patience = absl::Milliseconds(100)}) {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 1 << 16);
+    stub_ = v1::WorkerControl::NewStub(grpc::CreateCustomChannel(
+        absl::StrCat("127.0.0.1:", port_), grpc::InsecureChannelCredentials(), arguments));
+  }
+};
+
+// Before, a worker that read nothing kept a session, and what was queued in it, for as long as it
+// liked.
+TEST_F(ImpatientTest, ASessionEndsWhetherItIsReadOrNot) {
+  EXPECT_EQ(SessionOptions().end_patience, absl::Seconds(10));
+  const auto worker = OpenAs("a");
+  listener_.AwaitHellos(1);
+  const std::shared_ptr<Session> session = listener_.sessions().at(0);
+  v1::CoordinatorMessage message;
+  message.mutable_command()->set_job(std::string(size_t{1} << 20, 'x'));
+  for (int i = 0; i < 3; ++i) session->Send(message);
+  session->Close(absl::AbortedError("another session of this node has begun"));
+  EXPECT_THAT(listener_.AwaitClosed(1), ElementsAre(session));
+  EXPECT_EQ(worker->End().error_code(), grpc::StatusCode::CANCELLED);
 }
 
 class WindowTest : public SessionRulesTest {

@@ -15,7 +15,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
-#include "base/net/server_stream.h"
+#include "base/net/node_limits.h"
+#include "base/net/streams/server_stream.h"
 #include "base/protocol_version.h"
 #include "base/status_macros.h"
 #include "coordinator/limits/client_name.h"
@@ -33,6 +34,43 @@ absl::Status CheckIncarnation(const std::string& incarnation) {
   if (!incarnation.empty() && incarnation.size() <= kMaxIncarnationBytes) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrFormat("incarnation must have 1 to %d bytes", kMaxIncarnationBytes));
+}
+
+// What a node says of its machine: a GPU takes some 100 bytes.
+constexpr size_t kMaxInventoryBytes = size_t{64} << 10;
+constexpr size_t kMaxVersionBytes = 128;
+
+absl::Status CheckInventory(const v1::NodeInventory& inventory) {
+  if (inventory.trainers() > kMaxTrainersOfANode) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("inventory: %d trainers are more than the %d that a node may take",
+                        inventory.trainers(), kMaxTrainersOfANode));
+  }
+  if (inventory.ByteSizeLong() > kMaxInventoryBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("inventory: more than %d KiB", kMaxInventoryBytes >> 10));
+  }
+  return absl::OkStatus();
+}
+
+// Whatever a node says to run is looked at by the one thread that decides.
+absl::Status CheckHello(const v1::WorkerHello& hello) {
+  RETURN_IF_ERROR(CheckIncarnation(hello.incarnation()));
+  RETURN_IF_ERROR(CheckInventory(hello.inventory()));
+  if (hello.version().size() > kMaxVersionBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("version: more than %d bytes", kMaxVersionBytes));
+  }
+  size_t trainers = 0;
+  for (const v1::RunningAttempt& running : hello.attempts()) {
+    trainers += std::max(1, running.ranks_size());
+  }
+  if (trainers > kMaxTrainersOfANode) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("attempts: %d trainers are more than the %d that a node may run", trainers,
+                        kMaxTrainersOfANode));
+  }
+  return absl::OkStatus();
 }
 
 // What a worker may send ahead: enough to keep a slow line busy, and little enough that a burst of
@@ -231,6 +269,7 @@ class WorkerControlService::Stream : public ServerStream<grpc::ByteBuffer, grpc:
     if (message.sequence() == 0) {
       return absl::InvalidArgumentError("only hello and heartbeats may have sequence 0");
     }
+    if (message.has_inventory()) RETURN_IF_ERROR(CheckInventory(message.inventory()));
     const Waiting waiting = {.sequence = message.sequence(),
                              .wire_bytes = message.ByteSizeLong(),
                              .memory_bytes = message.SpaceUsedLong()};
@@ -250,7 +289,7 @@ class WorkerControlService::Stream : public ServerStream<grpc::ByteBuffer, grpc:
     absl::StatusOr<std::string> id = store::NodeIdFromName(hello.node());
     if (!id.ok()) return id.status();
     RETURN_IF_ERROR(registry_->CheckNode(caller_, address_, "Session", *id, hello.node()));
-    RETURN_IF_ERROR(CheckIncarnation(hello.incarnation()));
+    RETURN_IF_ERROR(CheckHello(hello));
     if (absl::Status same = CheckProtocolVersion("the worker of " + hello.node(),
                                                  hello.protocol_version(), "this coordinator");
         !same.ok()) {
@@ -320,7 +359,7 @@ WorkerControlService::~WorkerControlService() = default;
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* WorkerControlService::Session(
     grpc::CallbackServerContext* context) {
   auto stream = std::make_shared<Stream>(registry_, context->peer());
-  stream->Begin();
+  stream->Begin(context, registry_->options.end_patience);
   {
     absl::MutexLock lock(&registry_->mutex);
     if (registry_->closed) {

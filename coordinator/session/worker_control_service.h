@@ -18,6 +18,8 @@ struct SessionOptions {
   // Events of all workers that wait to be applied. Each session gets an even part of it as its
   // window, within bounds that are sensible for one worker.
   size_t waiting_bytes = size_t{256} << 20;
+  // How long a worker may take to read what was under way when its session ended.
+  absl::Duration end_patience = absl::Seconds(10);
 };
 
 // Callback API: thousands of streams cost no thread each. Register it on the server; call

@@ -53,7 +53,11 @@ struct JobQuery {
 };
 
 struct JobPage {
-  std::vector<v1::Job> jobs;   // newest first, without attempts
+  std::vector<v1::Job> jobs;  // newest first, without attempts
+  // Those of the page whose record is damaged on disk, newest first, with what is known of them all
+  // the same: name, state, owner, project, creation and sequence, and as state_reason what is
+  // wrong.
+  std::vector<v1::Job> damaged;
   uint64_t last_sequence = 0;  // 0: there are no more
   int64_t total = 0;           // that match, over all pages
 };
@@ -217,7 +221,8 @@ class ReadTransaction {
   // for something else.
   virtual absl::StatusOr<std::optional<std::string>> FindReply(const RequestKey& key) = 0;
 
-  virtual absl::StatusOr<std::vector<StoredToken>> ListTokens() = 0;  // by name
+  // By name. Those whose record is damaged are left out, and the log says so.
+  virtual absl::StatusOr<std::vector<StoredToken>> ListTokens() = 0;
   virtual absl::StatusOr<AuditPage> ListAudit(const AuditQuery& query) = 0;
 };
 
@@ -281,6 +286,7 @@ class WriteTransaction : public ReadTransaction {
 
   // ALREADY_EXISTS if the name is taken. Tokens whose time is over go with the next one.
   virtual absl::Status CreateToken(const StoredToken& token) = 0;
+  // Of one whose record is damaged, the name alone is returned.
   virtual absl::StatusOr<v1::Token> DeleteToken(std::string_view name) = 0;
   // Gives the record its sequence, and a time unless it has one.
   virtual absl::Status AppendAudit(v1::AuditRecord record) = 0;

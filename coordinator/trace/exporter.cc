@@ -30,9 +30,6 @@ constexpr absl::Duration kLongestPause = absl::Seconds(10);
 // An answer says how many spans were refused; a longer one is none.
 constexpr int kMaxAnswerBytes = 64 << 10;
 constexpr size_t kMaxProblemBytes = 300;
-// A collector's machine that is gone without a word is found after the two together.
-constexpr int kKeepaliveMs = 20'000;
-constexpr int kKeepaliveTimeoutMs = 10'000;
 
 void SetAttribute(const std::string& key, const std::string& value, otlp::Resource* resource) {
   otlp::KeyValue* const attribute = resource->add_attributes();
@@ -110,8 +107,10 @@ absl::StatusOr<std::unique_ptr<Exporter>> Exporter::Create(const TraceOptions& o
   ASSIGN_OR_RETURN(const Collector collector, CollectorOf(options));
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxAnswerBytes);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS,
+                   static_cast<int>(absl::ToInt64Milliseconds(limits.keepalive_interval)));
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
+                   static_cast<int>(absl::ToInt64Milliseconds(limits.keepalive_patience)));
   // A call must end with its deadline, and be tried again here alone.
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   const absl::StatusOr<std::shared_ptr<grpc::Channel>> channel =

@@ -37,7 +37,11 @@ struct ExportLimits {
   // long.
   absl::Duration give_up = absl::Minutes(1);
   absl::Duration first_pause = absl::Seconds(1);  // doubles with each try
-  absl::Duration at_end = absl::Seconds(2);       // Stop() tries to send what is left for so long
+  // A collector's machine that is gone without a word is found after the two together, and looked
+  // for anew.
+  absl::Duration keepalive_interval = absl::Seconds(20);
+  absl::Duration keepalive_patience = absl::Seconds(10);
+  absl::Duration at_end = absl::Seconds(2);  // Stop() tries to send what is left for so long
 };
 
 // Thread-safe.

@@ -16,6 +16,7 @@
 #include "base/testing/taken_port.h"
 #include "base/testing/test_certificates.h"
 #include "coordinator/trace/testing/collector.h"
+#include "tests/faults/tcp_proxy.h"
 
 namespace ringleader::trace {
 namespace {
@@ -112,6 +113,28 @@ TEST_F(ExporterTest, ACollectorThatHangsHoldsNobodyUp) {
   EXPECT_EQ(Value("queued_spans"), 10);
   exporter->Stop();
   EXPECT_EQ(exporter->settled(), 0u) << "all 11 are left to whoever comes next";
+}
+
+// Its address may lead to another by then.
+TEST_F(ExporterTest, ACollectorThatVanishedIsLookedForAnew) {
+  EXPECT_EQ(ExportLimits().keepalive_interval, absl::Seconds(20));
+  EXPECT_EQ(ExportLimits().keepalive_patience, absl::Seconds(10));
+  Collector collector;
+  faults::TcpProxy network(collector.port());
+  ExportLimits limits = Short();
+  limits.give_up = absl::Hours(1);
+  limits.keepalive_interval = absl::Milliseconds(100);
+  limits.keepalive_patience = absl::Milliseconds(100);
+  const auto exporter = Export({.endpoint = "http://" + network.address()}, limits);
+  exporter->Add(Spans("a"));
+  const absl::Time patience = absl::Now() + absl::Seconds(60);
+  while (exporter->settled() < 1 && absl::Now() < patience) absl::SleepFor(absl::Milliseconds(5));
+  network.Cut();
+  exporter->Add(Spans("b"));
+  while (network.connections() < 2 && absl::Now() < patience) absl::SleepFor(absl::Milliseconds(5));
+  EXPECT_GE(network.connections(), 2);
+  network.Heal();
+  EXPECT_EQ(collector.Await(2).back().name(), "b");
 }
 
 TEST_F(ExporterTest, WhatNobodyAnswersIsGivenUp) {

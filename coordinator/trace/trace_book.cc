@@ -1,5 +1,7 @@
 #include "coordinator/trace/trace_book.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -22,13 +24,33 @@ absl::Status TraceBook::Adopt(store::ReadTransaction& transaction, absl::Time si
     for (const v1::Job& listed : page.jobs) {
       newest_adopted_ = std::max(newest_adopted_, listed.sequence());
       if (IsTerminal(listed.state()) && ToTime(listed.end_time()) <= since) continue;
-      ASSIGN_OR_RETURN(const v1::Job job, transaction.GetJob(listed.spec().name()));
-      Entry& entry = entries_[job.spec().name()];
-      entry.uid = job.uid();
-      RETURN_IF_ERROR(Advance(transaction, job, &entry, spans));
+      const absl::Status adopted = AdoptJob(transaction, listed.spec().name(), spans);
+      // A job whose record is damaged has no trace; others have.
+      if (absl::IsDataLoss(adopted)) {
+        spdlog::warn("traces: {}", std::string(adopted.message()));
+      } else if (!adopted.ok()) {
+        return adopted;
+      }
+    }
+    for (const v1::Job& job : page.damaged) {
+      newest_adopted_ = std::max(newest_adopted_, job.sequence());
+      spdlog::warn("traces: {}", job.state_reason());
     }
     query.before_sequence = page.last_sequence;
   } while (query.before_sequence != 0);
+  return absl::OkStatus();
+}
+
+absl::Status TraceBook::AdoptJob(store::ReadTransaction& transaction, const std::string& id,
+                                 std::vector<otlp::Span>* spans) {
+  ASSIGN_OR_RETURN(const v1::Job job, transaction.GetJob(id));
+  Entry entry = {.uid = job.uid()};
+  const size_t before = spans->size();
+  if (const absl::Status advanced = Advance(transaction, job, &entry, spans); !advanced.ok()) {
+    spans->resize(before);
+    return advanced;
+  }
+  entries_[id] = std::move(entry);
   return absl::OkStatus();
 }
 

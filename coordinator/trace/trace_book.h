@@ -41,6 +41,8 @@ class TraceBook {
     uint64_t checkpoint_step = 0;  // the newest that it saved
   };
 
+  absl::Status AdoptJob(store::ReadTransaction& transaction, const std::string& id,
+                        std::vector<otlp::Span>* spans);
   // Appends what `entry` does not have yet, and notes it there.
   absl::Status Advance(store::ReadTransaction& transaction, const v1::Job& job, Entry* entry,
                        std::vector<otlp::Span>* spans) const;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "coordinator/store/testing/damage.h"
 #include "coordinator/store/testing/opened_store.h"
 #include "coordinator/trace/testing/traced_job.h"
 
@@ -83,6 +84,28 @@ class TraceBookTest : public store::testing::OpenedStoreTest {
   absl::Time since_ = absl::InfiniteFuture();
   std::vector<otlp::Span> adopted_;  // what was over at the last restart
 };
+
+// Before, a coordinator that traces did not start.
+TEST_F(TraceBookTest, WhatIsDamagedIsNobodyElsesAffair) {
+  Create();
+  Train(Step(1, 17), Place(0, &job_));
+  Save({Step(1, 17)});
+  for (const char* id : {"b", "c", "d"}) {
+    Write([&](store::WriteTransaction& t) {
+      v1::Job job = WaitingJob(id, id);
+      t.CreateJob(&job).IgnoreError();
+      Train(Step(1, 17), Place(0, &job));
+      t.PutStep(id, Step(1, 17)).IgnoreError();
+      return t.PutAttempt(id, job.attempts(0));
+    });
+  }
+  store::testing::DamageRecord(options_.path, "jobs", "id = 'b'");
+  store::testing::DamageRecord(options_.path, "attempts", "job = 'c'");
+  store::testing::DamageRecord(options_.path, "steps", "job = 'd'");
+  Restart();
+  EXPECT_THAT(AdoptedNames(), ElementsAre("step", "queue", "place"));
+  EXPECT_THAT(Collect(), IsEmpty());
+}
 
 TEST_F(TraceBookTest, EachSpanIsHandedOutOnce) {
   Create();

@@ -9,14 +9,6 @@ namespace ringleader::jobspec {
 // Well-formed UTF-8: protobuf carries nothing else in its strings.
 bool IsUtf8(std::string_view text);
 
-// Holds control characters: also those of Unicode's second block, U+0080 to U+009F, which terminals
-// obey, too.
-bool HasControls(std::string_view text);
-
-// Its control characters as "\x1b" and the like, and all else as it is: safe to show on a terminal
-// that reads UTF-8. `keep`: control characters that stay, e.g. "\n".
-std::string EscapeControls(std::string_view text, std::string_view keep = "");
-
 // Bytes to insert, delete or replace to make one of the other.
 size_t EditDistance(std::string_view a, std::string_view b);
 

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdlib>
 #include <filesystem>
+#include <iostream>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,6 +19,7 @@
 #include "base/net/address.h"
 #include "base/net/channel.h"
 #include "base/net/message_size.h"
+#include "base/net/node_limits.h"
 #include "base/net/tls.h"
 #include "base/process/config.h"
 #include "base/process/limits.h"
@@ -71,6 +73,7 @@ void AddFlags(CLI::App& app, Flags* flags) {
       ->capture_default_str();
   app.add_option("--trainers", flags->inventory.trainers,
                  "Trainers to run at once; 0: one a GPU, or one without GPUs")
+      ->check(CLI::Range(0u, kMaxTrainersOfANode))
       ->capture_default_str();
   app.add_option(
       "--address", flags->inventory.address,
@@ -236,7 +239,8 @@ int Main(int argc, char** argv) {
   AddFlags(app, &flags);
   if (const std::optional<int> code = ParseFlags(app, argc, argv)) return *code;
   SetUpLogging("ringleader-worker", flags.logging);
-  spdlog::info("version {}, configuration:\n{}", kVersion, ResolvedConfig(app));
+  spdlog::info("version {}, configuration:", kVersion);
+  std::cerr << ResolvedConfig(app) << "\n";
   if (const absl::Status status = Serve(flags); !status.ok()) {
     spdlog::error("{}", std::string(status.message()));
     return 1;

@@ -122,7 +122,7 @@ int RunProcess(int argc, char** argv, RunFunction run) {
   CLI::App app("One rank of a Ringleader training job; started by ringleader-worker.");
   AgentLinkOptions options;
   std::string owner;
-  LoggingOptions logging;
+  LoggingOptions logging = {.one_line = false};  // what LibTorch says may have several
   TlsOptions tls;
   app.add_option("--socket", options.socket, "Unix socket of the worker")->required();
   app.add_option("--rank", options.rank, "this trainer's rank")->required();

@@ -1,17 +1,14 @@
 // Answers on their way to clients that may not read them.
 #pragma once
 
-#include <grpcpp/alarm.h>
 #include <grpcpp/server_context.h>
 
 #include <cstddef>
-#include <memory>
-#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "base/net/streams/call_patience.h"
 #include "coordinator/limits/quota.h"
 
 namespace ringleader::api {
@@ -21,28 +18,19 @@ namespace ringleader::api {
 // owner sees to it that Begin and End do not meet.
 class Delivery {
  public:
-  Delivery() = default;
-  ~Delivery() { End(); }
-  Delivery(const Delivery&) = delete;
-  Delivery& operator=(const Delivery&) = delete;
-
   // Of an answer of `bytes`, before it is sent. RESOURCE_EXHAUSTED where the client, or all, leave
   // too much unread: then the answer does not count. `unread` outlives the call, and
   // `context`, which is cancelled after `patience` if that is finite, this delivery.
   absl::Status Begin(limits::Quota* unread, const std::string& client, size_t bytes,
                      const grpc::CallbackServerContext& context, absl::Duration patience);
+  // Of one that is sent, and counts, whatever else is left unread.
+  void BeginAnyway(limits::Quota* unread, const std::string& client, size_t bytes,
+                   const grpc::CallbackServerContext& context, absl::Duration patience);
   // It was read, or the call is over.
   void End();
 
  private:
-  // What the alarm may still look at when the call is over.
-  struct Call {
-    absl::Mutex mutex;
-    const grpc::CallbackServerContext* context ABSL_GUARDED_BY(mutex) = nullptr;
-  };
-
-  std::shared_ptr<Call> call_;
-  std::optional<grpc::Alarm> alarm_;
+  CallPatience patience_;
   limits::Quota::Hold hold_;
 };
 

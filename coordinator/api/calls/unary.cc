@@ -33,11 +33,12 @@ class Unary::Call : public grpc::ServerUnaryReactor {
   // The last thing that is done with the call: the context, the request and the reply are gone
   // after it. `client` as by limits::ClientOf, empty for one that was not admitted.
   void End(const std::string& client, absl::Status status) {
-    if (status.ok()) {
-      const absl::Status room =
-          delivery_.Begin(&unary_.limits_.unread_answers, client, reply_.ByteSizeLong(), context_,
-                          unary_.unread_patience_);
-      if (!is_change_) status = room;  // a change that was made is told
+    limits::Quota& unread = unary_.limits_.unread_answers;
+    const absl::Duration patience = unary_.unread_patience_;
+    if (status.ok() && is_change_) {  // what was made is told
+      delivery_.BeginAnyway(&unread, client, reply_.ByteSizeLong(), context_, patience);
+    } else if (status.ok()) {
+      status = delivery_.Begin(&unread, client, reply_.ByteSizeLong(), context_, patience);
     }
     const grpc::Status answer = ToGrpcStatus(status);
     unary_.metrics_.UnaryDone(service_, method_, answer.error_code(), absl::Now() - arrival_);
@@ -137,7 +138,9 @@ Unary::CallerHandler Unary::AuditedHandler(const grpc::CallbackServerContext& co
     change.record.set_method(name);
     change.record.set_resource(resource);
     change.record.set_request_id(request_id);
-    absl::Status status = handler(change);
+    // Before anything is changed. What others leave unread keeps nobody from cancelling a job.
+    absl::Status status = limits_.unread_answers.CheckShare(limits::ClientOf(caller, address));
+    if (status.ok()) status = handler(change);
     if (!status.ok()) audit_.Note(change.record, status);
     return status;
   };

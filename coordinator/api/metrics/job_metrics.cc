@@ -188,13 +188,16 @@ absl::Status CollectRunningJobs(store::ReadTransaction& transaction,
   }
   JobFamilies all(std::move(hostnames));
   for (const std::string& id : running) {
-    ASSIGN_OR_RETURN(const v1::Job job, transaction.GetJob(id));
-    all.AddProgress(job);
-    all.AddAttempt(job);
-    if (job.progress().step() == 0) continue;
-    const auto step = transaction.GetStep(id, job.progress().step());
+    const absl::StatusOr<v1::Job> job = transaction.GetJob(id);
+    if (absl::IsDataLoss(job.status())) continue;  // others have theirs
+    RETURN_IF_ERROR(job.status());
+    all.AddProgress(*job);
+    all.AddAttempt(*job);
+    if (job->progress().step() == 0) continue;
+    const auto step = transaction.GetStep(id, job->progress().step());
     if (step.ok()) all.AddStep(id, *step);
-    if (!step.ok() && !absl::IsNotFound(step.status())) return step.status();
+    if (absl::IsNotFound(step.status()) || absl::IsDataLoss(step.status())) continue;
+    RETURN_IF_ERROR(step.status());
   }
   all.AppendTo(families);
   return absl::OkStatus();

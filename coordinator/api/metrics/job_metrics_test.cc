@@ -10,6 +10,7 @@
 #include "base/status_macros.h"
 #include "base/testing/temp_dir.h"
 #include "coordinator/store/sqlite/sqlite_store.h"
+#include "coordinator/store/testing/damage.h"
 
 namespace ringleader::api {
 namespace {
@@ -124,6 +125,17 @@ TEST_F(JobMetricsTest, TheLastStepOfJobsThatRun) {
               UnorderedElementsAre(Pair("runs", 1), Pair("begins", 1)));
   EXPECT_THAT(Collect("ringleader_job_trainers"),
               UnorderedElementsAre(Pair("runs a a", 3), Pair("begins a a", 3)));
+}
+
+// Before, one of them took the figures of all jobs.
+TEST_F(JobMetricsTest, DamagedRecordsHideNoOthers) {
+  for (const char* id : {"job", "attempt", "step", "whole"}) Put(id, v1::Job::RUNNING, 7, 1);
+  store::testing::DamageRecord(dir_.File("coordinator.db"), "jobs", "id = 'job'");
+  store::testing::DamageRecord(dir_.File("coordinator.db"), "attempts", "job = 'attempt'");
+  store::testing::DamageRecord(dir_.File("coordinator.db"), "steps", "job = 'step' AND step = 7");
+  EXPECT_THAT(Collect("ringleader_job_completed_steps"),
+              UnorderedElementsAre(Pair("step", 7), Pair("whole", 7)));
+  EXPECT_THAT(Collect("ringleader_job_head_exchange_bytes"), ElementsAre(Pair("whole", 4096)));
 }
 
 TEST_F(JobMetricsTest, LayersHaveABoundInAll) {

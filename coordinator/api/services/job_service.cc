@@ -1,5 +1,8 @@
 #include "coordinator/api/services/job_service.h"
 
+#include <algorithm>
+#include <functional>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -162,7 +165,10 @@ absl::Status JobService::List(const v1::ListJobsRequest& request, v1::ListJobsRe
     ASSIGN_OR_RETURN(page, t.ListJobs(query));
     return absl::OkStatus();
   }));
-  for (v1::Job& job : page.jobs) *reply->add_jobs() = std::move(job);
+  std::vector<v1::Job> jobs = std::move(page.jobs);
+  std::ranges::move(page.damaged, std::back_inserter(jobs));
+  std::ranges::sort(jobs, std::greater(), &v1::Job::sequence);
+  for (v1::Job& job : jobs) *reply->add_jobs() = std::move(job);
   reply->set_total_size(static_cast<int32_t>(page.total));
   if (page.last_sequence != 0) {
     reply->set_next_page_token(MakePageToken(absl::StrCat(page.last_sequence), arguments));

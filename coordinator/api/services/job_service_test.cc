@@ -3,6 +3,7 @@
 
 #include "base/protocol_version.h"
 #include "coordinator/api/testing/server_fixture.h"
+#include "coordinator/store/testing/damage.h"
 
 namespace ringleader::api {
 namespace {
@@ -44,6 +45,20 @@ TEST_F(JobServiceTest, RepeatedRequestGetsTheFirstReply) {
   Start({.listen = Loopback(), .check_files = false});
   ASSERT_TRUE(Create("a", &again, "request-1").ok());
   EXPECT_EQ(again.uid(), first.uid());
+}
+
+// Before, one record of a job that had ended took the list from everybody.
+TEST_F(JobServiceTest, AListHasDamagedJobsByName) {
+  for (const char* name : {"a", "b", "c"}) Created(name);
+  store::testing::DamageRecord(database_, "jobs", "id = 'b'");
+  v1::ListJobsResponse list;
+  const grpc::Status status = jobs_->ListJobs(Context().get(), {}, &list);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(list.total_size(), 3);
+  std::vector<std::string> names;
+  for (const v1::Job& job : list.jobs()) names.push_back(job.name());
+  ASSERT_THAT(names, ElementsAre("jobs/c", "jobs/b", "jobs/a"));
+  EXPECT_THAT(list.jobs(1).state_reason(), HasSubstr("the record of jobs/b is damaged"));
 }
 
 TEST_F(JobServiceTest, RefusesASpecificationThatCannotWork) {

@@ -167,6 +167,80 @@ TEST_F(ReportOriginTest, FiguresThatAreNoneAreIgnored) {
   EXPECT_THAT(Steps(), ElementsAre(1));
 }
 
+// What is kept of a job grows with what trainers have to say, whatever a node sends.
+TEST_F(ReportOriginTest, ReportsOfNoSizeThatATrainerHasAreIgnored) {
+  AllReady();
+  const auto step = [](auto fill) {
+    v1::AttemptEvent event = Step(1, 0);
+    fill(event.mutable_step());
+    return event;
+  };
+  v1::AttemptEvent eval;
+  eval.mutable_eval()->set_step(1);
+  eval.mutable_eval()->add_answers()->set_task(std::string(16 << 10, 'x'));
+  v1::AttemptEvent checkpoint;
+  checkpoint.mutable_checkpoint()->set_step(1);
+  checkpoint.mutable_checkpoint()->set_path("/" + std::string(4096, 'x'));
+  v1::AttemptEvent exported;
+  exported.mutable_model_exported()->set_path("/" + std::string(4096, 'x'));
+  uint64_t sequence = 2;
+  for (const v1::AttemptEvent& event :
+       {eval, checkpoint, exported, step([](v1::StepReport* report) {
+          for (int i = 0; i < 1025; ++i) report->add_layers();
+        }),
+        step([](v1::StepReport* report) {
+          for (int i = 0; i < 65; ++i) report->add_lengths();
+        }),
+        step([](v1::StepReport* report) {
+          for (int i = 0; i < 65; ++i) report->add_documents();
+        }),
+        step([](v1::StepReport* report) {
+          for (int i = 0; i < 2; ++i) {
+            report->add_layers()->mutable_probed_recall_by_head()->Resize((64 << 10) + i, 1);
+          }
+        })}) {
+    Say(a_, ++sequence, event);
+  }
+  Say(a_, ++sequence, Step(1, 1));
+  Say(b_, 3, Step(1, 2));
+  Say(b_, 4, Step(1, 3));
+  EXPECT_THAT(Steps(), IsEmpty());
+  EXPECT_FALSE(Job().has_last_eval());
+  EXPECT_EQ(Job().progress().checkpoint_step(), 0u);
+  EXPECT_EQ(Job().model_directory(), "");
+  Say(a_, ++sequence, step([](v1::StepReport* report) {
+        for (int i = 0; i < 1024; ++i) report->add_layers();
+        for (int i = 0; i < 64; ++i) {
+          report->add_lengths();
+          report->add_documents();
+        }
+      }));
+  EXPECT_THAT(Steps(), ElementsAre(1));
+  EXPECT_EQ(a_->acknowledged(), sequence);
+}
+
+// JSON has no words for others: a line would take all those of its page from whoever reads JSON.
+TEST_F(ReportOriginTest, LinesHaveTimes) {
+  AllReady();
+  v1::AttemptEvent late = Log("late");
+  late.mutable_logs()->mutable_lines(0)->mutable_time()->set_seconds(int64_t{1} << 60);
+  Say(a_, 3, late);
+  Say(a_, 4, Log("now"));
+  EXPECT_THAT(LogTexts(), ElementsAre("now"));
+}
+
+// It stands in the record of the job, once for each attempt.
+TEST_F(ReportOriginTest, ARefusalIsToldShortly) {
+  v1::WorkerMessage message;
+  message.set_sequence(1);
+  message.mutable_command_ack()->set_command_id(start_of_a_.command_id());
+  message.mutable_command_ack()->set_message(std::string(1 << 20, 'x'));
+  controller_->OnMessage(a_, message);
+  controller_->RunOnce();
+  ASSERT_TRUE(Job().attempts(0).has_failure());
+  EXPECT_LT(Job().ByteSizeLong(), 20'000u);
+}
+
 TEST_F(ReportOriginTest, ANodeWithoutRanksHasNothingToSayOfTheJob) {
   AllReady();
   v1::AttemptEvent checkpoint;

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "base/text/controls.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "jobspec/fields/text.h"
 
@@ -30,7 +31,7 @@ absl::Status CheckNames(const v1::MachineKind& machine, const std::string& devic
             : absl::StrFormat("its node has \"%s\", and it measured something else", device));
   }
   for (const std::string* name : {&machine.clocks(), &machine.driver(), &machine.build()}) {
-    if (name->size() > kMostNameBytes || jobspec::HasControls(*name))
+    if (name->size() > kMostNameBytes || HasControls(*name))
       return absl::InvalidArgumentError("the name of a driver, build or clock state is no text");
   }
   return absl::OkStatus();

@@ -106,6 +106,8 @@ class SqliteTransaction : public WriteTransaction {
   // One record: of a shape or of links, `subject`, on machines of a kind.
   absl::Status PutMeasurement(const v1::MachineKind& machine, const std::string& subject,
                               const v1::Measurements& measured);
+  // The record of jobs/`id`, without attempts.
+  absl::StatusOr<v1::Job> ParseJob(std::string_view id, int64_t sequence, std::string_view sealed);
   absl::Status AddAttempts(std::string_view id, v1::Job* job);
   // The offset after which the last query.last_lines lines stand.
   absl::StatusOr<uint64_t> BeforeLastLines(const LogQuery& query);

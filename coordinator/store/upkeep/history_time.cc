@@ -12,13 +12,19 @@ namespace {
 // More than one, so that what passed while no coordinator ran is made good.
 constexpr int kPace = 2;
 
-// When the newest job was created, or the newest call noted.
+// When the newest job was created, or the newest call noted, of which that can be read.
 absl::StatusOr<absl::Time> NewestRecord(ReadTransaction& transaction) {
   absl::Time newest = absl::InfinitePast();
-  ASSIGN_OR_RETURN(const JobPage jobs, transaction.ListJobs({.limit = 1}));
-  for (const v1::Job& job : jobs.jobs) newest = std::max(newest, ToTime(job.create_time()));
-  ASSIGN_OR_RETURN(const AuditPage audit, transaction.ListAudit({.limit = 1}));
-  for (const v1::AuditRecord& record : audit.records) {
+  JobQuery query = {.limit = 1};
+  do {
+    ASSIGN_OR_RETURN(const JobPage page, transaction.ListJobs(query));
+    for (const v1::Job& job : page.jobs) newest = std::max(newest, ToTime(job.create_time()));
+    query.before_sequence = page.last_sequence;
+  } while (newest == absl::InfinitePast() && query.before_sequence != 0);
+  const absl::StatusOr<AuditPage> audit = transaction.ListAudit({.limit = 1});
+  if (absl::IsDataLoss(audit.status())) return newest;
+  RETURN_IF_ERROR(audit.status());
+  for (const v1::AuditRecord& record : audit->records) {
     newest = std::max(newest, ToTime(record.time()));
   }
   return newest;

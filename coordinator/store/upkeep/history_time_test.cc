@@ -6,8 +6,10 @@
 #include <memory>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/testing/fake_clock.h"
+#include "coordinator/store/testing/damage.h"
 #include "coordinator/store/testing/opened_store.h"
 #include "coordinator/store/upkeep/backup.h"
 #include "coordinator/store/upkeep/retention.h"
@@ -64,6 +66,28 @@ TEST_F(HistoryTimeTest, ThereIsNoneBeforeThereIsHistory) {
   EXPECT_EQ(AdvanceAfter(kDay), absl::InfinitePast());
   AddJob("a", absl::ZeroDuration());
   EXPECT_EQ(BehindAfter(absl::Hours(1)), absl::ZeroDuration());
+}
+
+// Whatever is damaged of the newest records, those before say how old the history is.
+TEST_F(HistoryTimeTest, ADamagedRecordKeepsItFromNothing) {
+  AddJob("a", kDay * 3);
+  AddJob("b", kDay * 2);
+  AddJob("c", kDay);
+  Write([](WriteTransaction& t) { return t.AppendAudit(v1::AuditRecord()); });
+  for (const char* id : {"b", "c"}) {
+    testing::DamageRecord(options_.path, "jobs", absl::StrCat("id = '", id, "'"));
+  }
+  testing::DamageRecord(options_.path, "audit");
+  Start();
+  EXPECT_EQ(BehindAfter(absl::ZeroDuration()), kDay * 3);
+}
+
+TEST_F(HistoryTimeTest, RecordsOfAClockThatWasAheadAllowNoLeap) {
+  AddJob("a", -kDay * 3650);
+  Start();
+  const absl::Time start = time_of_day_.Now();
+  time_of_day_.Advance(kDay * 3650);
+  EXPECT_LE(AdvanceAfter(absl::Hours(1)), start + absl::Hours(2));
 }
 
 TEST_F(HistoryTimeTest, FollowsTheTimeOfDay) {

@@ -23,9 +23,11 @@ void AddDays(CLI::App& app, const std::string& name, const std::string& help,
       ->default_str(absl::StrCat(*duration / absl::Hours(24)));
 }
 
-// Ids of the jobs in `state` that ended before `time`.
+// Ids of the jobs in `state` that ended before `time`. Adds what is wrong with those of which that
+// cannot be told.
 absl::StatusOr<std::vector<std::string>> EndedBefore(Store& store, const char* state,
-                                                     absl::Time time) {
+                                                     absl::Time time,
+                                                     std::vector<std::string>* damage) {
   std::vector<std::string> ids;
   JobQuery query = {.terms = {{.value = state}}, .limit = kJobsPerPage};
   do {
@@ -37,6 +39,7 @@ absl::StatusOr<std::vector<std::string>> EndedBefore(Store& store, const char* s
     for (const v1::Job& job : page.jobs) {
       if (job.has_end_time() && ToTime(job.end_time()) < time) ids.push_back(job.spec().name());
     }
+    for (const v1::Job& job : page.damaged) damage->push_back(job.state_reason());
     query.before_sequence = page.last_sequence;
   } while (query.before_sequence != 0);
   return ids;
@@ -66,24 +69,25 @@ absl::Status Validate(const RetentionOptions& options) {
       "--keep-jobs must not be less than --keep-events: what a job reported goes with it");
 }
 
-absl::StatusOr<int> DeleteOld(Store& store, absl::Time now, const RetentionOptions& options) {
+absl::StatusOr<Deleted> DeleteOld(Store& store, absl::Time now, const RetentionOptions& options) {
   RETURN_IF_ERROR(store.Write([&](WriteTransaction& t) { return t.TrimAudit(now - options.audit); },
                               Need::kVital));
-  int touched = 0;
+  Deleted deleted;
   for (const char* state : {"CANCELLED", "SUCCEEDED", "FAILED"}) {
     ASSIGN_OR_RETURN(const std::vector<std::string> ids,
-                     EndedBefore(store, state, now - options.events));
+                     EndedBefore(store, state, now - options.events, &deleted.damage));
     for (const std::string& id : ids) {
       bool changed = false;
       // Vital, because it makes room.
       RETURN_IF_ERROR(store.Write(
           [&](WriteTransaction& t) -> absl::Status {
-            const absl::StatusOr<v1::Job> job = t.GetJob(id);
-            if (absl::IsNotFound(job.status())) return absl::OkStatus();
-            if (!job.ok()) return job.status();
-            // Somebody may have put another job in its place since.
-            if (!job->has_end_time()) return absl::OkStatus();
-            const absl::Time end = ToTime(job->end_time());
+            // Its attempts, which may be damaged, do not matter.
+            ASSIGN_OR_RETURN(
+                const JobPage page,
+                t.ListJobs({.terms = {{.field = JobTerm::Field::kName, .value = id}}, .limit = 1}));
+            // Somebody may have deleted it, or put another job in its place, since.
+            if (page.jobs.empty() || !page.jobs[0].has_end_time()) return absl::OkStatus();
+            const absl::Time end = ToTime(page.jobs[0].end_time());
             if (end < now - options.jobs) {
               changed = true;
               return t.DeleteJob(id);
@@ -93,10 +97,10 @@ absl::StatusOr<int> DeleteOld(Store& store, absl::Time now, const RetentionOptio
             return absl::OkStatus();
           },
           Need::kVital));
-      if (changed) ++touched;
+      if (changed) ++deleted.jobs;
     }
   }
-  return touched;
+  return deleted;
 }
 
 Retention::Retention(Store* store, const Clock* time_of_day, const Clock* steady,
@@ -127,13 +131,20 @@ void Retention::Run() {
 
 void Retention::Sweep() {
   const absl::StatusOr<absl::Time> now = time_.Advance();
-  const absl::StatusOr<int> deleted =
-      now.ok() ? DeleteOld(store_, *now, options_) : absl::StatusOr<int>(now.status());
+  const absl::StatusOr<Deleted> deleted =
+      now.ok() ? DeleteOld(store_, *now, options_) : absl::StatusOr<Deleted>(now.status());
   if (!deleted.ok()) {
     spdlog::warn("what is old: {}", std::string(deleted.status().message()));
-  } else if (*deleted > 0) {
+    return;
+  }
+  for (const std::string& damage : deleted->damage) {
+    if (told_damage_.insert(damage).second) {
+      spdlog::error("what is old: {}; until then nothing of this job goes", damage);
+    }
+  }
+  if (deleted->jobs > 0) {
     spdlog::info("{} jobs ended so long ago that their reports, or they themselves, went",
-                 *deleted);
+                 deleted->jobs);
   }
 }
 

@@ -2,6 +2,7 @@
 // and the records of the audit log.
 #pragma once
 
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -35,8 +36,15 @@ void AddRetentionFlags(CLI::App& app, RetentionOptions* options);
 // INVALID_ARGUMENT names the flags that contradict each other.
 absl::Status Validate(const RetentionOptions& options);
 
-// Deletes what is too old, a job a transaction. Returns how many jobs lost something.
-absl::StatusOr<int> DeleteOld(Store& store, absl::Time now, const RetentionOptions& options);
+struct Deleted {
+  int jobs = 0;  // that lost something
+  // What is wrong with jobs that have ended and whose record is damaged, by name: they stay, for
+  // nobody knows how old they are.
+  std::vector<std::string> damage;
+};
+
+// Deletes what is too old, a job a transaction.
+absl::StatusOr<Deleted> DeleteOld(Store& store, absl::Time now, const RetentionOptions& options);
 
 // Does so once an interval, by HistoryTime, for what goes is gone: a clock that is ahead, whenever
 // and for however long, deletes no more than what has passed meanwhile justifies.
@@ -55,6 +63,7 @@ class Retention {
   Store& store_;
   HistoryTime time_;
   const RetentionOptions options_;
+  std::set<std::string> told_damage_;
   absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;

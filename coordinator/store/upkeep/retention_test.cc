@@ -3,24 +3,35 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <spdlog/sinks/ringbuffer_sink.h>
+#include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/fake_clock.h"
 #include "base/testing/temp_dir.h"
 #include "coordinator/store/sqlite/sqlite_store.h"
+#include "coordinator/store/testing/damage.h"
 #include "coordinator/store/testing/forwarding_store.h"
 #include "proto/timestamps.h"
 
 namespace ringleader::store {
 namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 class RetentionTest : public ::testing::Test {
  protected:
@@ -93,6 +104,31 @@ class BusyStore : public testing::ForwardingStore {
   std::function<void()> meanwhile_;
 };
 
+// Counts how often what is old was looked for.
+class CountingStore : public testing::ForwardingStore {
+ public:
+  using ForwardingStore::ForwardingStore;
+  absl::Status Read(absl::FunctionRef<absl::Status(ReadTransaction&)> body) override {
+    const absl::Status status = ForwardingStore::Read(body);
+    absl::MutexLock lock(&mutex_);
+    ++reads_;
+    return status;
+  }
+  // Until so many more looks have ended.
+  void AwaitLooks(int looks) {
+    constexpr int kReadsOfALook = 3;  // one for each state in which a job has ended
+    absl::MutexLock lock(&mutex_);
+    // The one that is under way may have begun before.
+    const int enough = reads_ + (looks + 1) * kReadsOfALook;
+    const auto there = [&] { return reads_ >= enough; };
+    EXPECT_TRUE(mutex_.AwaitWithTimeout(absl::Condition(&there), absl::Minutes(1)));
+  }
+
+ private:
+  absl::Mutex mutex_;
+  int reads_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
 TEST_F(RetentionTest, ReportsGoFirstThenTheJob) {
   const absl::Duration day = absl::Hours(24);
   for (int i = 0; i < 250; ++i) AddJob(absl::StrCat("old-", i), v1::Job::FAILED, day * 40);
@@ -100,14 +136,14 @@ TEST_F(RetentionTest, ReportsGoFirstThenTheJob) {
   AddJob("new", v1::Job::CANCELLED, day * 5);
   AddJob("runs", v1::Job::RUNNING, absl::ZeroDuration());
   const RetentionOptions options = {.events = day * 30, .jobs = day * 365};
-  EXPECT_EQ(*DeleteOld(*store_, clock_.Now(), options), 251);
+  EXPECT_EQ(DeleteOld(*store_, clock_.Now(), options)->jobs, 251);
   EXPECT_EQ(Record("ancient"), "-");
   EXPECT_EQ(Record("old-0"), "1 0 0 0");
   EXPECT_EQ(Record("old-249"), "1 0 0 0");
   EXPECT_EQ(Record("new"), "1 1 1 1");
   EXPECT_EQ(Record("runs"), "1 1 1 1");
-  EXPECT_EQ(*DeleteOld(*store_, clock_.Now(), options), 0);
-  EXPECT_EQ(*DeleteOld(*store_, clock_.Now() + day * 400, options), 251);
+  EXPECT_EQ(DeleteOld(*store_, clock_.Now(), options)->jobs, 0);
+  EXPECT_EQ(DeleteOld(*store_, clock_.Now() + day * 400, options)->jobs, 251);
   EXPECT_EQ(Record("old-0"), "-");
   EXPECT_EQ(Record("runs"), "1 1 1 1");
 }
@@ -123,7 +159,7 @@ TEST_F(RetentionTest, AJobThatRunsAgainByNowKeepsEverything) {
     Write([](WriteTransaction& t) { return t.DeleteJob("b"); });
     AddJob("b", v1::Job::FAILED, day);  // it ran again, and ended
   });
-  EXPECT_EQ(*DeleteOld(busy, clock_.Now(), {.events = day * 30, .jobs = day * 365}), 0);
+  EXPECT_EQ(DeleteOld(busy, clock_.Now(), {.events = day * 30, .jobs = day * 365})->jobs, 0);
   EXPECT_EQ(Record("a"), "1 1 1 1");
   EXPECT_EQ(Record("b"), "1 1 1 1");
 }
@@ -134,11 +170,50 @@ TEST_F(RetentionTest, AJobThatIsGoneByNowHoldsNothingUp) {
   AddJob("b", v1::Job::SUCCEEDED, day * 400);
   BusyStore busy(store_.get(),
                  [&] { Write([](WriteTransaction& t) { return t.DeleteJob("a"); }); });
-  const absl::StatusOr<int> touched =
+  const absl::StatusOr<Deleted> deleted =
       DeleteOld(busy, clock_.Now(), {.events = day * 30, .jobs = day * 365});
-  ASSERT_TRUE(touched.ok()) << touched.status();
-  EXPECT_EQ(*touched, 1);
+  ASSERT_TRUE(deleted.ok()) << deleted.status();
+  EXPECT_EQ(deleted->jobs, 1);
   EXPECT_EQ(Record("b"), "-");
+}
+
+// Before, one such record kept all others for ever.
+TEST_F(RetentionTest, ADamagedRecordIsPassedOverByName) {
+  const absl::Duration day = absl::Hours(24);
+  const RetentionOptions options = {.events = day * 30, .jobs = day * 365};
+  for (const char* id : {"a", "b", "c"}) AddJob(id, v1::Job::SUCCEEDED, day * 400);
+  AddJob("d", v1::Job::FAILED, day * 40);
+  testing::DamageRecord(dir_.File("db"), "jobs", "id = 'b'");
+  testing::DamageRecord(dir_.File("db"), "attempts", "job = 'c'");
+  for (const int jobs : {3, 0}) {
+    const absl::StatusOr<Deleted> deleted = DeleteOld(*store_, clock_.Now(), options);
+    ASSERT_TRUE(deleted.ok()) << deleted.status();
+    EXPECT_EQ(deleted->jobs, jobs);
+    EXPECT_THAT(deleted->damage, ElementsAre(HasSubstr("the record of jobs/b is damaged")));
+  }
+  EXPECT_EQ(Record("a"), "-");
+  EXPECT_EQ(Record("c"), "-") << "how old it is can be told without its attempts";
+  EXPECT_EQ(Record("d"), "1 0 0 0");
+}
+
+// A damaged job is told of once, however often what is old is looked for.
+TEST_F(RetentionTest, DamageIsLoggedOnce) {
+  AddJob("a", v1::Job::SUCCEEDED, absl::Hours(24));
+  testing::DamageRecord(dir_.File("db"), "jobs");
+  const auto log = std::make_shared<spdlog::sinks::ringbuffer_sink_mt>(100);
+  spdlog::default_logger()->sinks().push_back(log);
+  const absl::Cleanup remove = [] { spdlog::default_logger()->sinks().pop_back(); };
+  CountingStore store(store_.get());
+  {
+    const Retention retention(&store, &clock_, &clock_, {.interval = absl::Milliseconds(1)});
+    store.AwaitLooks(3);
+  }
+  const std::vector<std::string> lines = log->last_formatted();
+  EXPECT_EQ(std::ranges::count_if(lines,
+                                  [](const std::string& line) {
+                                    return absl::StrContains(line, "jobs/a is damaged");
+                                  }),
+            1);
 }
 
 TEST_F(RetentionTest, RecordsOfTheAuditLogGoWhenTheyAreOld) {
@@ -164,10 +239,7 @@ TEST_F(RetentionTest, RecordsOfTheAuditLogGoWhenTheyAreOld) {
 TEST_F(RetentionTest, NothingGoesByAClockThatIsAhead) {
   AddJob("a", v1::Job::SUCCEEDED, absl::Hours(24));
   const FakeClock ahead(clock_.Now() + absl::Hours(24 * 3650));
-  {
-    const Retention retention(store_.get(), &ahead, &clock_, {});
-    absl::SleepFor(absl::Milliseconds(200));
-  }
+  { const Retention retention(store_.get(), &ahead, &clock_, {}); }
   EXPECT_EQ(Record("a"), "1 1 1 1") << "not at the start";
   class MovingClock : public Clock {
    public:
@@ -175,12 +247,12 @@ TEST_F(RetentionTest, NothingGoesByAClockThatIsAhead) {
     std::atomic<int> days = 0;
   };
   MovingClock steady;
-  const Retention retention(store_.get(), &ahead, &steady, {.interval = absl::Milliseconds(5)});
-  absl::SleepFor(absl::Milliseconds(200));
+  CountingStore store(store_.get());
+  const Retention retention(&store, &ahead, &steady, {.interval = absl::Milliseconds(1)});
+  store.AwaitLooks(2);
   EXPECT_EQ(Record("a"), "1 1 1 1") << "nothing has passed";
   steady.days = 400;
-  const absl::Time patience = absl::Now() + absl::Seconds(60);
-  while (Record("a") != "-" && absl::Now() < patience) absl::SleepFor(absl::Milliseconds(5));
+  store.AwaitLooks(2);
   EXPECT_EQ(Record("a"), "-") << "more than a year has passed";
 }
 

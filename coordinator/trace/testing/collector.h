@@ -38,6 +38,7 @@ class Collector : public otlp::TraceService::Service {
   }
   ~Collector() override { server_->Shutdown(std::chrono::system_clock::now()); }
 
+  int port() const { return port_; }
   std::string Address() const { return absl::StrCat("127.0.0.1:", port_); }
 
   // What calls are answered with from now on, in place of OK; their spans are not kept then.

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "base/net/server_stream.h"
+#include "base/net/streams/server_stream.h"
 
 namespace ringleader::agent {
 namespace {
@@ -31,9 +31,9 @@ class Stream : public ServerStream<v1::TrainerMessage, v1::AgentMessage>, public
 }  // namespace
 
 grpc::ServerBidiReactor<v1::TrainerMessage, v1::AgentMessage>* TrainerLinkService::Attach(
-    grpc::CallbackServerContext* /*context*/) {
+    grpc::CallbackServerContext* context) {
   auto stream = std::make_shared<Stream>(listener_);
-  stream->Begin();
+  stream->Begin(context);
   return stream.get();
 }
 

@@ -9,12 +9,16 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "coordinator/store/testing/damage.h"
 #include "coordinator/store/testing/opened_store.h"
 
 namespace ringleader::store {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Property;
 
 class DamageTest : public testing::OpenedStoreTest {
  protected:
@@ -68,21 +72,11 @@ class DamageTest : public testing::OpenedStoreTest {
 
   // Turns one bit round in the newest record of the table.
   void Damage(const std::string& table) {
-    store_.reset();
-    {
-      SQLite::Database database(options_.path, SQLite::OPEN_READWRITE);
-      const std::string newest = absl::StrCat(
-          table, " WHERE ",
-          table == "tokens"  ? "name = 'tokens/b'"
-          : table == "plans" ? "job = 'b'"
-                             : absl::StrCat("rowid = (SELECT MAX(rowid) FROM ", table, ")"));
-      std::string data = database.execAndGet("SELECT data FROM " + newest).getString();
-      data.back() ^= 1;
-      SQLite::Statement update(
-          database, "UPDATE " + table + " SET data = ? " + newest.substr(newest.find(" WHERE")));
-      update.bind(1, data.data(), static_cast<int>(data.size()));
-      ASSERT_EQ(update.exec(), 1);
-    }
+    testing::DamageRecord(options_.path, table,
+                          table == "tokens" ? "name = 'tokens/b'"
+                          : table == "plans"
+                              ? "job = 'b'"
+                              : absl::StrCat("rowid = (SELECT MAX(rowid) FROM ", table, ")"));
     Reopen();
   }
   absl::Status Read(const ReadCall& call) { return store_->Read(call); }
@@ -93,6 +87,21 @@ class DamageTest : public testing::OpenedStoreTest {
     EXPECT_THAT(std::string(read.message()), HasSubstr(options_.path)) << what;
     EXPECT_THAT(std::string(read.message()), HasSubstr(what));
   }
+  // A list has the other jobs, and of b what is known all the same.
+  void ExpectInTheList(const std::string& what) {
+    const absl::Status listed = store_->Read([&](ReadTransaction& t) -> absl::Status {
+      ASSIGN_OR_RETURN(const JobPage page, t.ListJobs({.limit = 10}));
+      EXPECT_EQ(page.total, 2);
+      EXPECT_THAT(page.jobs, ElementsAre(Property(&v1::Job::name, "jobs/a")));
+      EXPECT_THAT(
+          page.damaged,
+          ElementsAre(AllOf(Property(&v1::Job::name, "jobs/b"), Property(&v1::Job::sequence, 2),
+                            Property(&v1::Job::state, v1::Job::PENDING),
+                            Property(&v1::Job::state_reason, HasSubstr(what)))));
+      return absl::OkStatus();
+    });
+    EXPECT_EQ(listed, absl::OkStatus());
+  }
   void ExpectWhole(const ReadCall& call) { EXPECT_EQ(Read(call), absl::OkStatus()); }
 };
 
@@ -100,8 +109,7 @@ TEST_F(DamageTest, OfAJob) {
   Damage("jobs");
   ExpectDamaged("jobs/b", [](ReadTransaction& t) { return t.GetJob("b").status(); });
   ExpectWhole([](ReadTransaction& t) { return t.GetJob("a").status(); });
-  ExpectDamaged("job number 2",
-                [](ReadTransaction& t) { return t.ListJobs({.limit = 10}).status(); });
+  ExpectInTheList("checksum differs");
   ExpectDamaged("jobs/b", [](ReadTransaction& t) { return t.ListUnfinishedJobs().status(); });
 }
 
@@ -113,6 +121,9 @@ TEST_F(DamageTest, OfAJobsName) {
   Reopen();
   ExpectDamaged("under the name of jobs/b stands jobs/a",
                 [](ReadTransaction& t) { return t.GetJob("b").status(); });
+  ExpectDamaged("under the name of jobs/b stands jobs/a",
+                [](ReadTransaction& t) { return t.ListUnfinishedJobs().status(); });
+  ExpectInTheList("stands jobs/a");
 }
 
 // What cannot be read of a job that has ended keeps no coordinator from starting.
@@ -246,12 +257,22 @@ TEST_F(DamageTest, OfANode) {
   ExpectDamaged("nodes/nb", [](ReadTransaction& t) { return t.ListNodes().status(); });
 }
 
+// It is nobody's. Before, no coordinator started with it.
 TEST_F(DamageTest, OfAToken) {
   Damage("tokens");
-  ExpectDamaged("tokens/b", [](ReadTransaction& t) { return t.ListTokens().status(); });
+  ExpectWhole([](ReadTransaction& t) -> absl::Status {
+    ASSIGN_OR_RETURN(const std::vector<StoredToken> tokens, t.ListTokens());
+    EXPECT_EQ(tokens.size(), 1u);
+    EXPECT_EQ(tokens.at(0).token.name(), "tokens/a");
+    return absl::OkStatus();
+  });
+  Write([](WriteTransaction& t) -> absl::Status {
+    ASSIGN_OR_RETURN(const v1::Token deleted, t.DeleteToken("tokens/b"));
+    EXPECT_EQ(deleted.name(), "tokens/b");
+    return absl::OkStatus();
+  });
   EXPECT_EQ(Refusal([](WriteTransaction& t) { return t.DeleteToken("tokens/b").status(); }),
-            absl::StatusCode::kDataLoss);
-  Write([](WriteTransaction& t) { return t.DeleteToken("tokens/a").status(); });
+            absl::StatusCode::kNotFound);
 }
 
 TEST_F(DamageTest, OfAnAuditRecord) {

@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "coordinator/store/sqlite/sqlite_transaction.h"
+#include "proto/timestamps.h"
 
 namespace ringleader::store {
 namespace {
@@ -102,6 +103,18 @@ absl::Status SqliteTransaction::Parse(std::string_view sealed, const std::string
       connection_.path(), what));
 }
 
+absl::StatusOr<v1::Job> SqliteTransaction::ParseJob(std::string_view id, int64_t sequence,
+                                                    std::string_view sealed) {
+  v1::Job job;
+  RETURN_IF_ERROR(Parse(sealed, absl::StrCat("jobs/", std::string(id)), &job));
+  job.set_sequence(static_cast<uint64_t>(sequence));
+  if (job.spec().name() == id) return job;
+  return absl::DataLossError(absl::StrFormat(
+      "database %s: it is damaged (under the name of jobs/%s stands %s); restore it from a backup "
+      "(see docs/operations.md)",
+      connection_.path(), std::string(id), job.name()));
+}
+
 absl::Status SqliteTransaction::AddAttempts(std::string_view id, v1::Job* job) {
   Cursor attempts =
       connection_.Query("SELECT data FROM attempts WHERE job = ? ORDER BY number", id);
@@ -127,17 +140,9 @@ absl::StatusOr<absl::Time> SqliteTransaction::GetHistoryTime() {
 
 absl::StatusOr<v1::Job> SqliteTransaction::GetJob(std::string_view id) {
   return connection_.Try([&]() -> absl::StatusOr<v1::Job> {
-    v1::Job job;
     Cursor row = connection_.Query("SELECT sequence, data FROM jobs WHERE id = ?", id);
     if (!row.Next()) return JobNotFound(id);
-    RETURN_IF_ERROR(Parse(row.Bytes(1), absl::StrCat("jobs/", std::string(id)), &job));
-    job.set_sequence(static_cast<uint64_t>(row.Int(0)));
-    if (job.spec().name() != id) {
-      return absl::DataLossError(absl::StrFormat(
-          "database %s: it is damaged (under the name of jobs/%s stands %s); restore it from a "
-          "backup (see docs/operations.md)",
-          connection_.path(), std::string(id), job.name()));
-    }
+    ASSIGN_OR_RETURN(v1::Job job, ParseJob(id, row.Int(0), row.Bytes(1)));
     RETURN_IF_ERROR(AddAttempts(id, &job));
     return job;
   });
@@ -156,22 +161,36 @@ absl::StatusOr<JobPage> SqliteTransaction::ListJobs(const JobQuery& query) {
     const std::string before =
         query.before_sequence == 0 ? "" : absl::StrCat(" AND sequence < ", query.before_sequence);
     // One more than asked for tells whether there is a next page.
-    SQLite::Statement rows(connection_.database(),
-                           absl::StrCat("SELECT sequence, data FROM jobs WHERE ", condition.sql,
-                                        before, " ORDER BY sequence DESC LIMIT ", query.limit + 1));
+    SQLite::Statement rows(
+        connection_.database(),
+        absl::StrCat("SELECT sequence, data, id, state, owner, project, "
+                     "create_time_us FROM jobs WHERE ",
+                     condition.sql, before, " ORDER BY sequence DESC LIMIT ", query.limit + 1));
     BindAll(rows, condition.values);
-    uint64_t last_sequence = 0;
+    int64_t last_sequence = 0;
     PageRoom room(query.limit);
     while (rows.executeStep()) {
       const std::string_view data = BytesOf(rows.getColumn(1));
       if (!room.Take(data.size())) {
-        page.last_sequence = last_sequence;
+        page.last_sequence = static_cast<uint64_t>(last_sequence);
         break;
       }
-      last_sequence = static_cast<uint64_t>(rows.getColumn(0).getInt64());
-      RETURN_IF_ERROR(
-          Parse(data, absl::StrCat("job number ", last_sequence), &page.jobs.emplace_back()));
-      page.jobs.back().set_sequence(last_sequence);
+      last_sequence = rows.getColumn(0).getInt64();
+      const std::string id = rows.getColumn(2).getString();
+      absl::StatusOr<v1::Job> read = ParseJob(id, last_sequence, data);
+      if (read.ok()) {
+        page.jobs.push_back(*std::move(read));
+        continue;
+      }
+      v1::Job& job = page.damaged.emplace_back();
+      job.set_name(absl::StrCat("jobs/", id));
+      job.mutable_spec()->set_name(id);
+      job.set_state(static_cast<v1::Job::State>(rows.getColumn(3).getInt()));
+      job.set_owner(rows.getColumn(4).getString());
+      job.set_project(rows.getColumn(5).getString());
+      SetTime(absl::FromUnixMicros(rows.getColumn(6).getInt64()), job.mutable_create_time());
+      job.set_sequence(static_cast<uint64_t>(last_sequence));
+      job.set_state_reason(std::string(read.status().message()));
     }
     return page;
   });
@@ -185,10 +204,9 @@ absl::StatusOr<std::vector<v1::Job>> SqliteTransaction::ListUnfinishedJobs() {
         int64_t{v1::Job::CANCELLED}, int64_t{v1::Job::SUCCEEDED}, int64_t{v1::Job::FAILED});
     while (rows.Next()) {
       const std::string id(rows.Bytes(0));
-      v1::Job& job = jobs.emplace_back();
-      RETURN_IF_ERROR(Parse(rows.Bytes(1), absl::StrCat("jobs/", id), &job));
-      job.set_sequence(static_cast<uint64_t>(rows.Int(2)));
+      ASSIGN_OR_RETURN(v1::Job job, ParseJob(id, rows.Int(2), rows.Bytes(1)));
       RETURN_IF_ERROR(AddAttempts(id, &job));
+      jobs.push_back(std::move(job));
     }
     return jobs;
   });

@@ -15,7 +15,9 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "base/net/grpc_status.h"
+#include "base/net/streams/call_patience.h"
 
 namespace ringleader {
 
@@ -24,8 +26,16 @@ template <typename Incoming, typename Outgoing>
 class ServerStream : public grpc::ServerBidiReactor<Incoming, Outgoing>,
                      public std::enable_shared_from_this<ServerStream<Incoming, Outgoing>> {
  public:
-  void Begin() {
+  // Once it was closed, a peer that does not read what is under way is waited for as long as
+  // `end_patience`, and cut off then.
+  void Begin(const grpc::CallbackServerContext* context,
+             absl::Duration end_patience = absl::Seconds(10)) {
     self_ = this->shared_from_this();
+    {
+      absl::MutexLock lock(&mutex_);
+      context_ = context;
+      end_patience_ = end_patience;
+    }
     this->StartRead(&incoming_);
   }
 
@@ -43,7 +53,7 @@ class ServerStream : public grpc::ServerBidiReactor<Incoming, Outgoing>,
     WriteNext();
   }
 
-  // Ends the stream with this status; what is queued is dropped. The first status counts.
+  // Ends the stream with this status; what is queued is dropped at once. The first status counts.
   void Close(const absl::Status& status) {
     absl::MutexLock lock(&mutex_);
     FinishLocked(status);
@@ -110,6 +120,10 @@ class ServerStream : public grpc::ServerBidiReactor<Incoming, Outgoing>,
 
   void OnDone() final {
     const auto self = std::move(self_);  // until the end of this call
+    {
+      absl::MutexLock lock(&mutex_);  // behind FinishLocked()
+    }
+    end_.End();
     OnEnd();
   }
 
@@ -128,6 +142,8 @@ class ServerStream : public grpc::ServerBidiReactor<Incoming, Outgoing>,
   void FinishLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (finished_) return;
     finished_ = true;
+    while (outgoing_.size() > (writing_ ? 1 : 0)) outgoing_.pop_back();
+    end_.Begin(*context_, end_patience_);
     this->Finish(ToGrpcStatus(status));
   }
 
@@ -140,6 +156,9 @@ class ServerStream : public grpc::ServerBidiReactor<Incoming, Outgoing>,
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool may_read_ ABSL_GUARDED_BY(mutex_) = false;  // no read is under way
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  const grpc::CallbackServerContext* context_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  absl::Duration end_patience_ ABSL_GUARDED_BY(mutex_);
+  CallPatience end_;  // begins under the lock, before Finish()
 };
 
 }  // namespace ringleader
