@@ -4,8 +4,8 @@
     bench/quality/report.py DIR/quality.json --output bench/results
 
 A row that is there already under its name is replaced; one that the suite made before and makes no more goes once all
-of its jobs are done; others stay. What plan long found is apart: in files of its own, quality_long, and in rows that say how
-many tokens a sequence has. Each length of sequences has a table, a picture and rows. Without matplotlib there is no picture.
+of its jobs are done; others stay. What plans long and lengths found is apart: in files of their own, quality_long and
+quality_lengths, and in rows that say how many tokens a sequence has. Each length of sequences has a table, a picture and rows. Without matplotlib there is no picture.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from suite import CAUSAL, DEFAULT, ENOUGH, learned
 from tasks import TEXT
 
 NEEDLES = ("needles", "needles-by-4")
+OTHERS = ("long", "lengths")  # plans whose results stand beside the first one's
 MOST_MINUTES = 25  # of a whole run on one GPU
 
 
@@ -48,8 +49,8 @@ class Results:
         longest = found["curriculum"][-1]["tokens"]
         self.tokens = tokens or longest
         self.is_whole = self.tokens == longest
-        self.is_long = found["plan"] == "long"
-        self.name = "quality_long" if self.is_long else "quality"  # of its files
+        self.plan = found["plan"]
+        self.name = "quality" + (f"_{self.plan}" if self.plan in OTHERS else "")  # of its files
         patterns = [job for job in found["patterns"] if job["tokens"] == self.tokens]
         self.found = found if self.is_whole else {**found, "repeats": [], "texts": []}
         self.dense = patterns[0]
@@ -282,7 +283,7 @@ def figure_rows(results):
     the time of the whole run."""
     found, steps = results.found, results.found["more_steps"]
 
-    tokens = f"{results.tokens:,} tokens: " if results.is_long or not results.is_whole else ""
+    tokens = f"{results.tokens:,} tokens: " if results.plan in OTHERS or not results.is_whole else ""
 
     def row(name, job, value, asked, met, **more):
         return {"row": tokens + name, "value": value, "asked": asked, "met": bool(met),
@@ -344,7 +345,7 @@ def figure_rows(results):
                         after_value=round(last, 4)))
     if "wall_seconds" in found and not found["jobs_left"] and results.is_whole:
         minutes = round(found["wall_seconds"] / 60, 1)
-        asked, met = ("reported", True) if results.is_long else (f"<= {MOST_MINUTES}", minutes <= MOST_MINUTES)
+        asked, met = ("reported", True) if results.plan in OTHERS else (f"<= {MOST_MINUTES}", minutes <= MOST_MINUTES)
         rows.append(row("quality suite, whole, minutes", None, minutes, asked, met, peer=None))
     return rows
 
@@ -368,8 +369,9 @@ def main():
     path = output / "figures" / "patterns.json"
     rows = [row for of_length in lengths for row in figure_rows(of_length)]
     others = json.loads(path.read_text()) if path.exists() else []
+    plan_of = lambda row: next((plan for plan in OTHERS if f"--plan {plan}" in row["command"]), None)
     is_ours = lambda row: (row["command"].startswith("bench/quality/run.sh") and
-                           ("--plan long" in row["command"]) == results.is_long)
+                           plan_of(row) == (results.plan if results.plan in OTHERS else None))
     is_old = lambda row: not results.found["jobs_left"] and is_ours(row)
     others = [old for old in others if old["row"] not in {row["row"] for row in rows} and not is_old(old)]
     path.write_text(json.dumps(others + rows, indent=1) + "\n")

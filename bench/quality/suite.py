@@ -62,7 +62,6 @@ class Plan:
     repeat_seeds: list
     patterns: tuple = ()  # those that go on at densities, beside the default and vertical-slash by its own; none: all
     other_lengths: tuple = ()  # stages like `more`: patterns of the same model in sequences of other lengths
-    other_patterns: tuple = ()  # those of `patterns` that go on there; none: all
     tuned: Stage = None  # instead of all that: patterns with and without attention.balance
     tuned_density: float = 0.1
 
@@ -99,8 +98,8 @@ PLANS = {
                   eval_weights={"needles": 2}, repeats=[("dense", 1.0), ("key-groups", 0.5)], repeat_seeds=[101],
                   other_lengths=(Stage(256, 4, 1, 1e-3, tokens=256, eval_documents=2),)),
 }
-# What holds at 16,384 tokens, in sequences of 131,072, with as many more symbols as such documents need, and of the same model
-# in sequences of 4,096, 8,192 and 65,536. What was learned in shorter documents holds in longer ones after few steps.
+# What holds at 16,384 tokens, in sequences of 131,072, with as many more symbols as such documents need. What was learned in
+# shorter documents holds in longer ones after few steps.
 PLANS["long"] = dataclasses.replace(
     PLANS["gpu"], symbols=4096, tokens=131072,
     curriculum=[*(dataclasses.replace(stage, symbols=stage.symbols or 2048, tokens=16384)
@@ -110,11 +109,15 @@ PLANS["long"] = dataclasses.replace(
                 Stage(131072, 100, 1, 3e-4, rounds=6, weights=LONG)],
     more=Stage(131072, 60, 1, 3e-4, weights=LONG), texts=[], densities=[0.05, 0.1], eval_documents=1,
     eval_weights={"text": 4}, repeats=[],
-    patterns=("key-groups", "vertical-slash, spread", "block-topk", f"block-topk{CAUSAL}", "window"),
-    other_lengths=tuple(Stage(length, 60, 65536 // length, 3e-4, symbols=symbols, weights=LONG, tokens=length,
-                              eval_documents=131072 // length)
-                        for length, symbols in ((4096, 2048), (8192, 2048), (65536, 4096))),
-    other_patterns=("key-groups", "vertical-slash, spread", "block-topk"))
+    patterns=("key-groups", "vertical-slash, spread", "block-topk", f"block-topk{CAUSAL}", "window"))
+# The same in sequences of 65,536 tokens, and of that model in sequences of 4,096 and 8,192.
+PLANS["lengths"] = dataclasses.replace(
+    PLANS["long"], tokens=65536, eval_documents=2, patterns=("key-groups", "vertical-slash, spread", "block-topk"),
+    curriculum=[stage for stage in PLANS["long"].curriculum if stage.length < 32768] +
+               [Stage(65536, 100, 1, 6e-4, rounds=4, weights=LONG)],
+    more=Stage(65536, 60, 1, 3e-4, weights=LONG),
+    other_lengths=tuple(Stage(length, 60, 65536 // length, 3e-4, symbols=2048, weights=LONG, tokens=length,
+                              eval_documents=131072 // length) for length in (4096, 8192)))
 # Samples as ChatQA2 has them, at a quarter of the length: many short ones, some long. Four a step leave groups apart.
 PLANS["tuning"] = dataclasses.replace(PLANS["gpu"], tuned=Stage(
     16384, 120, 4, 3e-4, weights=LONG, lengths=(512, 1024, 512, 16384, 1024, 4096, 512, 16384), groups=2),
@@ -392,9 +395,8 @@ class Suite:
         for stage in (plan.more, *plan.other_lengths):
             of_stage = [("dense", 1.0, {"pattern": "dense"}), (DEFAULT, None, {}), *(of_one if stage is plan.more else [])]
             for density in plan.densities:
-                wanted = plan.patterns if stage is plan.more else plan.other_patterns or plan.patterns
                 of_stage += [(name, density, attention) for name, attention in attentions(density, self.tokens_of(stage)).items()
-                             if name in wanted or not wanted]
+                             if name in plan.patterns or not plan.patterns]
             jobs += [(*job, SEED, stage) for job in of_stage]
         jobs += [(*job[:3], seed, plan.more) for seed in plan.repeat_seeds for repeat in plan.repeats
                  for job in jobs if job[:2] == repeat and job[4] is plan.more]

@@ -23,11 +23,12 @@ struct Workspace {
   int64_t bytes = 0;
 };
 
-// Bytes a call needs; depends on shapes and on which outputs there are.
+// Bytes a call needs; depends on shapes, on `tiles` and on which outputs there are.
 int64_t ForwardWorkspaceBytes(const AttentionForwardArgs<__nv_bfloat16>& args);
 int64_t BackwardWorkspaceBytes(const AttentionBackwardArgs<__nv_bfloat16>& args);
 
-// Merges attention to the visited tiles into args.out and args.lse.
+// Merges attention to the visited tiles into args.out and args.lse, or writes all of it to
+// args.rounded_out.
 absl::Status AttentionForward(const AttentionForwardArgs<__nv_bfloat16>& args, Workspace workspace,
                               cudaStream_t stream);
 

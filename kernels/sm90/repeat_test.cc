@@ -257,6 +257,7 @@ std::vector<Case> PartsCases() {
     };
     add({.name = "Csr"});
     if (SmallShapes()) continue;
+    add({.name = "All", .listed = Listed::kAll});  // so the first queries of every head
     add({.name = "Documents", .documents = true});
     add({.name = "Intervals", .mask = MaskKind::kGlobalSliding});
     add({.name = "Chosen", .chosen = true});

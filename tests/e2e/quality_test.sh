@@ -170,9 +170,10 @@ work, suite = sys.argv[1:]
 sys.path.insert(0, suite)
 import argparse, tasks
 from suite import PLANS, Suite, attentions
-for stage in (*PLANS["long"].curriculum, PLANS["long"].more, *PLANS["long"].other_lengths):
-    symbols, tokens = stage.symbols or PLANS["long"].symbols, stage.tokens or PLANS["long"].tokens
-    assert symbols >= tasks.least_symbols(stage.length) and tokens % stage.length == 0, stage
+for plan in (PLANS["long"], PLANS["lengths"]):
+    for stage in (*plan.curriculum, plan.more, *plan.other_lengths):
+        symbols, tokens = stage.symbols or plan.symbols, stage.tokens or plan.tokens
+        assert symbols >= tasks.least_symbols(stage.length) and tokens % stage.length == 0, stage
 flags = dict.fromkeys(("commit", "engine", "hardware", "text"), "")
 flags |= {"plan": "long", "dir": f"{work}/long", "seconds": 1, "began_before": 0}
 config = json.load(open(Suite(argparse.Namespace(**flags)).config()))

@@ -197,7 +197,8 @@ int64_t SumBytes(const Args& args) {
 int64_t ListPartsBytes(const Args& args, const AttentionShape& shape) {
   const ListParts parts = PartsOf(args, shape);
   if (parts.most == 1) return 0;
-  const int64_t tiles = (shape.key_tokens + args.tiles.tile - 1) / args.tiles.tile;
+  const int64_t tile = args.tiles.tile == 64 ? 64 : 128;  // others are refused
+  const int64_t tiles = (shape.key_tokens + tile - 1) / tile;
   const PartsMemory at(shape.heads, tiles, KeyBlocks(shape.key_tokens), parts.most);
   const int64_t bytes = at.end * int64_t{sizeof(int32_t)};
   return (bytes + 255) / 256 * 256;
@@ -219,7 +220,7 @@ absl::Status SplitIntoItems(const ListParts& parts, int32_t* memory, BackwardPar
       cudaMemsetAsync(memory + at.lines, 0, (at.items - at.lines) * sizeof(int32_t), stream),
       "backward: memset of lines");
   RETURN_IF_CUDA_ERROR(
-      cudaMemsetAsync(memory + at.items, 0x7F, (at.end - at.items) * sizeof(int32_t), stream),
+      cudaMemsetAsync(memory + at.items, kNoItemByte, (at.end - at.items) * sizeof(int32_t), stream),
       "backward: memset of items");
   RETURN_IF_ERROR(SplitLists<WalkDirection::kAlongColumn>(
       parts, params->heads, {.begins = memory, .lines = memory + at.lines}, &walk, stream));

@@ -83,7 +83,8 @@ bool Rounds(const Args& args) {
 }
 
 int64_t QueryTiles(const Args& args) {
-  return (args.q.tokens + args.tiles.tile - 1) / args.tiles.tile;
+  const int64_t tile = args.tiles.tile == 64 ? 64 : 128;  // others are refused
+  return (args.q.tokens + tile - 1) / tile;
 }
 
 // Where a call's workspace has what, in bytes: a counter for each part, the mask memory and, of
@@ -155,7 +156,7 @@ absl::Status LaunchParts(const Args& args, const AttentionShape& shape, const Li
                          char* memory, ForwardParams* params, cudaStream_t stream) {
   const Room at(args, shape);
   int32_t* const first_items = params->next_item;
-  RETURN_IF_CUDA_ERROR(cudaMemsetAsync(first_items, 0x7F, parts.most * sizeof(int32_t), stream),
+  RETURN_IF_CUDA_ERROR(cudaMemsetAsync(first_items, kNoItemByte, parts.most * sizeof(int32_t), stream),
                        "forward: memset of parts");
   RETURN_IF_ERROR(SplitLists<WalkDirection::kAlongRow>(
       parts, shape.heads,

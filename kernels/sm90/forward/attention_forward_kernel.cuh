@@ -323,7 +323,8 @@ class ForwardConsumer {
       }
       if (lane % 4 == 0) lse_row[half * 8] = merged;
     }
-    if (params_.written != nullptr && threadIdx.x % 128 == 0) {
+    // The last item's second block may lie behind all queries.
+    if (params_.written != nullptr && threadIdx.x % 128 == 0 && block * 64 < tokens) {
       params_.written[static_cast<int64_t>(item.head) * ((tokens + 63) / 64) + block] = 1;
     }
   }

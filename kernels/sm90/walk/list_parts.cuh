@@ -19,6 +19,7 @@ struct ListParts {
 
 // What the producer of a call gets where it walks no item, or no more; every CTA may ask once more.
 constexpr int32_t kNoItem = 0x7F7F7F7F;
+constexpr int32_t kNoItemByte = kNoItem & 0xFF;  // each of its bytes
 constexpr int64_t kMostCtas = 1024;
 
 #if defined(__CUDACC__)

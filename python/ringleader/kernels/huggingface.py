@@ -106,8 +106,10 @@ class _LastStep:
     def documents(self, query, **told_by):
         """_documents(query, **told_by)"""
         tensors = told_by.values()
-        # A replayed graph must look again at its tensors, and whether inference tensors have changed is not known.
-        if _is_traced(query) or not all(isinstance(x, torch.Tensor) and not x.is_inference() for x in tensors):
+        # A replayed graph must look again at its tensors, and whether inference tensors have changed is not known; what
+        # inference makes, training does not take.
+        if (_is_traced(query) or torch.is_inference_mode_enabled()
+                or not all(isinstance(x, torch.Tensor) and not x.is_inference() for x in tensors)):
             return _documents(query, **told_by)
         state, known = (query.shape, [(name, x._version) for name, x in told_by.items()]), self._known
         if known is None or known[0] != state or any(ref() is not x for ref, x in zip(known[1], tensors)):

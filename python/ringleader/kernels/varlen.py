@@ -30,7 +30,7 @@ def sparse_attention_varlen(q, k, v, cu_seqlens, blocks=None, *, columns=None, m
     q: [tokens, heads, head_dim]; k, v: [tokens, kv_heads, head_dim], tokens of all sequences, any strides.
     cu_seqlens: [sequences + 1] int32 on q's device, as flash_attn_varlen_func takes it for queries and keys alike: 0, and
         where each sequence ends, the last at `tokens`. Sequences may be empty. Or documents_from_lengths(cu_seqlens,
-        tokens), made once a step for all layers.
+        tokens), made once a step for all layers: a BlockMask in `blocks` is evaluated once for each of these.
     blocks, columns, mask and the others: as sparse_attention takes them for one sequence of `tokens`, and within each of
         the packed ones. Tiles, blocks and diagonals count from the first token of all, not from a sequence's first;
         intervals of keys end where a sequence does.
