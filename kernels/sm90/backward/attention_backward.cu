@@ -219,9 +219,9 @@ absl::Status SplitIntoItems(const ListParts& parts, int32_t* memory, BackwardPar
   RETURN_IF_CUDA_ERROR(
       cudaMemsetAsync(memory + at.lines, 0, (at.items - at.lines) * sizeof(int32_t), stream),
       "backward: memset of lines");
-  RETURN_IF_CUDA_ERROR(
-      cudaMemsetAsync(memory + at.items, kNoItemByte, (at.end - at.items) * sizeof(int32_t), stream),
-      "backward: memset of items");
+  RETURN_IF_CUDA_ERROR(cudaMemsetAsync(memory + at.items, kNoItemByte,
+                                       (at.end - at.items) * sizeof(int32_t), stream),
+                       "backward: memset of items");
   RETURN_IF_ERROR(SplitLists<WalkDirection::kAlongColumn>(
       parts, params->heads, {.begins = memory, .lines = memory + at.lines}, &walk, stream));
   ListItems<<<params->heads * parts.most, kListItemsThreads, 0, stream>>>(

@@ -156,8 +156,9 @@ absl::Status LaunchParts(const Args& args, const AttentionShape& shape, const Li
                          char* memory, ForwardParams* params, cudaStream_t stream) {
   const Room at(args, shape);
   int32_t* const first_items = params->next_item;
-  RETURN_IF_CUDA_ERROR(cudaMemsetAsync(first_items, kNoItemByte, parts.most * sizeof(int32_t), stream),
-                       "forward: memset of parts");
+  RETURN_IF_CUDA_ERROR(
+      cudaMemsetAsync(first_items, kNoItemByte, parts.most * sizeof(int32_t), stream),
+      "forward: memset of parts");
   RETURN_IF_ERROR(SplitLists<WalkDirection::kAlongRow>(
       parts, shape.heads,
       {.begins = reinterpret_cast<int32_t*>(memory + at.begins), .first_items = first_items},
