@@ -190,6 +190,22 @@ TEST_F(RunTest, RopeThatGrowsWithTheSequenceDoesSoOnAnyNumberOfRanks) {
   EXPECT_GT(std::abs(plain.back() - alone.back()), 1e-5 * alone.back()) << "it makes no difference";
 }
 
+// Double rings of any window, as parallelism.ring_window makes them, and no ring at all.
+TEST_F(RunTest, RingsOfAnyWindowTrainAlike) {
+  RunAnew(Job());
+  const std::vector<double> alone = Losses(hosts_[0]);
+  for (const int window : {1, 2, 4}) {
+    SCOPED_TRACE(window);
+    TrainingJob job = Job(/*context=*/4);
+    job.checkpoint_directory = Path("window" + std::to_string(window));
+    job.attention.ring = job.plan.ring = {ring::RingKind::kHierarchical, window, 4 / window};
+    RunAnew(job);
+    const std::vector<double> losses = Losses(hosts_[0]);
+    ASSERT_EQ(losses.size(), alone.size());
+    for (size_t i = 0; i < alone.size(); ++i) EXPECT_NEAR(losses[i], alone[i], 1e-6 * alone[i]);
+  }
+}
+
 TEST_F(RunTest, EvaluatesBeforeTheFirstStepEverySoOftenAndAtTheEnd) {
   TrainingJob job = Job(2);
   job.steps = 5;
