@@ -87,8 +87,7 @@ TEST(CostToParseTest, FindsWhatIsSmallOnTheWireOnly) {
 }
 
 TEST(CostToParseTest, RefusesWhatTheParserWould) {
-  std::string nested;
-  for (int i = 0; i < 200; ++i) nested = "\x7b" + nested + "\x7c";
+  const std::string nested = std::string(200, '\x7b') + std::string(200, '\x7c');
   for (const std::string& wire :
        {std::string("\x28"), std::string("\x2a\x05"), std::string("\x2a\xff\xff\xff\xff\xff"),
         std::string("\x7b"), std::string("\x7c"), std::string("\x7e"), nested,

@@ -149,7 +149,7 @@ class SessionRulesTest : public ::testing::Test {
     grpc::Status End() {
       v1::CoordinatorMessage message;
       while (stream->Read(&message)) continue;
-      const grpc::Status status = stream->Finish();
+      grpc::Status status = stream->Finish();
       stream = nullptr;
       return status;
     }
