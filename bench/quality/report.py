@@ -55,7 +55,7 @@ class Results:
         self.found = found if self.is_whole else {**found, "repeats": [], "texts": []}
         self.dense = patterns[0]
         assert self.dense["pattern"] == "dense", "the first job goes on dense"
-        self.learned = learned(self.dense["first_evaluation"])
+        self.learned = learned(found["curriculum"][-1]["last_evaluation"] if self.is_whole else self.dense["first_evaluation"])
         names = [job["pattern"] for job in patterns]
         self.patterns = sorted(patterns[1:], key=lambda job: (names.index(job["pattern"]), job["density"]))
         self.sparse = [job for job in self.patterns if job["attention"].get("pattern") != "dense"]

@@ -66,13 +66,13 @@ class ReportTest(unittest.TestCase):
         for one in found.sparse:
             one["first_evaluation"]["answers"][MISSED]["right"] = 1
         self.assertEqual((row(found, name)["task"], row(found, name)["value"]), (LEARNED, 1.0))
-        found.dense["first_evaluation"]["answers"][LEARNED]["right"] = 1
+        found.found["curriculum"][-1]["last_evaluation"]["answers"][LEARNED]["right"] = 1
         found = report.Results(found.found)  # which has learned nothing: all counts
         self.assertEqual(row(found, name)["task"], MISSED)
 
     def test_where_all_is_learned_nothing_is_marked(self):
         found = results()
-        found.dense["first_evaluation"]["answers"][MISSED]["right"] = 950
+        found.found["curriculum"][-1]["last_evaluation"]["answers"][MISSED]["right"] = 950
         found = report.Results(found.found)
         self.assertNotIn("*", report.table(found).replace("**", ""))
         self.assertEqual(row(found, "every recall task, best pattern at <= 10% visited, of what dense answers, at once")
