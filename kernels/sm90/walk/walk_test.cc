@@ -228,8 +228,7 @@ std::vector<int32_t> Split(const TileWalk& walk, int32_t parts) {
   return begins;
 }
 
-// As many parts as lists have tiles in the mean, but at most `parts`, the last of which they are;
-// each has as many of the `others` tiles that are listed.
+// As many parts as lists have tiles in the mean, the last of `parts`, each of as many `others`.
 void ExpectTilesInTheirParts(const std::vector<int32_t>& offsets, int32_t others, int32_t parts,
                              const std::vector<std::pair<int32_t, int32_t>>& parts_and_tiles) {
   if (parts == 1) return;
