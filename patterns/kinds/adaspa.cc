@@ -207,9 +207,11 @@ steps, as under `vertical_slash`, and the choice is made once.
 
 On GPUs the search takes one product over all pairs of queries and keys, where dense attention takes two forward and five
 backward: it is what cheaper choices are measured by, more than one to train with at length. Its authors search at two of
-fifty steps that denoise one and the same video, and keep lists and log-sum-exps from one to the next; a step of training
-has other samples, for which neither would hold. What does carry over is kept: recomputation and backward take forward's
-choice. Reports tell the recall of all queries, exactly, by the mean over heads; that it is of those that chose makes no
+fifty steps that denoise one and the same video, the first of them dense, within whose forward they search, and keep lists and log-sum-exps from
+one to the next. A step of training has other samples, for which neither would hold, and no dense forward where it chooses:
+at 131,072 tokens and 16 heads on one H100 dense attention takes 118 ms forward (cuDNN) before it has any masses, the search 62 and attention to 5 % of the
+tiles 6. A log-sum-exp would save nothing either: given each query's own, the search takes 67 ms. What does carry over is kept: recomputation
+and backward take forward's choice. Reports tell the recall of all queries, exactly, by the mean over heads; that it is of those that chose makes no
 difference here, for the masses are attention's own.
 
 On several ranks the keys of the whole sequence are gathered, twice in memory until the choice is made; masses take 4 bytes
