@@ -99,17 +99,10 @@ TEST_P(RoundedOutputTest, IsTheOutputOfTheOnlyCall) {
       const std::vector<float> out = rank.out.Read(), lse = rank.lse.Read();
       const DeviceBuffer<__nv_bfloat16> rounded(rank.out.size());  // NaN
       rank.lse.Write(start);
-      ASSERT_EQ(AttentionForward({.q = View<const __nv_bfloat16>(rank.gpu_q, rank.q),
-                                  .k = View<const __nv_bfloat16>(owner.gpu_k, owner.k),
-                                  .v = View<const __nv_bfloat16>(owner.gpu_v, owner.k),
-                                  .lse = rank.lse.data(),
-                                  .rounded_out = View<__nv_bfloat16>(rounded, rank.q),
-                                  .query_layout = rank.layout,
-                                  .key_layout = owner.layout,
-                                  .tiles = tiles,
-                                  .scale = p.scale},
-                                 p.scratch(), nullptr),
-                absl::OkStatus());
+      AttentionForwardArgs<__nv_bfloat16> args = p.ForwardArgs(rank, owner, tiles);
+      args.out = {};
+      args.rounded_out = View<__nv_bfloat16>(rounded, rank.q);
+      ASSERT_EQ(AttentionForward(args, p.scratch(), nullptr), absl::OkStatus());
       EXPECT_EQ(rank.lse.Read(), lse);
       const std::vector<float> actual = ToFloat(rounded.Read());
       std::vector<float> expected;
@@ -194,16 +187,8 @@ TEST(OutputTest, GapsBetweenTokensStay) {
     QueryShard& rank = p.queries[0];
     const KeyShard& owner = p.keys[0];
     const Gapped<float> out(c.tokens, c.heads, c.head_dim);
-    AttentionForwardArgs<__nv_bfloat16> forward = {
-        .q = View<const __nv_bfloat16>(rank.gpu_q, rank.q),
-        .k = View<const __nv_bfloat16>(owner.gpu_k, owner.k),
-        .v = View<const __nv_bfloat16>(owner.gpu_v, owner.k),
-        .out = out.view(),
-        .lse = rank.lse.data(),
-        .query_layout = rank.layout,
-        .key_layout = owner.layout,
-        .tiles = lists.gpu,
-        .scale = p.scale};
+    AttentionForwardArgs<__nv_bfloat16> forward = p.ForwardArgs(rank, owner, lists.gpu);
+    forward.out = out.view();
     ASSERT_EQ(AttentionForward(forward, p.scratch(), nullptr), absl::OkStatus());
     out.Check("out");
     const Gapped<__nv_bfloat16> rounded_out(c.tokens, c.heads, c.head_dim);

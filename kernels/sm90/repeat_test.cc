@@ -183,9 +183,9 @@ TEST_P(PartsTest, AddUpToTheWhole) {
 
 // To the bit what two calls leave whose lists are of one half of the keys each; a call that walks
 // its lists whole rounds otherwise. The same, rounded, where the output is.
-TEST_P(PartsTest, ForwardMergesThem) {
+using ForwardPartsTest = AttentionTest;
+TEST_P(ForwardPartsTest, AreMerged) {
   const Case& c = GetParam();
-  if (c.ranks > 1) GTEST_SKIP() << "a rank's keys are one part";
   const Lists lists(c);
   Problem p(c);
   QueryShard& rank = p.queries[0];
@@ -197,15 +197,9 @@ TEST_P(PartsTest, ForwardMergesThem) {
 
   const DeviceBuffer<__nv_bfloat16> rounded(rank.out.size());  // NaN
   rank.lse.Write(start);
-  AttentionForwardArgs<__nv_bfloat16> args = {.q = View<const __nv_bfloat16>(rank.gpu_q, rank.q),
-                                              .k = View<const __nv_bfloat16>(owner.gpu_k, owner.k),
-                                              .v = View<const __nv_bfloat16>(owner.gpu_v, owner.k),
-                                              .lse = rank.lse.data(),
-                                              .rounded_out = View<__nv_bfloat16>(rounded, rank.q),
-                                              .query_layout = rank.layout,
-                                              .key_layout = owner.layout,
-                                              .tiles = tiles,
-                                              .scale = p.scale};
+  AttentionForwardArgs<__nv_bfloat16> args = p.ForwardArgs(rank, owner, tiles);
+  args.out = {};
+  args.rounded_out = View<__nv_bfloat16>(rounded, rank.q);
   const DeviceBuffer<char> workspace(ForwardWorkspaceBytes(args));
   ASSERT_EQ(AttentionForward(args, {workspace.data(), workspace.size()}, nullptr),
             absl::OkStatus());
@@ -267,6 +261,15 @@ std::vector<Case> PartsCases() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, PartsTest, ::testing::ValuesIn(PartsCases()),
+                         [](const auto& info) { return info.param.name; });
+
+// Of several ranks' keys each is one part.
+std::vector<Case> ForwardPartsCases() {
+  std::vector<Case> cases = PartsCases();
+  std::erase_if(cases, [](const Case& c) { return c.ranks > 1; });
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(Shapes, ForwardPartsTest, ::testing::ValuesIn(ForwardPartsCases()),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

@@ -140,17 +140,20 @@ class Problem {
 
   Workspace scratch() const { return {workspace.data(), workspace.size()}; }
 
+  AttentionForwardArgs<__nv_bfloat16> ForwardArgs(const QueryShard& rank, const KeyShard& owner,
+                                                  const TileSelection& tiles) const {
+    return {.q = View<const __nv_bfloat16>(rank.gpu_q, rank.q),
+            .k = View<const __nv_bfloat16>(owner.gpu_k, owner.k),
+            .v = View<const __nv_bfloat16>(owner.gpu_v, owner.k),
+            .out = View<float>(rank.out, rank.q),
+            .lse = rank.lse.data(),
+            .query_layout = rank.layout,
+            .key_layout = owner.layout,
+            .tiles = tiles,
+            .scale = scale};
+  }
   void Forward(const QueryShard& rank, const KeyShard& owner, const TileSelection& tiles) const {
-    ASSERT_EQ(AttentionForward({.q = View<const __nv_bfloat16>(rank.gpu_q, rank.q),
-                                .k = View<const __nv_bfloat16>(owner.gpu_k, owner.k),
-                                .v = View<const __nv_bfloat16>(owner.gpu_v, owner.k),
-                                .out = View<float>(rank.out, rank.q),
-                                .lse = rank.lse.data(),
-                                .query_layout = rank.layout,
-                                .key_layout = owner.layout,
-                                .tiles = tiles,
-                                .scale = scale},
-                               scratch(), nullptr),
+    ASSERT_EQ(AttentionForward(ForwardArgs(rank, owner, tiles), scratch(), nullptr),
               absl::OkStatus());
   }
 
