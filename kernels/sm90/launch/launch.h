@@ -14,7 +14,7 @@
 
 namespace ringleader::kernels::sm90 {
 
-// A workspace starts with the counter that hands out work items.
+// A workspace starts with the counters that hand out work items.
 constexpr int64_t kCounterBytes = 256;
 
 // Shapes, layouts and tiles that forward and backward share.
