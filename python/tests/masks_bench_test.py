@@ -225,6 +225,9 @@ def test_figures_of_all_masks():
     assert figures([*rows[:-1], {**rows[-1], "note": NOT_RUN}], {}) == []
     del rows[0]["tflops"]
     assert figures([{**rows[0], "note": "out of memory"}, *rows[1:]], {})[0]["value"] == 0
+    of_magi = [cell(mask, kernel, speed) for mask in NAMES for kernel, speed in (("ringleader", 4.0), ("magi_attention", 5.0))]
+    (figure,) = figures(of_magi, {})
+    assert (figure["value"], figure["asked"], figure["met"]) == (0.8, "reported", True)
 
 
 def test_figures_at_128k():

@@ -1,4 +1,4 @@
-"""What bench/longca/masks asks of FlashAttention, by functions that do what its documentation says."""
+"""What bench/longca/masks asks of FlashAttention and MagiAttention, by functions that do what their documentation says."""
 
 import importlib.machinery
 import pathlib
@@ -15,6 +15,7 @@ import exact  # noqa: E402
 import peers  # noqa: E402
 from choices import Choice  # noqa: E402
 from problem import Problem  # noqa: E402
+from slices import slices_of  # noqa: E402
 
 from ringleader.kernels.masks import NAMES  # noqa: E402
 
@@ -47,19 +48,46 @@ def of_package(q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_
     return varlen(q, k, v, cu_seqlens_q, max_seqlen_q, window_size)
 
 
-def package(name, function):
+def visible_in(slices, tokens):
+    """How many of the slices show each query each key, [tokens, tokens]."""
+    shown = torch.zeros(tokens, tokens, dtype=torch.int64)
+    for (first, last), (begin, end), kind in zip(*(x.tolist() for x in slices)):
+        query, key = torch.arange(first, last)[:, None], torch.arange(begin, end)
+        below = key - end <= query - last  # a causal slice is aligned to its lower right
+        above = key - begin >= query - first  # an inverse causal one to its upper left
+        shown[first:last, begin:end] += (below | (kind in (0, 2))) & (above | (kind in (0, 1)))
+    return shown
+
+
+def of_slices(q, k, v, q_ranges, k_ranges, attn_type_map, *, disable_fwd_atomic_reduction, cat_gqa):
+    assert cat_gqa and all(x.dtype == torch.int32 for x in (q_ranges, k_ranges, attn_type_map))
+    times = torch.zeros(len(q), dtype=torch.int64)
+    for first, last in q_ranges.tolist():
+        times[first:last] += 1
+    assert disable_fwd_atomic_reduction == bool(times.max() <= 1)
+    shown = visible_in((q_ranges, k_ranges, attn_type_map), len(q))
+    assert shown.max() <= 1, "a pair counts twice"
+    out = torch.nn.functional.scaled_dot_product_attention(
+        *(x.transpose(0, 1) for x in (q, k, v)), attn_mask=shown.bool(), enable_gqa=True)
+    return out.transpose(0, 1), "what it says of the pass"
+
+
+def package(name, function, called="flash_attn_varlen_func"):
     module = types.ModuleType(name)
     module.__spec__ = importlib.machinery.ModuleSpec(name, None)
-    module.flash_attn_varlen_func = function
+    setattr(module, called, function)
     return module
 
 
 @pytest.fixture
-def flash(monkeypatch):
+def installed(monkeypatch):
     monkeypatch.setattr(peers, "varlen_attn", of_pytorch)
     monkeypatch.setitem(sys.modules, "flash_attn", package("flash_attn", of_package))
     monkeypatch.setitem(sys.modules, "flash_attn_interface",
                         package("flash_attn_interface", lambda *args, **more: (of_package(*args, **more), None)))
+    functional = package("magi_attention.functional", of_slices, "flex_flash_attn_func")
+    monkeypatch.setitem(sys.modules, "magi_attention.functional", functional)
+    monkeypatch.setitem(sys.modules, "magi_attention", package("magi_attention", functional, "functional"))
 
 
 def masks_of(kernel, choice=Choice(), device="cuda"):
@@ -74,8 +102,8 @@ def masks_of(kernel, choice=Choice(), device="cuda"):
 
 @pytest.mark.parametrize("kernel, name", [
     *((kernel, name) for kernel in ("flash_attn", "flash_attn_3") for name in sorted(OF_FLASH)),
-    *(("flash", name) for name in sorted(OF_FLASH - PLAIN))])
-def test_masks(flash, kernel, name):
+    *(("magi_attention", name) for name in NAMES), *(("flash", name) for name in sorted(OF_FLASH - PLAIN))])
+def test_masks(installed, kernel, name):
     p = Problem("cpu", 300, 4, 2, 64)
     attend, _ = peers.attention_of(kernel, name, None, p)
     out = attend(p.q, p.k, p.v)
@@ -85,8 +113,35 @@ def test_masks(flash, kernel, name):
         assert rows.error(result) < 2e-2
 
 
-def test_which_masks(flash):
-    assert masks_of("ringleader") == masks_of("flex") == set(NAMES)
+@pytest.mark.parametrize("seed", range(20))
+def test_slices_show_what_rows_do(seed):
+    """Bounds that stay, go on by one or jump, queries that see nothing, intervals that meet."""
+    draw = torch.Generator().manual_seed(seed)
+    tokens = 40
+    moves = torch.randint(-1, 3, (4, tokens), generator=draw) * (torch.rand(4, tokens, generator=draw) < 0.3)
+    moves += (torch.arange(tokens) // 8 % 2)[None] * torch.randint(0, 2, (4, 1), generator=draw)
+    bounds = moves.cumsum(1).add(torch.tensor([[2], [12], [12], [25]])).clamp(0, tokens)
+    rows = bounds.cummax(0).values.T.contiguous().int()
+    keys = torch.arange(tokens)
+    begin, end, second_begin, second_end = (x[:, None] for x in rows.unbind(1))
+    *slices, overlap = slices_of(rows)
+    shown = visible_in(slices, tokens)
+    assert torch.equal(shown, (((begin <= keys) & (keys < end)) | ((second_begin <= keys) & (keys < second_end))).long())
+    assert overlap == bool(((begin < end) & (end < second_begin) & (second_begin < second_end)).any())
+
+
+def test_slices_of_plain_masks_are_one():
+    p = Problem("cpu", 300, 4, 2, 64)
+    for name, kind in (("full", 0), ("causal", 1)):
+        queries, keys, types, overlap = slices_of(p.intervals(name).rows[0])
+        assert (queries.tolist(), keys.tolist(), types.tolist(), overlap) == ([[0, 300]], [[0, 300]], [kind], False)
+    assert len(slices_of(p.intervals("causal_documents").rows[0])[2]) == len(p.documents.starts[0].unique())
+    assert len(slices_of(p.intervals("prefix_causal").rows[0])[2]) == 2
+
+
+def test_which_masks(installed):
+    assert masks_of("ringleader") == masks_of("flex") == masks_of("magi_attention") == set(NAMES)
+    assert masks_of("magi_attention", device="cpu") == masks_of("magi_attention", Choice("uniform", 0.5)) == set()
     assert masks_of("cudnn") == PLAIN
     for kernel in ("flash", "flash_attn", "flash_attn_3"):
         assert masks_of(kernel) == OF_FLASH
@@ -101,17 +156,17 @@ def test_pytorch_without_windows(monkeypatch):
 
 
 def test_packages_that_are_not_there(monkeypatch):
-    for module in ("flash_attn", "flash_attn_interface"):
+    for module in ("flash_attn", "flash_attn_interface", "magi_attention"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setattr(sys, "path", [])
-    for kernel in ("flash_attn", "flash_attn_3"):
+    for kernel in ("flash_attn", "flash_attn_3", "magi_attention"):
         assert not peers.is_installed(kernel) and peers.backend_of(kernel, "full", "cuda") == ""
         with pytest.raises(peers.Unsupported, match=f"{kernel} is not installed"):
             peers.check_supported(kernel, "full", Choice(), "cuda")
     assert peers.is_installed("flash")
 
 
-def test_back_ends(flash):
+def test_back_ends(installed):
     assert peers.backend_of("flash", "full", "cuda") == f"FlashAttention of PyTorch {torch.__version__}"
     assert peers.backend_of("flash", "full_window", "cuda") == f"FlashAttention of PyTorch {torch.__version__}, varlen_attn"
     assert peers.backend_of("flash_attn_3", "full", "cuda") == "flash_attn_interface of an unknown version"

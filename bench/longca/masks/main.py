@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Masks x choices of tiles x kernels x directions x lengths on one GPU: every mask of ringleader.kernels beside what PyTorch
 has, cuDNN's attention and FlashAttention where they can do the mask and FlexAttention (compiled) everywhere, and beside
-the packages flash_attn and flash_attn_3 where they are installed. Writes a CSV file, a picture and rows of
+the packages flash_attn, flash_attn_3 and magi_attention where they are installed. Writes a CSV file, a picture and rows of
 bench/results/figures/masks_schemes.json. bench/longca/run.sh says how it is started; `--device cpu` runs it in small
 shapes and without rows, to see that it runs.
 

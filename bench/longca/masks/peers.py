@@ -11,18 +11,21 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from choices import TILE
 from ringleader.kernels import sparse_attention, tiles_from_mask
+from ringleader.kernels.masks import NAMES
+from slices import slices_of
 
 try:
     from torch.nn.attention.varlen import varlen_attn
 except ImportError:
     varlen_attn = None
 
-KERNELS = ("ringleader", "cudnn", "flash", "flash_attn", "flash_attn_3", "flex")
+KERNELS = ("ringleader", "cudnn", "flash", "flash_attn", "flash_attn_3", "magi_attention", "flex")
 _OF_PYTORCH = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 # kernel -> the module that computes. The package has the kernel's name.
-_MODULES = {"flash_attn": "flash_attn", "flash_attn_3": "flash_attn_interface"}
+_MODULES = {"flash_attn": "flash_attn", "flash_attn_3": "flash_attn_interface", "magi_attention": "magi_attention"}
 _PLAIN = ("full", "causal")  # masks that scaled_dot_product_attention knows
 _OF_FLASH = (*_PLAIN, "full_window", "causal_window", "full_documents", "causal_documents")
+_MASKS = {"cudnn": _PLAIN, "magi_attention": NAMES}
 
 
 class Unsupported(Exception):
@@ -78,7 +81,7 @@ def check_supported(kernel, name, choice, device):
         return
     if not is_installed(kernel):
         raise Unsupported(f"{kernel} is not installed")
-    if name not in (_PLAIN if kernel == "cudnn" else _OF_FLASH) or choice.kind != "all" or device == "cpu":
+    if name not in _MASKS.get(kernel, _OF_FLASH) or choice.kind != "all" or device == "cpu":
         raise Unsupported
     if kernel == "flash" and name not in _PLAIN and (
             varlen_attn is None or "window_size" not in inspect.signature(varlen_attn).parameters):
@@ -128,6 +131,18 @@ def _flash(kernel, name, p):
     return attend, seconds
 
 
+def _magi_attention(name, p):
+    """Flex-flash-attention, by as many of its documented shortcuts as the mask allows."""
+    attend_slices = importlib.import_module("magi_attention.functional").flex_flash_attn_func
+    (queries, keys, types, overlap), seconds = _timed(lambda: slices_of(p.intervals(name).rows[0]), p.device)
+
+    def attend(q, k, v):
+        out, _ = attend_slices(*(x[0].transpose(0, 1) for x in (q, k, v)), queries, keys, types,
+                               disable_fwd_atomic_reduction=not overlap, cat_gqa=q.shape[1] > k.shape[1])
+        return out.transpose(0, 1)[None]
+    return attend, seconds
+
+
 def _ringleader(name, chosen, p):
     def plan():
         intervals = p.intervals(name)
@@ -165,4 +180,6 @@ def attention_of(kernel, name, chosen, p):
         return _ringleader(name, chosen, p)
     if kernel == "flex":
         return _flex(name, chosen, p)
+    if kernel == "magi_attention":
+        return _magi_attention(name, p)
     return _pytorch(kernel, name) if kernel in _OF_PYTORCH and name in _PLAIN else _flash(kernel, name, p)

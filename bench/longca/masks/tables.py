@@ -8,7 +8,8 @@ from ringleader.kernels.masks import NAMES
 COLUMNS = ("mask", "choice", "tokens", "direction", "kernel", "backend", "ms", "p20_ms", "p80_ms", "repetitions", "plan_ms",
            "with_plan_ms", "tflops", "share", "peak_mib", "error", "note")
 NOT_RUN, WRONG = "not run", "wrong"
-ASKED_OF_PEERS = {"cudnn": 0.95, "flash": 0.95, "flash_attn": 0.95, "flash_attn_3": 0.95, "flex": 1.5}
+# The least ratio of speeds that is asked for; 0: it is reported.
+ASKED_OF_PEERS = {"cudnn": 0.95, "flash": 0.95, "flash_attn": 0.95, "flash_attn_3": 0.95, "magi_attention": 0, "flex": 1.5}
 
 
 class Table:
@@ -68,7 +69,8 @@ def figures(rows, common):
                 lowest = min(ratios, key=ratios.get)
                 backends = dict.fromkeys(at_32k[mask, peer]["backend"] for mask in ratios)
                 found.append({"row": f"12 masks at 32K, GQA 64:8, {direction} per visible pair, lowest ratio to {peer}",
-                              "value": round(ratios[lowest], 3), "asked": f">= {asked}", "met": ratios[lowest] >= asked,
+                              "value": round(ratios[lowest], 3), "asked": f">= {asked}" if asked else "reported",
+                              "met": ratios[lowest] >= asked,
                               "peer": f"{peer} ({'; '.join(backends)})",
                               "masks": f"{len(ratios)} of {len(NAMES)} that it can do: {', '.join(ratios)}",
                               "mask": lowest, "ratios": {m: round(r, 3) for m, r in ratios.items()},
