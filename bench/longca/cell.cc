@@ -51,12 +51,12 @@ std::string Row(const Cell& cell, int heads, int head_dim) {
   std::string row = absl::StrCat(cell.mask, ",", cell.choice, ",", cell.scheme, ",", cell.direction,
                                  ",", cell.tokens, ",", cell.ranks, ",",
                                  absl::StrReplaceAll(cell.note, {{",", ";"}, {"\n", " "}}));
-  if (!cell.note.empty()) return absl::StrCat(row, std::string(14, ','), "\n");
+  if (!cell.note.empty()) return absl::StrCat(row, std::string(15, ','), "\n");
   for (const double value :
        {cell.slowest.median, cell.slowest.p20, cell.slowest.p80, cell.mean.median, cell.mean.p20,
         cell.mean.p80, cell.plan_ms, cell.slowest.median + cell.plan_ms,
-        cell.gflops(heads, head_dim), cell.share, cell.mib_moved, cell.imbalance, cell.peak_mib,
-        cell.error}) {
+        cell.gflops(heads, head_dim), cell.share, cell.mib_moved, cell.mib_whole, cell.imbalance,
+        cell.peak_mib, cell.error}) {
     absl::StrAppendFormat(&row, ",%.4g", value);
   }
   return row + "\n";
@@ -117,10 +117,10 @@ int AddCells(std::vector<Cell> more, int heads, int head_dim, std::vector<Cell>*
                 static_cast<long>(cell.tokens), cell.ranks);
     if (cell.note.empty()) {
       std::printf(
-          "%.2f ms (mean of ranks %.2f), %.1f GFLOP/s, %.2f MiB sent, imbalance %.2f, "
+          "%.2f ms (mean of ranks %.2f), %.1f GFLOP/s, %.2f of %.2f MiB sent, imbalance %.2f, "
           "error %.1e%s\n",
           cell.slowest.median, cell.mean.median, cell.gflops(heads, head_dim), cell.mib_moved,
-          cell.imbalance, cell.error, cell.is_wrong() ? ": WRONG" : "");
+          cell.mib_whole, cell.imbalance, cell.error, cell.is_wrong() ? ": WRONG" : "");
     } else {
       std::printf("%s\n", cell.note.c_str());
     }
@@ -137,8 +137,8 @@ bool WriteTable(const std::string& folder, const std::string& name, std::span<co
                 int heads, int head_dim) {
   std::ofstream csv(absl::StrCat(folder, "/", name, ".csv"));
   csv << "mask,choice,scheme,direction,tokens,ranks,note,max_ms,max_p20_ms,max_p80_ms,mean_ms,"
-         "mean_p20_ms,mean_p80_ms,plan_ms,with_plan_ms,gflops,share,mib_moved,imbalance,peak_mib,"
-         "error\n";
+         "mean_p20_ms,mean_p80_ms,plan_ms,with_plan_ms,gflops,share,mib_moved,mib_whole,imbalance,"
+         "peak_mib,error\n";
   for (const Cell& cell : cells) csv << Row(cell, heads, head_dim);
   std::ofstream svg(absl::StrCat(folder, "/", name, ".svg"));
   svg << Picture(cells, heads, head_dim);

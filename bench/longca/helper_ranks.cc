@@ -327,6 +327,14 @@ bool HelpersCan(const MaskedSequence& sequence, MaskKind mask, int ranks) {
   return true;
 }
 
+namespace {
+
+attention::RingBytes AllSent(int64_t bytes) {
+  return {.sent = static_cast<uint64_t>(bytes), .whole = static_cast<uint64_t>(bytes)};
+}
+
+}  // namespace
+
 absl::Status RunHelperRank(const Problem& problem, MaskKind mask, int repetitions,
                            Communicator& communicator, const std::atomic<int64_t>& sent,
                            RankRun* run, Results* results) {
@@ -343,14 +351,14 @@ absl::Status RunHelperRank(const Problem& problem, MaskKind mask, int repetition
     auto start = std::chrono::steady_clock::now();
     RETURN_IF_ERROR(rank.Forward());
     if (repetition >= 0) run->forward_ms.push_back(MillisecondsSince(start));
-    run->forward_bytes = sent - before;
+    run->forward_bytes = AllSent(sent - before);
     if (repetition >= 0) FlushCaches();
     RETURN_IF_ERROR(communicator.Barrier());
     before = sent;
     start = std::chrono::steady_clock::now();
     RETURN_IF_ERROR(rank.Backward());
     if (repetition >= 0) run->backward_ms.push_back(MillisecondsSince(start));
-    run->backward_bytes = sent - before;
+    run->backward_bytes = AllSent(sent - before);
   }
   run->tiles = static_cast<double>(rank.tiles());
   rank.PutInto(results);

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "base/testing/temp_dir.h"
 #include "bench/longca/cell.h"
@@ -25,6 +27,7 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::SizeIs;
 
 TEST(CellTest, TheSlowestRankAndTheMeanAreOfEachRepetition) {
   Cell cell;
@@ -63,6 +66,7 @@ TEST(KernelCellsTest, EveryMaskIsRightAloneAndWithLists) {
 
 TEST(RingCellsTest, EveryMaskIsRightUnderEveryScheme) {
   std::map<std::string, std::set<std::string>> unsupported;  // masks by scheme
+  std::map<std::string, std::set<double>> whole, spared;     // MiB by scheme, ranks and direction
   std::vector<Scheme> schemes = SchemesOn(4);
   schemes.push_back({{ring::RingKind::kFlat, 1, 1}, kernels::LayoutKind::kContiguous});
   schemes.push_back({{ring::RingKind::kFlat, 2, 1}, kernels::LayoutKind::kStriped});
@@ -78,9 +82,27 @@ TEST(RingCellsTest, EveryMaskIsRightUnderEveryScheme) {
         EXPECT_FALSE(cell.is_wrong()) << cell.mask << " " << cell.scheme << " " << cell.error;
         EXPECT_GE(cell.imbalance, 1);
         EXPECT_EQ(cell.mib_moved > 0, cell.ranks > 1);
+        EXPECT_LE(cell.mib_moved, cell.mib_whole);
+        if (cell.mask == "full") {
+          EXPECT_EQ(cell.mib_moved, cell.mib_whole) << cell.scheme;
+        }
+        const std::string of =
+            absl::StrCat(cell.scheme, ", ", cell.ranks, " ranks ", cell.direction);
+        whole[of].insert(cell.mib_whole);
+        spared[of].insert(cell.mib_whole - cell.mib_moved);
       }
     }
   }
+  // Helpers send what their mask asks for; others as much under any, if they sent all.
+  for (const auto& [name, mib] : whole) {
+    if (!absl::StrContains(name, "helpers")) {
+      EXPECT_THAT(mib, SizeIs(1)) << name;
+    }
+  }
+  EXPECT_GT(spared["flat contiguous, 4 ranks forward"].size(), 3)
+      << "masks of which hops carry some rows";
+  EXPECT_GT(spared["flat contiguous, 4 ranks backward"].size(), 3);
+  EXPECT_THAT(spared["all-gather striped, 4 ranks forward"], ElementsAre(0));
   for (const Scheme& scheme : schemes) {
     using Masks = std::set<std::string>;
     EXPECT_EQ(unsupported[scheme.name()],

@@ -11,6 +11,7 @@
 #include "bench/longca/problem.h"
 #include "bench/longca/scheme.h"
 #include "kernels/masks/masks.h"
+#include "worker/attention/stats/attention_stats.h"
 
 namespace ringleader::bench {
 
@@ -19,8 +20,9 @@ struct RankRun {
   absl::Status status;
   std::vector<double> forward_ms, backward_ms;  // of repetitions
   double plan_ms = 0;
-  double tiles = 0;                               // in a forward
-  int64_t forward_bytes = 0, backward_bytes = 0;  // sent in a repetition
+  double tiles = 0;  // in a forward
+  // Sent in a repetition; what rows nobody visits spare is the difference to `whole`.
+  attention::RingBytes forward_bytes, backward_bytes;
 };
 
 // Of the whole sequence. Ranks write different rows.

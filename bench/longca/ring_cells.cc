@@ -31,6 +31,10 @@ torch::Tensor AsTorch(const Tensor& tensor) {
                           {tensor.tokens, tensor.heads, tensor.head_dim});
 }
 
+attention::RingBytes BytesOf(int64_t sent, const attention::AttentionStats& stats) {
+  return {.sent = static_cast<uint64_t>(sent), .whole = stats.ring_bytes.whole + stats.head_bytes};
+}
+
 absl::Status RunRank(const Problem& problem, const Asked& asked, const Scheme& scheme,
                      int repetitions, comm::Communicator& communicator,
                      const std::atomic<int64_t>& sent, RankRun* run, Results* results) {
@@ -60,7 +64,10 @@ absl::Status RunRank(const Problem& problem, const Asked& asked, const Scheme& s
     start = std::chrono::steady_clock::now();
     const attention::AttentionOutput forward = ranks->Forward(/*layer=*/0, q, k, v);
     if (repetition >= 0) run->forward_ms.push_back(MillisecondsSince(start));
-    run->forward_bytes = sent - before;
+    const attention::AttentionStats stats = ranks->TakeStats();
+    run->forward_bytes = BytesOf(sent - before, stats);
+    run->tiles = static_cast<double>(stats.TotalTiles());
+    run->plan_ms += 1e3 * stats.seconds.index;
     if (repetition >= 0) FlushCaches();
     RETURN_IF_ERROR(communicator.Barrier());
     before = sent;
@@ -68,14 +75,11 @@ absl::Status RunRank(const Problem& problem, const Asked& asked, const Scheme& s
     const attention::AttentionGradients gradients =
         forward.record->Backward(q, k, v, forward.out, forward.lse, d_out);
     if (repetition >= 0) run->backward_ms.push_back(MillisecondsSince(start));
-    run->backward_bytes = sent - before;
+    run->backward_bytes = BytesOf(sent - before, ranks->TakeStats());
     put(forward.out, results->out);
     put(gradients.dq, results->dq);
     put(gradients.dk, results->dk);
     put(gradients.dv, results->dv);
-    const attention::AttentionStats stats = ranks->TakeStats();
-    run->tiles = static_cast<double>(stats.TotalTiles());
-    run->plan_ms += 1e3 * stats.seconds.index;
   }
   return absl::OkStatus();
 }

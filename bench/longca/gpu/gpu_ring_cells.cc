@@ -69,8 +69,9 @@ void Meet(DeviceCommunicator& all) {
   c10::cuda::getCurrentCUDAStream().synchronize();
 }
 
-uint64_t BytesOf(const attention::AttentionStats& stats) {
-  return stats.ring_bytes.sent + stats.head_bytes;
+attention::RingBytes BytesOf(const attention::AttentionStats& stats) {
+  return {.sent = stats.ring_bytes.sent + stats.head_bytes,
+          .whole = stats.ring_bytes.whole + stats.head_bytes};
 }
 
 // A rank's links, which take longer to make than most cells to measure.
@@ -116,14 +117,14 @@ void RunRank(const MaskedSequence& sequence, const Asked& asked, const Scheme& s
     const attention::AttentionStats stats = (*ranks)->TakeStats();
     run->tiles = static_cast<double>(stats.TotalTiles());
     run->plan_ms += 1e3 * stats.seconds.index;
-    run->forward_bytes = static_cast<int64_t>(BytesOf(stats));
+    run->forward_bytes = BytesOf(stats);
     Meet(all);
     start = std::chrono::steady_clock::now();
     const attention::AttentionGradients gradients =
         forward.record->Backward(q, k, v, forward.out, forward.lse, d_out);
     c10::cuda::getCurrentCUDAStream().synchronize();
     if (repetition >= 0) run->backward_ms.push_back(MillisecondsSince(start));
-    run->backward_bytes = static_cast<int64_t>(BytesOf((*ranks)->TakeStats()));
+    run->backward_bytes = BytesOf((*ranks)->TakeStats());
     if (results == nullptr) continue;
     const auto put = [&](const torch::Tensor& part, const Tensor& whole) {
       AsTorch(whole).index_copy_(0, positions, part.to(torch::kFloat).cpu());

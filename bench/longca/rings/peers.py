@@ -26,8 +26,8 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
 from picture import picture
 
 COLUMNS = ("mask", "choice", "scheme", "direction", "tokens", "ranks", "note", "max_ms", "max_p20_ms", "max_p80_ms",
-           "mean_ms", "mean_p20_ms", "mean_p80_ms", "plan_ms", "with_plan_ms", "gflops", "share", "mib_moved", "imbalance",
-           "peak_mib", "error")
+           "mean_ms", "mean_p20_ms", "mean_p80_ms", "plan_ms", "with_plan_ms", "gflops", "share", "mib_moved", "mib_whole",
+           "imbalance", "peak_mib", "error")
 ROTATIONS = {"all-gather": ring._RotateMethod.ALL_GATHER, "round": ring._RotateMethod.ALL_TO_ALL}
 TOLERANCE = {"cuda": 2e-2, "cpu": 1e-4}  # bf16 in, out, and in what backward multiplies; float32
 SEED = 20251125
