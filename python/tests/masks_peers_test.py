@@ -15,7 +15,7 @@ import exact  # noqa: E402
 import peers  # noqa: E402
 from choices import Choice  # noqa: E402
 from problem import Problem  # noqa: E402
-from slices import slices_of  # noqa: E402
+from slices import are_apart, slices_of  # noqa: E402
 
 from ringleader.kernels.masks import NAMES  # noqa: E402
 
@@ -59,12 +59,15 @@ def visible_in(slices, tokens):
     return shown
 
 
-def of_slices(q, k, v, q_ranges, k_ranges, attn_type_map, *, disable_fwd_atomic_reduction, cat_gqa):
+def of_slices(q, k, v, q_ranges, k_ranges, attn_type_map, *, disable_fwd_atomic_reduction,
+              disable_bwd_dkv_atomic_reduction, cat_gqa):
     assert cat_gqa and all(x.dtype == torch.int32 for x in (q_ranges, k_ranges, attn_type_map))
-    times = torch.zeros(len(q), dtype=torch.int64)
-    for first, last in q_ranges.tolist():
-        times[first:last] += 1
-    assert disable_fwd_atomic_reduction == bool(times.max() <= 1)
+    for ranges, apart in ((q_ranges, disable_fwd_atomic_reduction), (k_ranges, disable_bwd_dkv_atomic_reduction)):
+        slices_of_token = torch.zeros(len(q), dtype=torch.int64)
+        for first, last in ranges.tolist():
+            slices_of_token[first:last] += 1
+        assert apart == bool(slices_of_token.max() <= 1)
+    assert not disable_bwd_dkv_atomic_reduction or k_ranges.flatten().tolist() == sorted(k_ranges.flatten().tolist())
     shown = visible_in((q_ranges, k_ranges, attn_type_map), len(q))
     assert shown.max() <= 1, "a pair counts twice"
     out = torch.nn.functional.scaled_dot_product_attention(
@@ -124,19 +127,24 @@ def test_slices_show_what_rows_do(seed):
     rows = bounds.cummax(0).values.T.contiguous().int()
     keys = torch.arange(tokens)
     begin, end, second_begin, second_end = (x[:, None] for x in rows.unbind(1))
-    *slices, overlap = slices_of(rows)
-    shown = visible_in(slices, tokens)
+    shown = visible_in(slices_of(rows), tokens)
     assert torch.equal(shown, (((begin <= keys) & (keys < end)) | ((second_begin <= keys) & (keys < second_end))).long())
-    assert overlap == bool(((begin < end) & (end < second_begin) & (second_begin < second_end)).any())
 
 
 def test_slices_of_plain_masks_are_one():
     p = Problem("cpu", 300, 4, 2, 64)
     for name, kind in (("full", 0), ("causal", 1)):
-        queries, keys, types, overlap = slices_of(p.intervals(name).rows[0])
-        assert (queries.tolist(), keys.tolist(), types.tolist(), overlap) == ([[0, 300]], [[0, 300]], [kind], False)
+        queries, keys, types = slices_of(p.intervals(name).rows[0])
+        assert (queries.tolist(), keys.tolist(), types.tolist()) == ([[0, 300]], [[0, 300]], [kind])
     assert len(slices_of(p.intervals("causal_documents").rows[0])[2]) == len(p.documents.starts[0].unique())
     assert len(slices_of(p.intervals("prefix_causal").rows[0])[2]) == 2
+
+
+@pytest.mark.parametrize("ranges, apart", [
+    ([[0, 4]], True), ([[0, 4], [4, 6]], True), ([[0, 4], [3, 6]], False), ([[4, 6], [0, 4]], False),
+    ([[0, 9], [2, 3], [4, 6]], False), ([[0, 9], [9, 10], [5, 6]], False)])
+def test_ranges_that_are_apart(ranges, apart):
+    assert are_apart(torch.tensor(ranges)) == apart
 
 
 def test_which_masks(installed):

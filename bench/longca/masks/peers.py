@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from choices import TILE
 from ringleader.kernels import sparse_attention, tiles_from_mask
 from ringleader.kernels.masks import NAMES
-from slices import slices_of
+from slices import are_apart, slices_of
 
 try:
     from torch.nn.attention.varlen import varlen_attn
@@ -134,11 +134,18 @@ def _flash(kernel, name, p):
 def _magi_attention(name, p):
     """Flex-flash-attention, by as many of its documented shortcuts as the mask allows."""
     attend_slices = importlib.import_module("magi_attention.functional").flex_flash_attn_func
-    (queries, keys, types, overlap), seconds = _timed(lambda: slices_of(p.intervals(name).rows[0]), p.device)
+
+    def plan():
+        queries, keys, types = slices_of(p.intervals(name).rows[0])
+        return queries, keys, types, are_apart(queries[queries[:, 0].argsort()]), are_apart(keys)
+
+    (queries, keys, types, are_queries_apart, are_keys_apart), seconds = _timed(plan, p.device)
 
     def attend(q, k, v):
-        out, _ = attend_slices(*(x[0].transpose(0, 1) for x in (q, k, v)), queries, keys, types,
-                               disable_fwd_atomic_reduction=not overlap, cat_gqa=q.shape[1] > k.shape[1])
+        has_groups = q.shape[1] > k.shape[1]
+        out, _ = attend_slices(*(x[0].transpose(0, 1) for x in (q, k, v)), queries, keys, types, cat_gqa=has_groups,
+                               disable_fwd_atomic_reduction=are_queries_apart,
+                               disable_bwd_dkv_atomic_reduction=are_keys_apart and has_groups)
         return out.transpose(0, 1)[None]
     return attend, seconds
 

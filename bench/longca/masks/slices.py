@@ -27,18 +27,20 @@ def _runs_of(begins, ends):
 
 def slices_of(rows):
     """The slices of KeyIntervals' `rows` [tokens, 4] (int32): (queries [slices, 2], keys [slices, 2], types [slices]), int32 on
-    the rows' device, ranges [begin, end); and whether a query is in two of them."""
+    the rows' device, ranges [begin, end)."""
     begins, ends, second_begins, second_ends = rows.cpu().unbind(1)
     meet = ends == second_begins
     ends, second_ends = torch.where(meet, second_ends, ends), torch.where(meet, second_begins, second_ends)
     queries, keys, types = [], [], []
-    slices_of_query = torch.zeros(len(rows), dtype=torch.int32)
     for begins, ends in ((begins, ends), (second_begins, second_ends)):
         for first, last, kind in _runs_of(begins, ends):
             if begins[first] < ends[first]:
                 queries.append((first, last + 1))
                 keys.append((begins[first].item(), ends[last].item()))
                 types.append(kind)
-                slices_of_query[first:last + 1] += 1
-    made = (torch.tensor(found, dtype=torch.int32, device=rows.device) for found in (queries, keys, types))
-    return *made, bool((slices_of_query > 1).any())
+    return tuple(torch.tensor(found, dtype=torch.int32, device=rows.device) for found in (queries, keys, types))
+
+
+def are_apart(ranges):
+    """Whether none of the ranges [slices, 2] begins before all that stand before it have ended."""
+    return bool((ranges[1:, 0] >= ranges[:-1, 1].cummax(0).values).all())
