@@ -17,7 +17,7 @@
 #                 on two GPUs. Their speed says nothing
 #   --dry-run     print the commands alone
 #
-# Run it from a bundle (deploy/bundle.sh --only '^(comm_nccl_test|attention_cuda_test|trainer_cuda_test|training_bench|longca_gpu_bench)$' FOLDER)
+# Run it from a bundle (deploy/bundle.sh --only '^(comm_nccl_test|attention_cuda_test|trainer_cuda_test|training_bench)$' FOLDER)
 # or a build folder. The parts, and what they leave in DIR:
 #   quickstart  deploy/quickstart.sh --gpu: a job of 131,072 tokens a GPU through the whole service; needs 80 GB of disk
 #   tests    comm_nccl_test, attention_cuda_test's ring over NCCL, trainer_cuda_test
@@ -142,7 +142,7 @@ run_peer() {
     --steps "$steps" --commit "$commit" --output "$results/compare_peer.json"
 }
 run_schemes() {
-  try schemes 900 "$bin/longca_gpu_bench" --folder "$results" --ranks $((share ? 2 * gpus : gpus)) --tokens 32768 --repetitions 3
+  try schemes 900 "$bin/ringleader-bench" --engine cuda --folder "$results" --ranks $((share ? 2 * gpus : gpus)) --tokens 32768 --repetitions 3
 }
 run_longest() {
   bench longest 1200 --gpus "$gpus" --mode sparse --tokens $((262144 * gpus)) --timeout 1100

@@ -74,7 +74,9 @@ constexpr Example kExamples[] = {
      "    --separator 151643 --tokenizer qwen2 --output tokens\n"
      "  ringctl data pack --input pairs --prefix-end 10 --output tokens\n"},
     {"bench", "  ringctl bench attention --tokens 4096 16384 --folder figures\n"},
-    {"bench attention", "  ringctl bench attention --ranks 4 --densities 5 10 --folder figures\n"},
+    {"bench attention",
+     "  ringctl bench attention --ranks 4 --densities 5 10 --folder figures\n"
+     "  ringctl bench attention --engine cuda --masks causal causal_documents\n"},
     {"completion",
      "  source <(ringctl completion bash)\n"
      "  ringctl completion zsh > \"${fpath[1]}/_ringctl\"\n"},

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <numeric>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -133,8 +135,10 @@ int AddCells(std::vector<Cell> more, int heads, int head_dim, std::vector<Cell>*
   return wrong;
 }
 
-bool WriteTable(const std::string& folder, const std::string& name, std::span<const Cell> cells,
-                int heads, int head_dim) {
+absl::Status WriteTable(const std::string& folder, const std::string& name,
+                        std::span<const Cell> cells, int heads, int head_dim) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
   std::ofstream csv(absl::StrCat(folder, "/", name, ".csv"));
   csv << "mask,choice,scheme,direction,tokens,ranks,note,max_ms,max_p20_ms,max_p80_ms,mean_ms,"
          "mean_p20_ms,mean_p80_ms,plan_ms,with_plan_ms,gflops,share,mib_moved,mib_whole,imbalance,"
@@ -142,7 +146,8 @@ bool WriteTable(const std::string& folder, const std::string& name, std::span<co
   for (const Cell& cell : cells) csv << Row(cell, heads, head_dim);
   std::ofstream svg(absl::StrCat(folder, "/", name, ".svg"));
   svg << Picture(cells, heads, head_dim);
-  return csv.flush().good() && svg.flush().good();
+  if (csv.flush().good() && svg.flush().good()) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrCat("cannot write into ", folder, "; give --folder"));
 }
 
 }  // namespace ringleader::bench

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+
 namespace ringleader::bench {
 
 // How the repetitions of a cell spread.
@@ -48,8 +50,9 @@ void SetTimes(std::span<const std::vector<double>> by_rank, Cell* cell);
 // Prints `more`, appends them, and returns how many of them are wrong or failed.
 int AddCells(std::vector<Cell> more, int heads, int head_dim, std::vector<Cell>* cells);
 
-// Writes NAME.csv and NAME.svg, a bar of each cell's gflops, into `folder`; false where it cannot.
-bool WriteTable(const std::string& folder, const std::string& name, std::span<const Cell> cells,
-                int heads, int head_dim);
+// Writes NAME.csv and NAME.svg, a bar of each cell's gflops, into `folder`, which it makes where
+// there is none. PERMISSION_DENIED where it cannot.
+absl::Status WriteTable(const std::string& folder, const std::string& name,
+                        std::span<const Cell> cells, int heads, int head_dim);
 
 }  // namespace ringleader::bench

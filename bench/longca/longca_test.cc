@@ -205,7 +205,10 @@ TEST(WriteTableTest, HoldsEveryCellAndWhatWasNotMeasured) {
                      .note = "out of memory"});
   }
   cells.push_back({.mask = "full", .choice = "all", .scheme = "one rank", .direction = "forward"});
-  ASSERT_TRUE(WriteTable(folder.path().string(), "cells", cells, kHeads, kHeadDim));
+  const auto write = [&](const std::string& path) {
+    return WriteTable(path, "cells", cells, kHeads, kHeadDim);
+  };
+  ASSERT_EQ(write(folder.path().string()), absl::OkStatus());
   const std::string csv = ReadFile(folder.File("cells.csv")).value();
   EXPECT_THAT(csv, HasSubstr("global_sliding,all,flat contiguous with helpers,backward,256,2,"
                              "unsupported,"));
@@ -216,7 +219,10 @@ TEST(WriteTableTest, HoldsEveryCellAndWhatWasNotMeasured) {
   }
   EXPECT_EQ(columns.size(), 1u) << csv;
   EXPECT_THAT(ReadFile(folder.File("cells.svg")).value(), HasSubstr("unsupported"));
-  EXPECT_FALSE(WriteTable(folder.File("nowhere"), "cells", cells, kHeads, kHeadDim));
+  EXPECT_EQ(write(folder.File("made")), absl::OkStatus());
+  const std::string file = folder.File("cells.csv");
+  EXPECT_EQ(write(file), absl::PermissionDeniedError(
+                             absl::StrCat("cannot write into ", file, "; give --folder")));
 }
 
 }  // namespace

@@ -1,15 +1,18 @@
-// ringleader-bench: every mask x kernels, choices and schemes x directions x lengths on the CPU
-// ranks of this machine, each cell checked against fp64 by the mask's definition
+// ringleader-bench: every mask x kernels, choices and schemes x directions x lengths on the ranks
+// of this machine, CPUs or GPUs, each cell checked against fp64 by the mask's definition
 // (docs/attention.md), caches flushed before each run. `ringctl bench attention` starts it. Times
-// of several ranks are of threads that share the cores.
+// of several CPU ranks are of threads that share the cores.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
-#include <filesystem>
 #include <string>
-#include <system_error>
 #include <vector>
 
+#include "absl/status/statusor.h"
+#include "base/status_macros.h"
+#include "bench/longca/bench_options.h"
 #include "bench/longca/cell.h"
+#include "bench/longca/gpu/gpu_schemes.h"
 #include "bench/longca/kernel_cells.h"
 #include "bench/longca/problem.h"
 #include "bench/longca/ring_cells.h"
@@ -21,33 +24,28 @@ namespace {
 constexpr int64_t kLongestDense = 131072;
 constexpr double kFew = 0.2;
 
-struct Options {
-  std::string folder = ".";
-  std::vector<int64_t> tokens = {4096};
-  std::vector<double> densities = {5, 20, 50};  // percent
-  std::vector<int> ranks = {2, 4};
-  int threads = 1;
-  int repetitions = 5;
-};
-
-int Run(const Options& options) {
+absl::StatusOr<int> RunOnCpus(const BenchOptions& options) {
   std::vector<Choice> choices = {{}};
   for (const double percent : options.densities) {
     choices.push_back({Choice::Kind::kUniform, percent / 100});
     choices.push_back({Choice::Kind::kLearned, percent / 100});
   }
   std::vector<Cell> kernel_cells, ring_cells;
+  const auto write = [&]() -> absl::Status {
+    RETURN_IF_ERROR(WriteTable(options.folder, "longca_kernels", kernel_cells, kHeads, kHeadDim));
+    return WriteTable(options.folder, "longca_rings", ring_cells, kHeads, kHeadDim);
+  };
+  RETURN_IF_ERROR(write());  // what cannot be is said before hours of measuring
   int wrong = 0;
   for (const int64_t tokens : options.tokens) {
-    for (int kind = 0; kind < kernels::kMaskKinds; ++kind) {
-      const auto mask = static_cast<kernels::MaskKind>(kind);
+    for (const kernels::MaskKind mask : options.masks) {
       for (const Choice& choice : choices) {
         if (tokens > kLongestDense && choice.density > kFew) continue;
         wrong += AddCells(KernelCells(mask, choice, tokens, options.threads, options.repetitions),
                           kHeads, kHeadDim, &kernel_cells);
       }
-      if (tokens > kLongestDense) continue;
       for (const int ranks : options.ranks) {
+        if (tokens > kLongestDense) break;
         const int64_t multiple = int64_t{2} * ranks * kTile;
         for (const Scheme& scheme : SchemesOn(ranks)) {
           wrong += AddCells(RingCells(mask, scheme, (tokens + multiple - 1) / multiple * multiple,
@@ -55,46 +53,82 @@ int Run(const Options& options) {
                             kHeads, kHeadDim, &ring_cells);
         }
       }
+      RETURN_IF_ERROR(write());
     }
-  }
-  std::error_code error;
-  std::filesystem::create_directories(options.folder, error);
-  if (!WriteTable(options.folder, "longca_kernels", kernel_cells, kHeads, kHeadDim) ||
-      !WriteTable(options.folder, "longca_rings", ring_cells, kHeads, kHeadDim)) {
-    std::fprintf(stderr, "ringleader-bench: cannot write into %s; give --folder\n",
-                 options.folder.c_str());
-    return 1;
   }
   std::printf(
       "%zu cells, %d of them wrong; in %s: longca_kernels and longca_rings, .csv and .svg\n",
       kernel_cells.size() + ring_cells.size(), wrong, options.folder.c_str());
-  return wrong == 0 ? 0 : 1;
+  return wrong;
+}
+
+std::vector<std::string> MaskNames() {
+  std::vector<std::string> names;
+  names.reserve(kernels::kMaskKinds);
+  for (int kind = 0; kind < kernels::kMaskKinds; ++kind) {
+    names.emplace_back(MaskName(static_cast<kernels::MaskKind>(kind)));
+  }
+  return names;
+}
+
+int Main(int argc, char** argv) {
+  BenchOptions options;
+  std::string engine = "cpu";
+  CLI::App app("masks x kernels, choices and schemes x directions x lengths", "ringleader-bench");
+  app.add_option("--engine", engine,
+                 "cpu: kernels and schemes on CPU ranks. cuda: schemes on this machine's GPUs, of "
+                 "which more ranks than there are share one")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  app.add_option("--folder", options.folder, "gets the tables and pictures")->capture_default_str();
+  app.add_option("--tokens", options.tokens,
+                 "lengths; on CPUs, of those beyond 131072, choices of at most 20 % on one rank "
+                 "alone (default: 4096, on GPUs 32768)")
+      ->check(CLI::Range(int64_t{64}, int64_t{1048576}));
+  const std::vector<std::string> known = MaskNames();
+  std::vector<std::string> masks;
+  app.add_option("--masks", masks, "masks; all where none is named")->check(CLI::IsMember(known));
+  const CLI::Option* const densities =
+      app.add_option("--densities", options.densities,
+                     "of choices of tiles, percent; on CPUs (default: 5 20 50)")
+          ->check(CLI::Range(1.0, 100.0));
+  app.add_option("--ranks", options.ranks,
+                 "ranks that share a sequence (default: 2 4, on GPUs 1 2 4)")
+      ->check(CLI::Range(1, 16));
+  const CLI::Option* const threads =
+      app.add_option("--threads", options.threads, "of the kernels' cells, on CPUs (default: 1)")
+          ->check(CLI::Range(1, 256));
+  const CLI::Option* const repetitions =
+      app.add_option("--repetitions", options.repetitions,
+                     "of which medians and quantiles are (default: 5, on GPUs 9)")
+          ->check(CLI::Range(1, 1000));
+  app.callback([&] {
+    for (const CLI::Option* option : {densities, threads}) {
+      if (engine == "cuda" && option->count() > 0) {
+        throw CLI::ValidationError(option->get_name(), "goes with --engine cpu alone");
+      }
+    }
+  });
+  CLI11_PARSE(app, argc, argv);
+  const bool on_gpus = engine == "cuda";
+  if (options.tokens.empty()) options.tokens = {on_gpus ? 32768 : 4096};
+  if (options.densities.empty()) options.densities = {5, 20, 50};
+  if (options.ranks.empty()) options.ranks = on_gpus ? std::vector{1, 2, 4} : std::vector{2, 4};
+  if (repetitions->count() == 0) options.repetitions = on_gpus ? 9 : 5;
+  for (const std::string& name : masks.empty() ? known : masks) {
+    options.masks.push_back(
+        static_cast<kernels::MaskKind>(std::ranges::find(known, name) - known.begin()));
+  }
+  const absl::StatusOr<int> wrong = on_gpus ? RunGpuSchemes(options) : RunOnCpus(options);
+  if (!wrong.ok()) {
+    std::fprintf(stderr, "ringleader-bench: %s\n", std::string(wrong.status().message()).c_str());
+  }
+  return wrong.ok() && *wrong == 0 ? 0 : 1;
 }
 
 }  // namespace
 }  // namespace ringleader::bench
 
 int main(int argc, char** argv) {
-  ringleader::bench::Options options;
-  CLI::App app("masks x kernels, choices and schemes x directions x lengths on CPU ranks",
-               "ringleader-bench");
-  app.add_option("--folder", options.folder, "gets the tables and pictures")->capture_default_str();
-  app.add_option("--tokens", options.tokens,
-                 "lengths; of those beyond 131072 choices of at most 20 % on one rank alone")
-      ->check(CLI::Range(int64_t{64}, int64_t{524288}))
-      ->capture_default_str();
-  app.add_option("--densities", options.densities, "of choices of tiles, percent")
-      ->check(CLI::Range(1.0, 100.0))
-      ->capture_default_str();
-  app.add_option("--ranks", options.ranks, "ranks that share a sequence")
-      ->check(CLI::Range(1, 16))
-      ->capture_default_str();
-  app.add_option("--threads", options.threads, "of the kernels' cells")
-      ->check(CLI::Range(1, 256))
-      ->capture_default_str();
-  app.add_option("--repetitions", options.repetitions, "of which medians and quantiles are")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
-  return ringleader::bench::Run(options);
+  return ringleader::bench::Main(argc, argv);
 }

@@ -37,9 +37,9 @@ absl::StatusOr<int> Become(std::string program, std::vector<std::string> argumen
 void AddBenchCommand(CLI::App& app, Context* context) {
   CLI::App* bench = app.add_subcommand("bench", "measure this machine");
   bench->require_subcommand(1);
-  CLI::App* attention = bench->add_subcommand(
-      "attention",
-      "masks x kernels, choices and schemes, each cell checked (--help: what it takes)");
+  CLI::App* attention = bench->add_subcommand("attention",
+                                              "masks x kernels, choices and schemes on CPUs or "
+                                              "GPUs, each cell checked (--help: what it takes)");
   auto program = std::make_shared<std::string>();
   attention->add_option("--program", *program,
                         "path of ringleader-bench; the one beside ringctl unless set");

@@ -57,14 +57,14 @@ def bars_of(picture):
                                              (("--tokens-per-gpu", "1024 2048"), ["4096", "8192"]),
                                              ((), ["32768", "131072"])])
 def test_lengths_of_run(tmp_path, lengths, tokens):
-    for name in ("longca_gpu_bench", "python3"):
+    for name in ("ringleader-bench", "python3"):
         (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@"\n')
         (tmp_path / name).chmod(0o755)
     done = subprocess.run([LONGCA / "rings" / "run.sh", "--gpus", "4", "--bin", tmp_path, "--folder", tmp_path, *lengths],
                           capture_output=True, text=True, timeout=60, check=True,
                           env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
     calls = [line.split() for line in done.stdout.splitlines() if "--tokens" in line]
-    assert [call[0] for call in calls] == ["longca_gpu_bench", "python3"]
+    assert [call[0] for call in calls] == ["ringleader-bench", "python3"]
     for call in calls:
         first = call.index("--tokens") + 1
         assert list(itertools.takewhile(str.isdigit, call[first:])) == tokens

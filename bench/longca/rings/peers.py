@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""PyTorch's ring attention under torchrun, in the cells of longca_gpu_bench: what context_parallel runs for
+"""PyTorch's ring attention under torchrun, in the cells of ringleader-bench: what context_parallel runs for
 F.scaled_dot_product_attention, forward and backward, with keys and values that are gathered or sent round.
 
     torchrun --nproc-per-node 2 bench/longca/rings/peers.py --tokens 32768 131072 --csv FILE
 
-bench/longca/rings/run.sh runs it beside longca_gpu_bench. Each back end is checked in small against fp64. `--device cpu`
+bench/longca/rings/run.sh runs it beside ringleader-bench. Each back end is checked in small against fp64. `--device cpu`
 tries it on CPU ranks, in float32 and without heads that share keys; its times are for GPUs alone.
 """
 
@@ -87,7 +87,7 @@ def expected(q, k, v, d_out, is_causal):
 
 
 def beside(cells, path):
-    """Lines: each of our schemes' fastest cells in the table of longca_gpu_bench, and the peer's fastest of the same mask,
+    """Lines: each of our schemes' fastest cells in the table of ringleader-bench, and the peer's fastest of the same mask,
     direction, length and number of ranks."""
     speed = lambda cell: float(cell["gflops"])
     is_run = lambda cell: not cell.get("note") and cell["choice"] == "all"

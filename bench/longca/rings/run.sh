@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Our schemes beside PyTorch's ring attention on the GPUs of this machine, in one go: longca_gpu_bench, then
+# Our schemes beside PyTorch's ring attention on the GPUs of this machine, in one go: ringleader-bench, then
 # bench/longca/rings/peers.py under torchrun, in the same shape and cells, and what the fastest of each reach.
 #
 #   bench/longca/rings/run.sh [--gpus 2] [--tokens "32768 131072" | --tokens-per-gpu "8192 16384"] [--repetitions 5]
@@ -32,14 +32,15 @@ done
 [[ ! $tokens || ! $per_gpu ]] || { echo "rings: --tokens and --tokens-per-gpu are both given" >&2; exit 2; }
 for each in $per_gpu; do tokens+="$((each * gpus)) "; done
 tokens=${tokens:-32768 131072}
-[[ -x $bin/longca_gpu_bench ]] || { echo "rings: no longca_gpu_bench in $bin; --bin names the folder" >&2; exit 2; }
+[[ -x $bin/ringleader-bench ]] || { echo "rings: no ringleader-bench in $bin; --bin names the folder" >&2; exit 2; }
 # shellcheck source=deploy/gpu_libraries.sh
 source "$root/deploy/gpu_libraries.sh"
 if [[ -f $root/CMakeLists.txt ]]; then use_gpu_libraries; else use_gpu_libraries "$root"; fi
 
 mkdir -p "$folder"
 # shellcheck disable=SC2086
-"$bin/longca_gpu_bench" --folder "$folder" --ranks "$gpus" --tokens $tokens --masks full causal --repetitions "$repetitions"
+"$bin/ringleader-bench" --engine cuda --folder "$folder" --ranks "$gpus" --tokens $tokens --masks full causal \
+  --repetitions "$repetitions"
 # The libraries that our programs were pointed to are not the peer's.
 # shellcheck disable=SC2086
 env -u LD_LIBRARY_PATH python3 -m torch.distributed.run --nproc-per-node "$gpus" "$root/bench/longca/rings/peers.py" \

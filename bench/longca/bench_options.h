@@ -1,0 +1,22 @@
+// What ringleader-bench is asked for.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/masks/masks.h"
+
+namespace ringleader::bench {
+
+struct BenchOptions {
+  std::string folder = ".";
+  std::vector<int64_t> tokens;
+  std::vector<double> densities;  // percent
+  std::vector<int> ranks;
+  std::vector<kernels::MaskKind> masks;
+  int threads = 1;
+  int repetitions = 1;
+};
+
+}  // namespace ringleader::bench

@@ -1,0 +1,47 @@
+#include "bench/longca/gpu/gpu_schemes.h"
+
+#include <cstdio>
+#include <vector>
+
+#include "base/status_macros.h"
+#include "bench/longca/cell.h"
+#include "bench/longca/gpu/gpu_ring_cells.h"
+#include "kernels/ops/cuda_call.h"
+#include "kernels/sm90/hopper.h"
+
+namespace ringleader::bench {
+
+absl::StatusOr<int> RunGpuSchemes(const BenchOptions& options) {
+  RETURN_IF_ERROR(kernels::ops::LoadTorchCuda());
+  RETURN_IF_ERROR(kernels::sm90::CheckHopper());
+  int gpus = 0;
+  if (cudaGetDeviceCount(&gpus) != cudaSuccess) gpus = 0;
+  GpuRingCells bench(gpus);
+  std::vector<Cell> cells;
+  const auto write = [&] {
+    return WriteTable(options.folder, "longca_gpu_rings", cells, kGpuHeads, kGpuHeadDim);
+  };
+  RETURN_IF_ERROR(write());  // what cannot be is said at once
+  int wrong = 0;
+  for (const int64_t tokens : options.tokens) {
+    for (const kernels::MaskKind mask : options.masks) {
+      for (const int ranks : options.ranks) {
+        const int64_t multiple = int64_t{2} * ranks * 128;
+        for (const Scheme& scheme : SchemesOn(ranks)) {
+          if (scheme.has_helpers) continue;  // on CPUs alone
+          wrong +=
+              AddCells(bench.Measure(mask, scheme, (tokens + multiple - 1) / multiple * multiple,
+                                     options.repetitions),
+                       kGpuHeads, kGpuHeadDim, &cells);
+        }
+      }
+      // As it grows: a run over all masks of long sequences takes many minutes.
+      RETURN_IF_ERROR(write());
+    }
+  }
+  std::printf("%zu cells, %d of them wrong, on %d GPUs; in %s: longca_gpu_rings, .csv and .svg\n",
+              cells.size(), wrong, gpus, options.folder.c_str());
+  return wrong;
+}
+
+}  // namespace ringleader::bench

@@ -1,0 +1,14 @@
+// Masks x schemes x directions x lengths on the GPUs of this machine.
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "bench/longca/bench_options.h"
+
+namespace ringleader::bench {
+
+// Writes longca_gpu_rings, .csv and .svg, into options.folder as cells are measured, each checked
+// against fp64 in small (gpu_ring_cells.h); returns how many are wrong. FAILED_PRECONDITION
+// without a Hopper, LibTorch's CUDA libraries, or kernels for GPUs in this build.
+absl::StatusOr<int> RunGpuSchemes(const BenchOptions& options);
+
+}  // namespace ringleader::bench

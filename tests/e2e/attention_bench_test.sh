@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# `ringctl bench attention` in small: tables of kernels and schemes on CPUs, and errors for what cannot run.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/../.." && pwd)
+bin=${RINGLEADER_BUILD:-$root/build}/bin
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+fail() { echo "FAILED: $*" >&2; tail -n 20 "$work"/*.log >&2 || true; exit 1; }
+bench() { "$bin/ringctl" bench attention "$@" >"$work/bench.log" 2>&1; }
+
+bench --folder "$work/tables" --tokens 128 --ranks 2 --repetitions 1 --densities 50 --masks causal causal_documents || fail "exit code $?"
+python3 - "$work/tables" <<'END' || fail "see above"
+import csv, sys
+
+rows = {name: list(csv.DictReader(open(f"{sys.argv[1]}/longca_{name}.csv"))) for name in ("kernels", "rings")}
+for name, schemes in (("kernels", {"one rank"}), ("rings", {"flat striped", "ulysses", "flat contiguous with helpers"})):
+    assert {row["mask"] for row in rows[name]} == {"causal", "causal_documents"}, rows[name]
+    assert {row["direction"] for row in rows[name]} == {"forward", "backward"}, rows[name]
+    assert schemes <= {row["scheme"] for row in rows[name]}, rows[name]
+    for row in rows[name]:
+        assert row["note"] == "" and float(row["error"]) < 1e-4 and float(row["max_ms"]) > 0, row
+        assert float(row["mib_moved"]) <= float(row["mib_whole"]), row
+assert {row["choice"] for row in rows["kernels"]} == {"all", "uniform 50 %", "learned 50 %"}, rows["kernels"]
+END
+[[ -s $work/tables/longca_kernels.svg && -s $work/tables/longca_rings.svg ]] || fail "no pictures"
+
+refused() {  # what the error says, then arguments
+  local says=$1
+  shift
+  if bench "$@"; then fail "took $*"; fi
+  grep -qF -- "$says" "$work/bench.log" || fail "of $* it does not say '$says'"
+}
+refused "--threads: goes with --engine cpu alone" --engine cuda --threads 2
+refused "--densities: goes with --engine cpu alone" --engine cuda --densities 5
+refused "none not in" --masks none
+touch "$work/file"
+refused "cannot write into $work/file; give --folder" --folder "$work/file"
+nvidia-smi -L >/dev/null 2>&1 || refused "ringleader-bench: " --engine cuda --folder "$work/tables"
+echo PASSED
