@@ -37,16 +37,27 @@ std::vector<char> Draw(const Choice& choice, int64_t tiles) {
   const auto hits = [&](double share) {
     return static_cast<double>(random() >> 11) * 0x1p-53 < share;
   };
+  std::vector<int64_t> block_of;  // a tile's
+  for (int64_t block = 0; std::ssize(block_of) < tiles; ++block) {
+    const bool is_variable = choice.kind == Choice::Kind::kVariable;
+    block_of.insert(block_of.end(), is_variable ? 1 + random() % kLongestBlock : 1, block);
+  }
+  const int64_t blocks = block_of.back() + 1;
   std::vector<char> visits(kHeads * tiles * tiles);
   for (int head = 0; head < kHeads; ++head) {
-    std::vector<char> is_heavy(tiles);
-    const double near = 4.0 / static_cast<double>(tiles);  // what sink and neighbours take of a row
-    for (char& heavy : is_heavy) heavy = hits(std::max(0.0, choice.density - near));
+    std::vector<char> is_heavy(blocks), is_drawn(blocks * blocks);
+    if (choice.kind == Choice::Kind::kLearned) {
+      const double near = 4.0 / static_cast<double>(tiles);  // of a row: sink and neighbours
+      for (char& heavy : is_heavy) heavy = hits(std::max(0.0, choice.density - near));
+    } else {
+      for (char& drawn : is_drawn) drawn = hits(choice.density);
+    }
     for (int64_t a = 0; a < tiles; ++a) {
       for (int64_t b = 0; b < tiles; ++b) {
         const bool is_learned = b == 0 || std::abs(a - b) <= 1 || is_heavy[b] != 0;
-        const bool is_kept =
-            a == b || (choice.kind == Choice::Kind::kLearned ? is_learned : hits(choice.density));
+        const bool is_kept = choice.kind == Choice::Kind::kLearned
+                                 ? is_learned
+                                 : a == b || is_drawn[block_of[a] * blocks + block_of[b]] != 0;
         visits[(head * tiles + a) * tiles + b] = static_cast<char>(is_kept);
       }
     }
@@ -218,6 +229,8 @@ std::string Choice::name() const {
       return "all";
     case Kind::kUniform:
       return absl::StrFormat("uniform %g %%", 100 * density);
+    case Kind::kVariable:
+      return absl::StrFormat("variable %g %%", 100 * density);
     case Kind::kLearned:
       return absl::StrFormat("learned %g %%", 100 * density);
   }

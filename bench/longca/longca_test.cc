@@ -49,7 +49,8 @@ TEST(CellTest, TheSlowestRankAndTheMeanAreOfEachRepetition) {
 TEST(KernelCellsTest, EveryMaskIsRightAloneAndWithLists) {
   for (int kind = 0; kind < kernels::kMaskKinds; ++kind) {
     for (const Choice& choice :
-         {Choice{}, Choice{Choice::Kind::kUniform, 0.3}, Choice{Choice::Kind::kLearned, 0.3}}) {
+         {Choice{}, Choice{Choice::Kind::kUniform, 0.3}, Choice{Choice::Kind::kVariable, 0.3},
+          Choice{Choice::Kind::kLearned, 0.3}}) {
       const auto cells = KernelCells(static_cast<MaskKind>(kind), choice, 320, 1, 2);
       ASSERT_EQ(cells.size(), 2u);
       for (const Cell& cell : cells) {

@@ -27,8 +27,10 @@ constexpr double kFew = 0.2;
 absl::StatusOr<int> RunOnCpus(const BenchOptions& options) {
   std::vector<Choice> choices = {{}};
   for (const double percent : options.densities) {
-    choices.push_back({Choice::Kind::kUniform, percent / 100});
-    choices.push_back({Choice::Kind::kLearned, percent / 100});
+    for (const auto kind :
+         {Choice::Kind::kUniform, Choice::Kind::kVariable, Choice::Kind::kLearned}) {
+      choices.push_back({kind, percent / 100});
+    }
   }
   std::vector<Cell> kernel_cells, ring_cells;
   const auto write = [&]() -> absl::Status {

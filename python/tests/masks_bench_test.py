@@ -21,7 +21,7 @@ sys.path.append(str(FOLDER))
 
 import lengths  # noqa: E402
 import main  # noqa: E402
-from choices import choices_of  # noqa: E402
+from choices import LONGEST, choices_of  # noqa: E402
 from main import CutOff, run_cells  # noqa: E402
 from peers import attention_of  # noqa: E402
 from tables import NOT_RUN, WRONG, Table, figures  # noqa: E402
@@ -46,12 +46,13 @@ def options_of(*masks, tokens=256):
 
 
 def test_cells(tmp_path):
-    bench = started(tmp_path, "--tokens", "256", "--masks", "full", "causal_documents", "--choices", "all", "uniform:12.5", "50",
+    bench = started(tmp_path, "--tokens", "256", "--masks", "full", "causal_documents", "--choices", "all", "uniform:12.5", "variable:20",
+                    "50",
                     "--kernels", "ringleader", "cudnn", "flex", "--seconds", "0")
     _, errors = bench.communicate(timeout=300)
     assert bench.returncode == 0, errors
     rows = rows_in(tmp_path)
-    choices = ("all", "uniform 12.5 %", "uniform 50 %", "learned 50 %")
+    choices = ("all", "uniform 12.5 %", "variable 20 %", "uniform 50 %", "learned 50 %")
     assert [(row["mask"], row["choice"], row["kernel"], row["direction"]) for row in rows] == list(itertools.product(
         ("full", "causal_documents"), choices, ("ringleader", "cudnn", "flex"), ("forward", "backward")))
     for row in rows:
@@ -197,6 +198,19 @@ def test_a_histogram_that_is_none(tmp_path, text, says):
     (tmp_path / "file.json").write_text(text)
     with pytest.raises(SystemExit, match=f"file.json.* {says}"):
         lengths.of_histogram(tmp_path / "file.json")
+
+
+def test_blocks_of_different_sizes():
+    (choice,) = choices_of("variable:25")
+    assert choice.name == "variable 25 %"
+    kept = choice.draw(128 * 200, 8, "cpu") & ~torch.eye(200, dtype=torch.bool)
+    # Where neighbouring rows differ in any head a block ends, but for what the diagonal adds to them.
+    far = torch.ones(200, 200, dtype=torch.bool).triu(20) | torch.ones(200, 200, dtype=torch.bool).tril(-20)
+    ends = [row + 1 for row in range(199) if ((kept[:, row] != kept[:, row + 1]) & far[row] & far[row + 1]).any()]
+    sizes = [end - begin for begin, end in zip([0, *ends], [*ends, 200])]
+    assert max(sizes) <= LONGEST and len(set(sizes)) > 3
+    assert 0.2 < kept.float().mean() < 0.3
+    assert torch.equal(choice.draw(128 * 200, 8, "cpu") & ~torch.eye(200, dtype=torch.bool), kept)
 
 
 @pytest.mark.parametrize("text", ["5:uniform", "even:5", "0", "120", "some"])

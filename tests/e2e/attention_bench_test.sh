@@ -21,7 +21,7 @@ for name, schemes in (("kernels", {"one rank"}), ("rings", {"flat striped", "uly
     for row in rows[name]:
         assert row["note"] == "" and float(row["error"]) < 1e-4 and float(row["max_ms"]) > 0, row
         assert float(row["mib_moved"]) <= float(row["mib_whole"]), row
-assert {row["choice"] for row in rows["kernels"]} == {"all", "uniform 50 %", "learned 50 %"}, rows["kernels"]
+assert {row["choice"] for row in rows["kernels"]} == {"all", "uniform 50 %", "variable 50 %", "learned 50 %"}, rows["kernels"]
 END
 [[ -s $work/tables/longca_kernels.svg && -s $work/tables/longca_rings.svg ]] || fail "no pictures"
 

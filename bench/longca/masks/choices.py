@@ -5,11 +5,13 @@ import random
 import torch
 
 TILE = 128
+LONGEST = 8  # tiles of a block, where their sizes differ
 
 
 class Choice:
     """kind: all; uniform: each tile by itself with probability `density`; learned: as models choose, the first tile, the
-    neighbours of the diagonal, and columns and diagonals of tiles, until `density` is reached."""
+    neighbours of the diagonal, and columns and diagonals of tiles, until `density` is reached; variable: blocks of 1 to
+    `LONGEST` tiles, each pair of them by itself with probability `density`."""
 
     def __init__(self, kind="all", density=1.0):
         self.kind, self.density = kind, density
@@ -29,6 +31,14 @@ class Choice:
             generator = torch.Generator(device).manual_seed(20251123)
             return (torch.rand(heads, tiles, tiles, device=device, generator=generator) < self.density) | (row == column)
         drawn, kept = random.Random(20251123), []
+        if self.kind == "variable":
+            sizes = []
+            while sum(sizes) < tiles:
+                sizes.append(drawn.randint(1, LONGEST))
+            block = torch.arange(len(sizes), device=device).repeat_interleave(torch.tensor(sizes, device=device))[:tiles]
+            generator = torch.Generator(device).manual_seed(20251123)
+            pairs = torch.rand(heads, len(sizes), len(sizes), device=device, generator=generator) < self.density
+            return pairs[:, block][..., block] | (row == column)
         for _ in range(heads):
             # Half of what sink and neighbours leave of a row goes to columns, half to diagonals.
             share = max(0.0, self.density - 4 / tiles) / 2
@@ -39,7 +49,8 @@ class Choice:
 
 
 def choices_of(text):
-    """all, uniform:PERCENT, learned:PERCENT, or PERCENT for both. Raises SystemExit that says so."""
+    """all, uniform:PERCENT, variable:PERCENT, learned:PERCENT, or PERCENT for the first and the last of these. Raises
+    SystemExit that says so."""
     if text == "all":
         return [Choice()]
     kind, _, percent = text.rpartition(":")
@@ -47,8 +58,9 @@ def choices_of(text):
         density = float(percent) / 100
     except ValueError:
         density = 0.0
-    if kind not in ("", "uniform", "learned") or not 0 < density <= 1:
-        raise SystemExit(f"longca: choice {text!r}; it may be all, or a percentage such as 12.5, uniform:12.5 or learned:12.5")
+    if kind not in ("", "uniform", "variable", "learned") or not 0 < density <= 1:
+        raise SystemExit(f"longca: choice {text!r}; it may be all, or a percentage such as 12.5, uniform:12.5, "
+                         "variable:12.5 or learned:12.5")
     return [Choice(one, density) for one in ((kind,) if kind else ("uniform", "learned"))]
 
 

@@ -194,8 +194,8 @@ def main():
     parser.add_argument("--figures", type=pathlib.Path, help="the file of rows, which other rows stay in")
     parser.add_argument("--tokens", type=int, nargs="+", default=[8192, 32768])
     parser.add_argument("--choices", nargs="+", default=["all", "5", "20", "50"], metavar="CHOICE",
-                        help="of tiles: all, or a percentage that is drawn evenly (uniform:5), as models choose (learned:5) or "
-                             "both (5)")
+                        help="of tiles: all, or a percentage that is drawn evenly (uniform:5), in blocks of different "
+                             "sizes (variable:5) or as models choose (learned:5); 5 is the first and the last of these")
     parser.add_argument("--masks", nargs="+", default=list(NAMES), choices=list(NAMES), metavar="MASK", help=", ".join(NAMES))
     parser.add_argument("--kernels", nargs="+", default=list(filter(is_installed, KERNELS)), choices=KERNELS,
                         help=f"{', '.join(KERNELS)}; those that are installed where none is named")
