@@ -48,14 +48,14 @@ std::vector<int64_t> Scheme::PositionsOf(int rank, int64_t tokens, int tile) con
 }
 
 std::vector<int> Scheme::RingOf(int rank) const {
-  std::vector<int> members;
-  for (int i = 0; i < ring.ranks(); ++i) members.push_back(i * head_ranks + rank % head_ranks);
+  std::vector<int> members(ring.ranks());
+  for (int i = 0; i < ring.ranks(); ++i) members[i] = i * head_ranks + rank % head_ranks;
   return members;
 }
 
 std::vector<int> Scheme::HeadsOf(int rank) const {
-  std::vector<int> members;
-  for (int i = 0; i < head_ranks; ++i) members.push_back(rank - rank % head_ranks + i);
+  std::vector<int> members(head_ranks);
+  for (int i = 0; i < head_ranks; ++i) members[i] = rank - rank % head_ranks + i;
   return members;
 }
 
