@@ -30,7 +30,7 @@ struct Cell {
   Spread slowest = {}, mean = {};
   double plan_ms = 0;    // what makes masks, lists and index, of the slowest rank
   double mib_moved = 0;  // by the rank that sends most
-  double mib_whole = 0;  // by it, if every hop carried all keys, whoever visits them
+  double mib_whole = 0;  // by the one that would send most, if every hop carried all keys
   double imbalance = 1;  // tiles of the rank that visits most, over the mean
   double peak_mib = 0;   // of the process, all ranks together
   double error = 0;  // largest of outputs' or gradients', relative, at a length that fp64 checks

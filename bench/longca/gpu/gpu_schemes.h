@@ -7,8 +7,8 @@
 namespace ringleader::bench {
 
 // Writes longca_gpu_rings, .csv and .svg, into options.folder as cells are measured, each checked
-// against fp64 in small (gpu_ring_cells.h); returns how many are wrong. FAILED_PRECONDITION
-// without a Hopper, LibTorch's CUDA libraries, or kernels for GPUs in this build.
+// against fp64 in small (gpu_ring_cells.h); returns how many are wrong. An error without a Hopper,
+// LibTorch's CUDA libraries, or kernels for GPUs in this build, and where it cannot write.
 absl::StatusOr<int> RunGpuSchemes(const BenchOptions& options);
 
 }  // namespace ringleader::bench
