@@ -73,6 +73,11 @@ void Quota::GiveBack(const std::string& client, int64_t amount) {
   if (own->second == 0) by_client_.erase(own);
 }
 
+int64_t Quota::taken() const {
+  absl::MutexLock lock(&mutex_);
+  return taken_;
+}
+
 double ByteRate::Spent(const Account& account, const Allowance& allowance, absl::Time now) {
   const double back =
       absl::ToDoubleSeconds(now - account.time) * static_cast<double>(allowance.bytes_per_second);

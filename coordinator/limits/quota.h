@@ -82,6 +82,8 @@ class Quota {
   absl::Status CheckShare(const std::string& client) ABSL_LOCKS_EXCLUDED(mutex_);
   // Of what cannot be refused any more. It counts.
   Hold TakeAnyway(const std::string& client, int64_t amount) ABSL_LOCKS_EXCLUDED(mutex_);
+  // By all together, now.
+  int64_t taken() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   absl::Status CheckShareLocked(const std::string& client) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -92,7 +94,7 @@ class Quota {
   const int64_t in_all_;
   LimitMetrics& metrics_;
 
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
   int64_t taken_ ABSL_GUARDED_BY(mutex_) = 0;
   std::unordered_map<std::string, int64_t> by_client_ ABSL_GUARDED_BY(mutex_);  // none is 0
 };

@@ -53,7 +53,9 @@ TEST_F(QuotaTest, OneClientLeavesRoomForOthers) {
                         "(--cups)"));
   EXPECT_EQ(Reached("client"), 1);
   EXPECT_EQ(Reached("all"), 1);
+  EXPECT_EQ(quota.taken(), 3);
   holds.erase(holds.begin());
+  EXPECT_EQ(quota.taken(), 2);
   EXPECT_TRUE(quota.Take("a").ok());  // given back at once
   EXPECT_TRUE(quota.Take("c").ok());
 }

@@ -9,8 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "coordinator/planner/candidates.h"
 #include "coordinator/planner/cost/memory.h"
-#include "coordinator/planner/simulate/pricer.h"
-#include "coordinator/planner/testing/planner_problems.h"
+#include "coordinator/planner/testing/priced_ring.h"
 #include "jobspec/values/attention_spec.h"
 
 namespace ringleader::planner {
@@ -64,26 +63,20 @@ TEST(HeadsPlanTest, BytesAreThePublishedVolumes) {
 // float32.
 TEST(HeadsPlanTest, RingsSendThePublishedVolumes) {
   constexpr double kTokens = 262144, kLayers = 36, kKvHeads = 2, kHeadDim = 128;
-  const model::ModelConfig model = ThreeBillion();
-  const ClusterShape cluster = Gpus(1, 8);
   for (const auto ring :
        {ParallelismSpec::FLAT, ParallelismSpec::HIERARCHICAL, ParallelismSpec::ALL_GATHER}) {
     for (const uint32_t heads : {1, 2, 4}) {
       v1::JobSpec spec = HeadsJob(8, heads, 262144);
       spec.mutable_parallelism()->set_ring(ring);
-      const CostModel costs(spec, model, cluster);
-      const auto plan = MakePlan(spec, model, cluster, costs);
-      ASSERT_TRUE(plan.ok()) << plan.status();
-      const patterns::PatternHints none;
-      Pricer pricer(spec, model, cluster, none);
-      ASSERT_TRUE(pricer.Price(*plan, costs).ok());
+      const auto sent = PriceRing(spec, Gpus(1, 8));
+      ASSERT_TRUE(sent.ok()) << sent.status();
       const double n = 8.0 / heads;
       // Of four trainers that share two KV heads each has one, as one of two has.
       const double kv_heads = std::max(1.0, kKvHeads / heads);
       const double elements = 2 * (n - 1) / n * kTokens * kv_heads * kHeadDim;
       const double batch = static_cast<double>(spec.training().global_batch());
-      EXPECT_DOUBLE_EQ(pricer.ring_bytes().whole, batch * kLayers * elements * (2 + 2 + 4))
-          << NameOf(*plan) << ", " << heads;
+      EXPECT_DOUBLE_EQ(sent->bytes.whole, batch * kLayers * elements * (2 + 2 + 4))
+          << NameOf(sent->plan) << ", " << heads;
     }
   }
 }

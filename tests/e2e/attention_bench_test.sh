@@ -1,12 +1,8 @@
 #!/usr/bin/env bash
 # `ringctl bench attention` in small: tables of kernels and schemes on CPUs, and errors for what cannot run.
 set -euo pipefail
-root=$(cd "$(dirname "$0")/../.." && pwd)
-bin=${RINGLEADER_BUILD:-$root/build}/bin
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-
-fail() { echo "FAILED: $*" >&2; tail -n 20 "$work"/*.log >&2 || true; exit 1; }
+# shellcheck source=tests/e2e/scratch.sh
+source "$(dirname "$0")/scratch.sh"
 bench() { "$bin/ringctl" bench attention "$@" >"$work/bench.log" 2>&1; }
 
 bench --folder "$work/tables" --tokens 128 --ranks 2 --repetitions 1 --densities 50 --masks causal causal_documents || fail "exit code $?"

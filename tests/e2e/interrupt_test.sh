@@ -2,11 +2,8 @@
 # Ctrl-C in the middle of the quickstart ends every process that it started, and until then no other call replaces what it
 # works in.
 set -euo pipefail
-root=$(cd "$(dirname "$0")/../.." && pwd)
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-
-fail() { echo "FAILED: $*" >&2; tail -n 20 "$work"/*.log "$work"/run/logs/*.log >&2 || true; exit 1; }
+# shellcheck source=tests/e2e/scratch.sh
+source "$(dirname "$0")/scratch.sh"
 
 await() {  # SECONDS COMMAND...
   local deadline=$((SECONDS + $1))

@@ -2,12 +2,9 @@
 # The quality suite, small: its parts, one plan from end to end that is broken off and goes on, and a model that answers
 # recall with dense attention and cannot within a narrow window.
 set -euo pipefail
-root=$(cd "$(dirname "$0")/../.." && pwd)
-bin=${RINGLEADER_BUILD:-$root/build}/bin
-work=$(mktemp -d)
+# shellcheck source=tests/e2e/scratch.sh
+source "$(dirname "$0")/scratch.sh"
 trap 'stop_services 2>/dev/null || true; rm -rf "$work"' EXIT
-
-fail() { echo "FAILED: $*" >&2; tail -n 20 "$work"/*.log "$work"/run/logs/*.log >&2 || true; exit 1; }
 
 for part in tasks suite report; do
   python3 "$root/bench/quality/${part}_test.py" >"$work/$part.log" 2>&1 || fail "$part"

@@ -1,11 +1,8 @@
 #!/usr/bin/env bash
 # The README's first command, scaled down: real processes, real text, a few steps. Checks what a user would look at.
 set -euo pipefail
-root=$(cd "$(dirname "$0")/../.." && pwd)
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-
-fail() { echo "FAILED: $*" >&2; tail -n 20 "$work"/*.log "$work"/run/logs/*.log >&2 || true; exit 1; }
+# shellcheck source=tests/e2e/scratch.sh
+source "$(dirname "$0")/scratch.sh"
 
 # A folder of the user's own, whatever its files are called; the interrupt test takes the default one.
 mkdir "$work/text"

@@ -2,12 +2,8 @@
 # training_bench on the CPU engine: a row for each case, whose figures hold together, a trace of each rank, and an error
 # for what cannot run. What it measures on GPUs it measures the same way.
 set -euo pipefail
-root=$(cd "$(dirname "$0")/../.." && pwd)
-bin=${RINGLEADER_BUILD:-$root/build}/bin
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-
-fail() { echo "FAILED: $*" >&2; tail -n 20 "$work"/*.log >&2 || true; exit 1; }
+# shellcheck source=tests/e2e/scratch.sh
+source "$(dirname "$0")/scratch.sh"
 
 cat >"$work/config.json" <<'END'
 {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 128, "intermediate_size": 256,

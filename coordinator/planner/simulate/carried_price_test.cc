@@ -4,8 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "coordinator/planner/candidates.h"
-#include "coordinator/planner/simulate/pricer.h"
-#include "coordinator/planner/testing/planner_problems.h"
+#include "coordinator/planner/testing/priced_ring.h"
 #include "jobspec/values/attention_spec.h"
 #include "patterns/carried/carried_rows.h"
 
@@ -54,27 +53,22 @@ double Rows(const v1::JobSpec& spec, const v1::StepPlan& plan, bool is_dense, bo
 }
 
 TEST(CarriedPriceTest, PlansCountTheBytesOfWhatHopsCarry) {
-  const model::ModelConfig model = ThreeBillion();
   for (const auto layout :
        {ParallelismSpec::CONTIGUOUS, ParallelismSpec::ZIGZAG, ParallelismSpec::STRIPED}) {
     for (const auto ring : {ParallelismSpec::FLAT, ParallelismSpec::HIERARCHICAL}) {
       const v1::JobSpec spec = WindowJob(layout, ring);
-      const ClusterShape cluster = TypicalCluster(v1::ResourcesSpec::CPU, 2, 4);
-      const CostModel costs(spec, model, cluster);
-      const auto plan = MakePlan(spec, model, cluster, costs);
-      ASSERT_TRUE(plan.ok()) << plan.status();
-      const patterns::PatternHints none;
-      Pricer pricer(spec, model, cluster, none);
-      ASSERT_TRUE(pricer.Price(*plan, costs).ok());
+      const auto priced = PriceRing(spec, TypicalCluster(v1::ResourcesSpec::CPU, 2, 4));
+      ASSERT_TRUE(priced.ok()) << priced.status();
+      const v1::StepPlan& plan = priced->plan;
       double bytes = 0;  // of all ranks; one layer is dense
       for (const bool is_dense : {false, true}) {
         const double layers = is_dense ? 1 : 35, row = 2.0 * 2 * 128 * sizeof(float);
-        bytes += layers * row * Rows(spec, *plan, is_dense, false);
-        bytes += layers * row * Rows(spec, *plan, is_dense, true);
+        bytes += layers * row * Rows(spec, plan, is_dense, false);
+        bytes += layers * row * Rows(spec, plan, is_dense, true);
       }
       bytes *= static_cast<double>(spec.training().global_batch());
-      EXPECT_NEAR(pricer.ring_bytes().sent * 8 / bytes, 1, 1e-12) << NameOf(*plan);
-      EXPECT_LE(pricer.ring_bytes().sent, pricer.ring_bytes().whole);
+      EXPECT_NEAR(priced->bytes.sent * 8 / bytes, 1, 1e-12) << NameOf(plan);
+      EXPECT_LE(priced->bytes.sent, priced->bytes.whole);
     }
   }
 }
