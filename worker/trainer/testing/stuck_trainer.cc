@@ -1,5 +1,8 @@
 // A trainer without a model: rank 0 never comes back from its step loop, and the others fail once
-// it is there.
+// it is there. In a job that is called kOwnErrorJob rank 0 hears of that, and returns an error that
+// it found by itself.
+#include "worker/trainer/testing/stuck_trainer.h"
+
 #include "absl/time/clock.h"
 #include "worker/trainer/trainer_main.h"
 
@@ -9,6 +12,11 @@ absl::StatusOr<ringleader::trainer::Outcome> Run(const ringleader::trainer::Trai
                                                  ringleader::comm::Communicator& world,
                                                  ringleader::trainer::Host& /*host*/) {
   const absl::Status together = world.Barrier();
+  if (job.rank == 0 && job.name == ringleader::trainer::testing::kOwnErrorJob) {
+    while (world.Barrier().ok()) {
+    }
+    return absl::InvalidArgumentError("its data are of another model");
+  }
   while (job.rank == 0) absl::SleepFor(absl::Hours(1));
   if (!together.ok()) return together;
   const absl::Status failure = absl::ResourceExhaustedError("it is out of memory");
