@@ -2,6 +2,7 @@
 // of a job that lay so from its start, and the same again after a resume.
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/testing/temp_dir.h"
@@ -65,6 +66,16 @@ class LivePlansTest : public ::testing::Test {
     job.checkpoint_directory = directory_.File("other-checkpoints");
     std::filesystem::remove_all(job.checkpoint_directory);
     return Run(job, job.plan, 0);
+  }
+  // The job with a checkpoint folder of its own, which holds no checkpoint but that of `step` in
+  // the folder of `job`.
+  TrainingJob From(uint64_t step, TrainingJob job) {
+    const std::string name = "/step-000000000" + std::to_string(step);
+    const std::string saved =
+        std::exchange(job.checkpoint_directory, directory_.File("from-" + std::to_string(step)));
+    std::filesystem::create_directories(job.checkpoint_directory);
+    std::filesystem::copy(saved + name, job.checkpoint_directory + name);
+    return job;
   }
   static std::vector<double> Losses(const RecordingHost& host) {
     std::vector<double> losses;
@@ -142,11 +153,7 @@ TEST_F(LivePlansTest, AResumeTrainsTheStepsAroundAChangeBitForBit) {
   const Plan plan = Changed(Zigzag());
   const std::vector<RecordingHost> whole = Run(job_, plan, 1);
   for (const uint64_t step : {2, 4}) {
-    TrainingJob again = job_;
-    again.checkpoint_directory = directory_.File("again-" + std::to_string(step));
-    const std::string name = "/step-000000000" + std::to_string(step);
-    std::filesystem::create_directories(again.checkpoint_directory);
-    std::filesystem::copy(job_.checkpoint_directory + name, again.checkpoint_directory + name);
+    TrainingJob again = From(step, job_);
     again.plan = plan;
     again.attention = plan.Of(again.attention);
     const std::vector<RecordingHost> resumed = Run(again, plan, 0);
@@ -162,15 +169,17 @@ TEST_F(LivePlansTest, AResumeTrainsTheStepsAroundAChangeBitForBit) {
 TEST_F(LivePlansTest, ACheckpointKnowsAPlanThatTheCoordinatorLost) {
   const Plan plan = Changed(Zigzag());
   const std::vector<RecordingHost> whole = Run(job_, plan, 1);
-  TrainingJob again = job_;
-  again.checkpoint_directory = directory_.File("again");
-  std::filesystem::create_directories(again.checkpoint_directory);
-  std::filesystem::copy(job_.checkpoint_directory + "/step-0000000004",
-                        again.checkpoint_directory + "/step-0000000004");
+  TrainingJob again = From(4, job_);
+  again.checkpoint_every_steps = 1;
   const std::vector<RecordingHost> resumed = Run(again, plan, 0);
   EXPECT_THAT(Versions(resumed[1]), ElementsAre(2, 2));
-  EXPECT_EQ(resumed[0].steps.at(1).loss, whole[0].steps.at(5).loss);
-  EXPECT_EQ(TilesOf(resumed[0].steps.at(1)), TilesOf(whole[0].steps.at(5)));
+  // So do those that were saved since.
+  const std::vector<RecordingHost> once_more = Run(From(5, again), plan, 0);
+  EXPECT_THAT(Versions(once_more[1]), ElementsAre(2));
+  for (const StepRecord* last : {&resumed[0].steps.back(), &once_more[0].steps.back()}) {
+    EXPECT_EQ(last->loss, whole[0].steps.at(5).loss);
+    EXPECT_EQ(TilesOf(*last), TilesOf(whole[0].steps.at(5)));
+  }
 }
 
 TEST_F(LivePlansTest, AChangeThatComesTooLateIsRefusedByAllRanks) {
