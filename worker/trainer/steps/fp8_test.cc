@@ -124,6 +124,32 @@ TEST_F(Fp8TrainingTest, OnlyTheStepsThatAreToReadCastsDo) {
   EXPECT_EQ(Train(resumed), std::vector<double>(undisturbed.begin() + 3, undisturbed.end()));
 }
 
+// One before the first step as that step, and one that an earlier attempt did not come to as the
+// step that attempt trained.
+TEST_F(Fp8TrainingTest, AnEvaluationReadsWhatItsStepRead) {
+  const auto held_out = [this] {
+    std::vector<double> losses;
+    for (const EvalRecord& eval : hosts_[0].evals) losses.push_back(eval.outcome.loss);
+    return losses;
+  };
+  TrainingJob plain = Job();
+  plain.precision = model::Precision::kModelType;
+  plain.eval_every_steps = 2;
+  Train(plain);
+  const std::vector<double> fp32 = held_out();
+  ASSERT_EQ(fp32.size(), 4) << "at steps 0, 2, 4 and 6";
+  TrainingJob late = Job();
+  late.first_cast_step = 4;
+  late.eval_every_steps = 2;
+  Train(late, Outcome::kStopped, 2);
+  EXPECT_EQ(held_out(), std::vector<double>(fp32.begin(), fp32.begin() + 2));
+  Train(late);
+  const std::vector<double> resumed = held_out();
+  ASSERT_EQ(resumed.size(), 3);
+  EXPECT_EQ(resumed[0], fp32[1]);
+  EXPECT_NE(resumed[1], fp32[2]) << "nothing was cast";
+}
+
 // A checkpoint holds fp32 master weights either way.
 TEST_F(Fp8TrainingTest, CheckpointsGoFromEachPrecisionToTheOther) {
   const std::vector<double> undisturbed = Train(Job());
