@@ -69,5 +69,15 @@ TEST_F(AvailableMemoryTest, IsWhatAContainersRootLeaves) {
   }
 }
 
+// What is free changes between two looks, but hardly by a tenth.
+TEST(HostMemoryShareTest, IsAnEqualPartOfNineTenths) {
+  const auto available = static_cast<double>(AvailableMemoryBytes().value());
+  for (const int ranks : {1, 4}) {
+    EXPECT_NEAR(static_cast<double>(HostMemoryShare(ranks).value()), 0.9 * available / ranks,
+                0.09 * available / ranks)
+        << ranks;
+  }
+}
+
 }  // namespace
 }  // namespace ringleader::trainer

@@ -16,6 +16,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "patterns/pattern.h"
+#include "worker/checkpoint/ownership.h"
 #include "worker/data/loader.h"
 #include "worker/trainer/steps/step_profiler.h"
 #include "worker/trainer/testing/attempt_in_process.h"
@@ -446,6 +447,37 @@ TEST_F(RunTest, TheExportKeepsTheTokenizerThatWasThereAtTheStart) {
   // What could not go with the export is said before training, not after it.
   std::filesystem::create_symlink(Path("nowhere"), Path("tokenizer.json"));
   EXPECT_THAT(std::string(Failure(Job()).message()), ::testing::HasSubstr("tokenizer.json"));
+  EXPECT_TRUE(hosts_[0].steps.empty());
+}
+
+// Another attempt takes the folder when everything is saved: what is left is the export.
+TEST_F(RunTest, NoRankCompletesWhereTheModelDoesNotComeToItsPlace) {
+  TrainingJob job = Job(2);
+  job.steps = 1;
+  NewHosts(job)[0].on_checkpoint = [&](uint64_t) {
+    EXPECT_TRUE(checkpoint::ClaimDirectory(
+                    job.checkpoint_directory,
+                    {.job = job.name, .uid = job.uid, .token = job.fencing_token + 1})
+                    .ok());
+  };
+  for (const auto& outcome : testing::RunRanks(job, hosts_)) {
+    EXPECT_EQ(outcome.status().code(), absl::StatusCode::kAborted) << outcome.status();
+    EXPECT_THAT(std::string(outcome.status().message()), ::testing::HasSubstr("has begun since"));
+  }
+  for (const RecordingHost& host : hosts_) {
+    EXPECT_EQ(StepsOf(host.steps), (std::vector<uint64_t>{1}));
+    EXPECT_EQ(host.model, "");
+  }
+  EXPECT_FALSE(std::filesystem::exists(job.checkpoint_directory + "/model"));
+}
+
+// Each has its share of the machine's memory, and so many none that is worth the name.
+TEST_F(RunTest, RanksThatShareAMachineShareItsMemory) {
+  TrainingJob job = Job();
+  job.ranks_per_node = 1'000'000'000;
+  const absl::Status failure = Failure(job);
+  EXPECT_EQ(failure.code(), absl::StatusCode::kFailedPrecondition) << failure;
+  EXPECT_THAT(std::string(failure.message()), ::testing::HasSubstr("the job does not fit"));
   EXPECT_TRUE(hosts_[0].steps.empty());
 }
 
