@@ -10,9 +10,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/files.h"
 #include "base/testing/temp_dir.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "worker/checkpoint/checksummed_json.h"
 #include "worker/trainer/testing/attempt_in_process.h"
 
 namespace ringleader::trainer {
@@ -136,6 +138,21 @@ TEST_P(HeadBudgetsTest, AreEqualAfterACheckpointThatHasNone) {
   EXPECT_EQ(Losses()[0], equal[3]) << "step 4, which probes";
   EXPECT_NE(Losses()[1], equal[4]);
   EXPECT_EQ(Saved(job).size(), 2u);
+}
+
+TEST_P(HeadBudgetsTest, OfAnotherModelAreRefused) {
+  TrainingJob job = Job("");
+  ASSERT_TRUE(Run(job).ok());
+  const std::string path = job.checkpoint_directory + "/step-0000000006/manifest.json";
+  nlohmann::json manifest = nlohmann::json::parse(ReadFile(path).value());
+  nlohmann::json& budgets = manifest.at("body").at("state").at("head_budgets");
+  budgets.push_back(budgets.front());  // of a third layer
+  manifest[checkpoint::kChecksumKey] = checkpoint::ChecksumOf(manifest);
+  ASSERT_TRUE(WriteFileAtomically(path, manifest.dump()).ok());
+  job.steps = 7;
+  const absl::Status refused = Run(job).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kDataLoss) << refused;
+  EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("budgets are of another model"));
 }
 
 // Weights that do not change are evaluated otherwise once the budgets have moved.

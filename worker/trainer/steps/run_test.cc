@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/testing/temp_dir.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -63,6 +65,13 @@ class RunTest : public ::testing::Test {
   absl::Status Failure(const TrainingJob& job) {
     NewHosts(job);
     return testing::RunRanks(job, hosts_)[0].status();
+  }
+  // As the attempt after this one does.
+  static void TakeFolder(const TrainingJob& job) {
+    const absl::Status taken = checkpoint::ClaimDirectory(
+        job.checkpoint_directory,
+        {.job = job.name, .uid = job.uid, .token = job.fencing_token + 1});
+    EXPECT_TRUE(taken.ok()) << taken;
   }
   static std::vector<double> Losses(const RecordingHost& host) {
     std::vector<double> losses;
@@ -116,6 +125,8 @@ TEST_F(RunTest, AStepsRecordCountsWhatAllRanksDid) {
       // Before anything is learnt, all of 257 values are as likely.
       EXPECT_NEAR(host.steps[0].loss, std::log(257.0), 0.1);
       EXPECT_EQ(Losses(host), Losses(hosts_[0]));
+      EXPECT_EQ(host.steps[0].ring_bytes.sent > 0, context > 1);
+      EXPECT_GE(host.steps[0].ring_bytes.whole, host.steps[0].ring_bytes.sent);
     }
   }
 }
@@ -282,6 +293,7 @@ TEST_F(RunTest, SavesEverySoOftenAndAtTheEnd) {
   TrainingJob job = Job(2);
   job.steps = 5;
   job.keep_last = 2;
+  const absl::Time start = absl::Now();
   RunAnew(job);
   ASSERT_THAT(StepsOf(hosts_[0].checkpoints), ElementsAre(2, 4, 5));
   EXPECT_TRUE(hosts_[1].checkpoints.empty());
@@ -290,6 +302,10 @@ TEST_F(RunTest, SavesEverySoOftenAndAtTheEnd) {
   uint64_t bytes = 0;
   for (const auto& file : std::filesystem::directory_iterator(last.path)) bytes += file.file_size();
   EXPECT_EQ(last.bytes, bytes);
+  for (const RecordingHost::Checkpoint& saved : hosts_[0].checkpoints) {
+    EXPECT_GT(saved.seconds, 0);
+    EXPECT_LT(saved.seconds, absl::ToDoubleSeconds(absl::Now() - start));
+  }
   EXPECT_TRUE(std::filesystem::exists(hosts_[0].checkpoints[1].path)) << "keep_last is 2";
   EXPECT_FALSE(std::filesystem::exists(hosts_[0].checkpoints[0].path));
   EXPECT_EQ(hosts_[0].model, job.checkpoint_directory + "/model");
@@ -316,6 +332,20 @@ TEST_F(RunTest, AStopSavesWhatIsNotSavedYet) {
     EXPECT_EQ(saved, at == 3 ? (std::vector<uint64_t>{2, 3}) : (std::vector<uint64_t>{2, 4}));
     EXPECT_EQ(hosts_[0].model, "");
   }
+}
+
+// Another attempt takes the folder in the step before the stop: what it trained is lost.
+TEST_F(RunTest, AStopThatSavedNothingIsAFailure) {
+  TrainingJob job = Job();
+  job.checkpoint_every_steps = 0;
+  NewHosts(job)[0].on_step = [&](RecordingHost& host, const StepRecord&) {
+    host.stop = true;
+    TakeFolder(job);
+  };
+  const absl::Status lost = testing::RunRanks(job, hosts_)[0].status();
+  EXPECT_EQ(lost.code(), absl::StatusCode::kAborted) << lost;
+  EXPECT_EQ(StepsOf(hosts_[0].steps), (std::vector<uint64_t>{1}));
+  EXPECT_TRUE(hosts_[0].checkpoints.empty());
 }
 
 TEST_F(RunTest, AStopBeforeTheFirstStepSavesNothing) {
@@ -454,12 +484,7 @@ TEST_F(RunTest, TheExportKeepsTheTokenizerThatWasThereAtTheStart) {
 TEST_F(RunTest, NoRankCompletesWhereTheModelDoesNotComeToItsPlace) {
   TrainingJob job = Job(2);
   job.steps = 1;
-  NewHosts(job)[0].on_checkpoint = [&](uint64_t) {
-    EXPECT_TRUE(checkpoint::ClaimDirectory(
-                    job.checkpoint_directory,
-                    {.job = job.name, .uid = job.uid, .token = job.fencing_token + 1})
-                    .ok());
-  };
+  NewHosts(job)[0].on_checkpoint = [&](uint64_t) { TakeFolder(job); };
   for (const auto& outcome : testing::RunRanks(job, hosts_)) {
     EXPECT_EQ(outcome.status().code(), absl::StatusCode::kAborted) << outcome.status();
     EXPECT_THAT(std::string(outcome.status().message()), ::testing::HasSubstr("has begun since"));

@@ -55,10 +55,10 @@ void RecordingHost::ReportStep(const StepRecord& record) {
 }
 
 void RecordingHost::ReportCheckpoint(uint64_t step, const std::string& path, uint64_t bytes,
-                                     double /*seconds*/) {
+                                     double seconds) {
   on_checkpoint(step);
   absl::MutexLock lock(&mutex_);
-  checkpoints.push_back({step, path, bytes});
+  checkpoints.push_back({step, path, bytes, seconds});
 }
 
 absl::StatusOr<Plan> RecordingHost::ParsePlan(const std::string& bytes) const {

@@ -25,6 +25,7 @@ class RecordingHost : public Host {
     uint64_t step = 0;
     std::string path;
     uint64_t bytes = 0;
+    double seconds = 0;
   };
   std::vector<StepRecord> steps;
   std::vector<EvalRecord> evals;
