@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
@@ -198,6 +199,15 @@ std::vector<absl::StatusOr<std::unique_ptr<Communicator>>> ConnectTwo(
   communicators[0] = listeners[0]->Connect(addresses, names);
   other.join();
   return communicators;
+}
+
+// Whatever the machine's users have set for their downloads.
+TEST(GrpcCommunicatorTest, AProxyFromTheEnvironmentDoesNotComeBetweenRanks) {
+  const absl::Cleanup restore = [] { unsetenv("http_proxy"); };
+  setenv("http_proxy", "http://127.0.0.1:1", 1);
+  for (const auto& communicator : ConnectTwo({}, {})) {
+    EXPECT_TRUE(communicator.ok()) << communicator.status();
+  }
 }
 
 TEST(GrpcCommunicatorTest, RanksOfOneAuthorityTalkMutualTlsAndAStrangerStaysOut) {
