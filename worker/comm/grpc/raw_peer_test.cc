@@ -6,8 +6,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <future>
 #include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -22,9 +25,29 @@ using testing::RawPeer;
 constexpr Channel kChannel = Channel::kKvInner;
 constexpr uint32_t kStream = static_cast<uint32_t>(kChannel);
 
-std::unique_ptr<Transfer> Receive(Communicator& comm, std::string& text,
-                                  Channel channel = kChannel) {
-  return comm.SendReceive(channel, nullptr, 0, -1, text.data(), text.size(), 1);
+// Another transfer, of which a test need not fear that it is never done: the test fails then.
+class Bounded : public Transfer {
+ public:
+  explicit Bounded(std::unique_ptr<Transfer> transfer) : transfer_(std::move(transfer)) {}
+
+  absl::Status Wait() override {
+    std::promise<absl::Status> promise;
+    std::future<absl::Status> done = promise.get_future();
+    std::thread([transfer = transfer_, promise = std::move(promise)]() mutable {
+      promise.set_value(transfer->Wait());
+    }).detach();
+    if (done.wait_for(std::chrono::seconds(10)) == std::future_status::ready) return done.get();
+    return absl::DeadlineExceededError("nothing has ended this transfer");
+  }
+
+ private:
+  const std::shared_ptr<Transfer> transfer_;
+};
+
+std::unique_ptr<Transfer> Receive(Communicator& comm, std::string& text, Channel channel = kChannel,
+                                  int from = 1) {
+  return std::make_unique<Bounded>(
+      comm.SendReceive(channel, nullptr, 0, -1, text.data(), text.size(), from));
 }
 
 class RawPeerTest : public ::testing::Test {
@@ -122,8 +145,8 @@ TEST_F(RawPeerTest, BytesBehindTheEndOfAMessageAreWrittenNowhere) {
   line->Send(1, "01234567", 10);
   line->Send(1, "89x", 10);
   text_.append("guard");
-  ExpectGone(*comm_->SendReceive(kChannel, nullptr, 0, -1, text_.data(), 10, 1),
-             "message 1 runs over its end");
+  Bounded receive(comm_->SendReceive(kChannel, nullptr, 0, -1, text_.data(), 10, 1));
+  ExpectGone(receive, "message 1 runs over its end");
   EXPECT_EQ(text_, "01234567..guard");
 }
 
@@ -170,8 +193,8 @@ TEST_F(RawPeerTest, APeersReasonEndsWhatWaitsOnEveryStream) {
   line->Send(1, "01234", 10);
   std::string other(4, '.');
   const auto begun = Receive(*comm_, text_), never = Receive(*comm_, other, Channel::kGradKv);
-  char byte = 0;
-  const auto own = comm_->SendReceive(kChannel, nullptr, 0, -1, &byte, 1, 0);
+  std::string byte(1, '.');
+  const auto own = Receive(*comm_, byte, kChannel, /*from=*/0);
   peer_.life_line().Leave("rank 1: found a NaN");
   const absl::Status aborted = absl::AbortedError("rank 1: found a NaN");
   for (Transfer* transfer : {begun.get(), never.get(), own.get()}) {
@@ -180,7 +203,7 @@ TEST_F(RawPeerTest, APeersReasonEndsWhatWaitsOnEveryStream) {
   comm_->Abort("too late");
   EXPECT_EQ(comm_->status(), aborted);
   EXPECT_TRUE(comm_->aborted_by_peer());
-  EXPECT_EQ(comm_->SendReceive(kChannel, &byte, 1, 1, nullptr, 0, -1)->Wait(), aborted);
+  EXPECT_EQ(comm_->SendReceive(kChannel, "x", 1, 1, nullptr, 0, -1)->Wait(), aborted);
   EXPECT_EQ(Receive(*comm_, text_)->Wait(), aborted);
 }
 
@@ -257,6 +280,30 @@ TEST_F(RawPeerTest, SaysWhoItIsThenWhatItHasThenGoodbye) {
   EXPECT_EQ(payload, big.size());
   EXPECT_TRUE(data[6].leaving());
   EXPECT_EQ(peer_.BrokenOff(/*streams=*/2), 0) << "a goodbye is a stream's end";
+}
+
+// Its receiver takes nothing more of it: what the stream holds is let go at once, not with the
+// communicator.
+TEST_F(RawPeerTest, AnAbortThatAPeerHasHeardOfEndsTheStreamsToIt) {
+  EXPECT_TRUE(comm_->SendReceive(kChannel, "x", 1, 1, nullptr, 0, -1)->Wait().ok());
+  ASSERT_TRUE(peer_.AwaitReceived(/*frames=*/3)) << "two hellos and a message";
+  comm_->Abort("out of memory");
+  EXPECT_EQ(peer_.BrokenOff(/*streams=*/2), 1) << "the life line says goodbye";
+}
+
+// A peer that learns from the life line that this rank has left waits for nothing more of it.
+TEST_F(RawPeerTest, SaysGoodbyeOnTheLifeLineOnceAllElseIsRead) {
+  peer_.Pause();
+  constexpr int kMessages = 500;  // more than a goodbye can overtake by chance
+  for (int i = 0; i < kMessages; ++i) {
+    ASSERT_TRUE(comm_->SendReceive(kChannel, "x", 1, 1, nullptr, 0, -1)->Wait().ok());
+  }
+  std::thread leave([this] { comm_.reset(); });
+  peer_.Resume();
+  leave.join();
+  const std::vector<v1::Frame> all = peer_.Received();
+  ASSERT_EQ(all.size(), 2 + kMessages + 2u);
+  EXPECT_EQ(all.back().channel(), RawPeer::kLifeLine);
 }
 
 TEST_F(RawPeerTest, SaysWhyItGivesUp) {

@@ -4,6 +4,12 @@
 #include "base/protocol_version.h"
 
 namespace ringleader::comm::testing {
+namespace {
+
+// How long rank 0 may take for what it is about to do.
+constexpr absl::Duration kPatience = absl::Seconds(30);
+
+}  // namespace
 
 void RawPeer::Line::Send(uint64_t sequence, const std::string& payload, uint64_t total_bytes) {
   v1::Frame frame;
@@ -80,11 +86,19 @@ void RawPeer::Resume() {
   paused_ = false;
 }
 
+bool RawPeer::AwaitReceived(size_t frames) {
+  absl::MutexLock lock(&mutex_);
+  const auto have_come = [this, frames]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return received_.size() >= frames;
+  };
+  return mutex_.AwaitWithTimeout(absl::Condition(&have_come), kPatience);
+}
+
 int RawPeer::BrokenOff(int streams) {
   absl::MutexLock lock(&mutex_);
   const auto have_ended = [this, streams]()
                               ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return ended_ >= streams; };
-  mutex_.AwaitWithTimeout(absl::Condition(&have_ended), absl::Seconds(30));
+  mutex_.AwaitWithTimeout(absl::Condition(&have_ended), kPatience);
   return ended_ >= streams ? broken_off_ : -1;
 }
 

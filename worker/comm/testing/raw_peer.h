@@ -59,6 +59,8 @@ class RawPeer : private v1::PeerExchange::Service {
 
   // What rank 0 sent, in the order of its arrival; each frame's channel is its stream's.
   std::vector<v1::Frame> Received();
+  // Waits until so many frames of rank 0's have arrived; false if they do not come.
+  bool AwaitReceived(size_t frames);
   // Waits until so many of rank 0's streams have ended. Returns how many it broke off.
   int BrokenOff(int streams);
   // How rank 0's streams are answered from here on.
