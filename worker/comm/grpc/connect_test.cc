@@ -80,6 +80,28 @@ TEST(ConnectTest, AnAddressOfAnotherMachineCannotBeListenedOn) {
               ::testing::AllOf(HasSubstr("192.0.2.1"), HasSubstr("--address")));
 }
 
+// It takes no leave: others would take it for one that has done its part, and wait on.
+TEST(ConnectTest, ARankThatGaveUpWaitingForAnotherIsGone) {
+  std::vector<std::unique_ptr<GrpcListener>> listeners;
+  for (const absl::Duration timeout : {absl::Seconds(1), absl::Seconds(20)}) {
+    listeners.push_back(GrpcListener::Listen({.rank = static_cast<int>(listeners.size()),
+                                              .size = 3,
+                                              .fencing_token = 7,
+                                              .connect_timeout = timeout})
+                            .value());
+  }
+  const std::vector<std::string> addresses = {listeners[0]->address(), listeners[1]->address(),
+                                              kNobody};
+  std::thread impatient([&] {
+    EXPECT_TRUE(absl::IsDeadlineExceeded(listeners[0]->Connect(addresses).status()));
+    listeners[0].reset();
+  });
+  const absl::Status status = listeners[1]->Connect(addresses).status();
+  impatient.join();
+  EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
+  EXPECT_THAT(std::string(status.message()), StartsWith("rank 0 is gone"));
+}
+
 TEST(ConnectTest, AStreamOfDataIsNoArrival) {
   const auto listener = GrpcListener::Listen({.rank = 0,
                                               .size = 2,

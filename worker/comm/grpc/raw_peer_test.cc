@@ -207,6 +207,15 @@ TEST_F(RawPeerTest, APeersReasonEndsWhatWaitsOnEveryStream) {
   EXPECT_EQ(Receive(*comm_, text_)->Wait(), aborted);
 }
 
+// Not that the peer has left, which is no failure of its own.
+TEST_F(RawPeerTest, AfterAnAbortItsReasonIsThatOfReceivesFromPeersThatLeft) {
+  peer_.life_line().Leave();
+  EXPECT_TRUE(peer_.life_line().Finish().ok());
+  EXPECT_TRUE(absl::IsUnavailable(Receive(*comm_, text_)->Wait()));
+  comm_->Abort("out of memory");
+  EXPECT_EQ(Receive(*comm_, text_)->Wait(), absl::AbortedError("rank 0: out of memory"));
+}
+
 TEST_F(RawPeerTest, WhatAPeerAnswersInsteadOfReadingIsItsEnd) {
   peer_.Refuse(grpc::Status(grpc::StatusCode::PERMISSION_DENIED, "another attempt's"));
   const auto unread = comm_->SendReceive(kChannel, "x", 1, 1, nullptr, 0, -1);
@@ -280,6 +289,21 @@ TEST_F(RawPeerTest, SaysWhoItIsThenWhatItHasThenGoodbye) {
   EXPECT_EQ(payload, big.size());
   EXPECT_TRUE(data[6].leaving());
   EXPECT_EQ(peer_.BrokenOff(/*streams=*/2), 0) << "a goodbye is a stream's end";
+}
+
+// It waits while the hello is written, and has no byte that would still have to go.
+TEST_F(RawPeerTest, AMessageWithoutBytesMayBeAStreamsFirst) {
+  EXPECT_TRUE(comm_->SendReceive(kChannel, nullptr, 0, 1, nullptr, 0, -1)->Wait().ok());
+  ASSERT_TRUE(comm_->SendReceive(kChannel, "x", 1, 1, nullptr, 0, -1)->Wait().ok());
+  comm_.reset();
+  std::vector<uint64_t> sequences, sizes;
+  for (const v1::Frame& frame : peer_.Received()) {
+    if (frame.sequence() == 0) continue;  // a hello or a goodbye
+    sequences.push_back(frame.sequence());
+    sizes.push_back(frame.total_bytes());
+  }
+  EXPECT_THAT(sequences, ::testing::ElementsAre(1, 2));
+  EXPECT_THAT(sizes, ::testing::ElementsAre(0, 1));
 }
 
 // Its receiver takes nothing more of it: what the stream holds is let go at once, not with the
