@@ -12,7 +12,9 @@ void Copy(PendingTransfer& send, PendingTransfer& receive, int from) {
   absl::Status status;
   if (send.bytes != receive.bytes) {
     status = SizeMismatch(from, send.bytes, receive.bytes);
-  } else if (send.Claim()) {
+  } else if (!send.Claim()) {
+    status = absl::CancelledError(absl::StrFormat("rank %d has dropped what it sent", from));
+  } else {
     if (receive.Claim()) {
       if (send.bytes > 0) std::memcpy(receive.data, send.data, send.bytes);
       receive.Release();

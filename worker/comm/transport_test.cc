@@ -105,6 +105,17 @@ TEST(RendezvousTest, ABufferThatWasGivenUpIsNotWritten) {
   EXPECT_EQ(given_up, "    ");
 }
 
+TEST(RendezvousTest, WhatWasDroppedBeforeItWasReceivedIsAnErrorForItsReceiver) {
+  std::string dropped = "text", other(4, ' ');
+  Rendezvous rendezvous;
+  const PendingTransferPtr sent = TransferOf(dropped), received = TransferOf(other);
+  rendezvous.Send(1, 7, 1, sent);
+  sent->Finish(absl::CancelledError("dropped"));
+  rendezvous.Receive(1, 7, 1, received);
+  EXPECT_EQ(received->Wait(), absl::CancelledError("rank 7 has dropped what it sent"));
+  EXPECT_EQ(other, "    ");
+}
+
 TEST(RendezvousTest, StreamsAndPairsAreApart) {
   std::string text = "text", other(4, ' ');
   for (const auto& [stream, from, to] : {std::tuple{2, 0, 1}, {1, 1, 0}, {1, 2, 1}, {1, 0, 2}}) {

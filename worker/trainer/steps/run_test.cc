@@ -8,6 +8,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -504,6 +505,17 @@ TEST_F(RunTest, RanksThatShareAMachineShareItsMemory) {
   EXPECT_EQ(failure.code(), absl::StatusCode::kFailedPrecondition) << failure;
   EXPECT_THAT(std::string(failure.message()), ::testing::HasSubstr("the job does not fit"));
   EXPECT_TRUE(hosts_[0].steps.empty());
+}
+
+// The other rank hears of it in attention, and an error that passes through LibTorch loses its
+// code.
+TEST_F(RunTest, AFailureOfARankIsThatRanksToTheOthers) {
+  NewHosts(Job(2))[1].on_place = [](const std::string& phase) {
+    if (phase == "forward and backward") throw std::runtime_error("rank 1's own");
+  };
+  const auto outcomes = testing::RunRanks(Job(2), hosts_);
+  EXPECT_EQ(outcomes[0].status(), absl::AbortedError("rank 1: rank 1's own"));
+  EXPECT_EQ(outcomes[1].status(), absl::InternalError("rank 1's own"));
 }
 
 TEST_F(RunTest, WhatARankFindsWrongByItselfStaysItsOwn) {

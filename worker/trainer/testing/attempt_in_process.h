@@ -35,6 +35,8 @@ class RecordingHost : public Host {
 
   // After every step of this rank, on its thread.
   std::function<void(RecordingHost&, const StepRecord&)> on_step = [](auto&, const auto&) {};
+  // Where this rank comes to, on its thread; an exception is its failure there.
+  std::function<void(const std::string& phase)> on_place = [](const auto&) {};
   // After every checkpoint that was saved, on a thread of its own; rank 0.
   std::function<void(uint64_t step)> on_checkpoint = [](uint64_t) {};
   bool stop = false;
@@ -54,7 +56,9 @@ class RecordingHost : public Host {
   void ReportMeasurements(const balance::Measurements& reported) override {
     measured.push_back(reported);
   }
-  void SetPlace(uint64_t step, const char* phase) override { places.emplace_back(step, phase); }
+  void SetPlace(uint64_t step, const char* phase) override {
+    on_place(places.emplace_back(step, phase).second);
+  }
   bool stop_requested() const override { return stop; }
   std::string TakePlan() override { return std::exchange(plan_bytes, ""); }
   uint32_t TakeProfileSteps() override { return std::exchange(profile_steps, 0); }
