@@ -69,7 +69,7 @@ TEST(RingCellsTest, EveryMaskIsRightUnderEveryScheme) {
   std::map<std::string, std::set<std::string>> unsupported;  // masks by scheme
   std::map<std::string, std::set<double>> whole, spared;     // MiB by scheme, ranks and direction
   std::vector<Scheme> schemes = SchemesOn(4);
-  schemes.push_back({{ring::RingKind::kFlat, 1, 1}, kernels::LayoutKind::kContiguous});
+  schemes.push_back(SchemesOn(1).front());
   schemes.push_back({{ring::RingKind::kFlat, 2, 1}, kernels::LayoutKind::kStriped});
   for (int kind = 0; kind < kernels::kMaskKinds; ++kind) {
     for (const Scheme& scheme : schemes) {
@@ -124,6 +124,7 @@ TEST(RingCellsTest, SchemesAreThoseThatHeadsDivideInto) {
     }
     return names;
   };
+  EXPECT_THAT(names(1), ElementsAre("one rank"));
   EXPECT_THAT(names(2),
               ElementsAre("flat contiguous", "flat contiguous with helpers", "flat zigzag",
                           "all-gather zigzag", "flat striped", "all-gather striped",

@@ -60,6 +60,7 @@ std::vector<int> Scheme::HeadsOf(int rank) const {
 }
 
 std::vector<Scheme> SchemesOn(int ranks) {
+  if (ranks == 1) return {Scheme{}};
   std::vector<Scheme> schemes;
   const auto add = [&](RingKind kind, int inner, LayoutKind layout, Scheme more = {}) {
     more.ring = {kind, inner, kind == RingKind::kHierarchical ? ranks / inner : 1};

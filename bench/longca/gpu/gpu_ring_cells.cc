@@ -9,6 +9,8 @@
 #include <memory>
 #include <string>
 
+#include "absl/cleanup/cleanup.h"
+#include "absl/synchronization/notification.h"
 #include "base/status_macros.h"
 #include "bench/longca/asked_mask.h"
 #include "bench/longca/rank_run.h"
@@ -185,12 +187,20 @@ absl::Status GpuRingCells::Fill(MaskKind mask, const Scheme& scheme, int repetit
   std::vector<RankRun> few(scheme.ranks()), runs(scheme.ranks());
   Results results(checked.problem.tokens);
   double held_mib = 0;
+  absl::Notification emptied;  // frees memory of all GPUs, each of which has to be idle for that
   RunOnGpus(scheme.ranks(), gpus_, [&](DeviceCommunicator& all) {
+    const absl::Cleanup release =
+        [&] {  // what fails here, or in Connect, ends the others' transfers
+          if (all.rank() == 0 && !emptied.HasBeenNotified()) emptied.Notify();
+        };
     const Links links = Connect(scheme, all);
     RunRank(checked.problem, AskFor(checked.problem, mask), scheme, &checked.problem,
             /*repetitions=*/1, links, &few[all.rank()], &results);
-    if (all.rank() == 0) c10::cuda::CUDACachingAllocator::emptyCache();
-    Meet(all);
+    if (all.rank() == 0) {
+      c10::cuda::CUDACachingAllocator::emptyCache();
+      emptied.Notify();
+    }
+    emptied.WaitForNotification();
     RunRank(sequence, AskFor(sequence, mask), scheme, nullptr, repetitions, links,
             &runs[all.rank()], nullptr);
     if (all.rank() == 0) held_mib = HeldMib(gpus_);
