@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/masks/masks.h"
+#include "patterns/attention_options.h"
 
 namespace ringleader::bench {
 
@@ -13,6 +14,7 @@ struct BenchOptions {
   std::string folder = ".";
   std::vector<int64_t> tokens;
   std::vector<double> densities;  // percent
+  std::vector<patterns::Pattern> patterns;
   std::vector<int> ranks;
   std::vector<kernels::MaskKind> masks;
   int threads = 1;

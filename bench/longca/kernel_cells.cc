@@ -97,7 +97,9 @@ class Selection {
             .columns = columns_.data(),
             .intervals = rows_.data()};
   }
-  const std::vector<char>& visits() const { return visits_; }
+  bool Visits(int head, int64_t query, int64_t key) const {
+    return visits_.empty() || visits_[(head * tiles_ + query / kTile) * tiles_ + key / kTile] != 0;
+  }
 
   // The share of all tokens² pairs that is visited, as a mean over heads.
   double share() const {
@@ -190,8 +192,11 @@ absl::StatusOr<double> ErrorOf(MaskKind kind, const Choice& choice, Engine* engi
   Run run(problem, selection.tiles(), engine);
   RETURN_IF_ERROR(run.Forward());
   RETURN_IF_ERROR(run.Backward());
-  return LargestError(problem.Expected(problem.MaskOf(kind), selection.visits()), run.out, run.dq,
-                      run.dk, run.dv);
+  const auto visits = [&](int head, int64_t query, int64_t key) {
+    return selection.Visits(head, query, key);
+  };
+  return LargestError(problem.Expected(problem.MaskOf(kind), visits), run.out, run.dq, run.dk,
+                      run.dv);
 }
 
 absl::Status Measure(MaskKind kind, const Choice& choice, int threads, int repetitions,

@@ -14,9 +14,9 @@
 #include "base/files.h"
 #include "base/testing/temp_dir.h"
 #include "bench/longca/cell.h"
+#include "bench/longca/cpu_ring_cells.h"
 #include "bench/longca/kernel_cells.h"
 #include "bench/longca/problem.h"
-#include "bench/longca/ring_cells.h"
 #include "ring/head_shares.h"
 
 namespace ringleader::bench {
@@ -68,12 +68,13 @@ TEST(KernelCellsTest, EveryMaskIsRightAloneAndWithLists) {
 TEST(RingCellsTest, EveryMaskIsRightUnderEveryScheme) {
   std::map<std::string, std::set<std::string>> unsupported;  // masks by scheme
   std::map<std::string, std::set<double>> whole, spared;     // MiB by scheme, ranks and direction
+  CpuRingCells bench;
   std::vector<Scheme> schemes = SchemesOn(4);
   schemes.push_back(SchemesOn(1).front());
   schemes.push_back({{ring::RingKind::kFlat, 2, 1}, kernels::LayoutKind::kStriped});
   for (int kind = 0; kind < kernels::kMaskKinds; ++kind) {
     for (const Scheme& scheme : schemes) {
-      const auto cells = RingCells(static_cast<MaskKind>(kind), scheme, 1024, 1);
+      const auto cells = bench.Measure(static_cast<MaskKind>(kind), {}, scheme, 1024, 1);
       for (const Cell& cell : cells) {
         if (cell.note == "unsupported") unsupported[cell.scheme].insert(cell.mask);
         if (!cell.note.empty()) {
@@ -115,6 +116,47 @@ TEST(RingCellsTest, EveryMaskIsRightUnderEveryScheme) {
   }
 }
 
+TEST(RingCellsTest, EveryPatternIsRightUnderEverySchemeWithTheMasksThatItGoesWith) {
+  const std::set<std::string> causal = {"causal", "causal_documents"};
+  std::set<std::string> any = causal;
+  any.insert(
+      {"full", "full_documents", "prefix_causal", "prefix_documents", "block_causal_documents"});
+  EXPECT_THAT(ChoosingPatterns(),
+              ElementsAre("vertical_slash", "block_topk", "key_groups", "adaspa"));
+  for (const std::string& name : ChoosingPatterns()) {
+    CpuRingCells bench;
+    const PatternChoice choice = {PatternCalled(name), 0.3};
+    std::set<std::string> masks;
+    std::map<std::string, std::set<std::string>> unsupported;  // schemes by mask
+    for (int kind = 0; kind < kernels::kMaskKinds; ++kind) {
+      for (const Scheme& scheme : SchemesOn(4)) {
+        for (const Cell& cell :
+             bench.Measure(static_cast<MaskKind>(kind), choice, scheme, 512, 1)) {
+          if (cell.note == "unsupported") {
+            unsupported[cell.mask].insert(cell.scheme);
+            continue;
+          }
+          masks.insert(cell.mask);
+          EXPECT_EQ(cell.note, "") << cell.mask << " " << cell.scheme;
+          EXPECT_EQ(cell.choice, name + " 30 %");
+          EXPECT_LE(cell.mib_moved, cell.mib_whole) << cell.choice << " " << cell.scheme;
+          EXPECT_FALSE(cell.is_wrong()) << cell.mask << " " << cell.choice << " " << cell.scheme;
+        }
+      }
+    }
+    for (const std::string& mask : masks) {
+      // Heads are even or odd to their rank, and ties go by that: none has one alone.
+      EXPECT_THAT(unsupported[mask], ElementsAre("flat contiguous with helpers", "ulysses"));
+    }
+    const auto share = [&](const PatternChoice& of) {
+      return bench.Measure(MaskKind::kCausal, of, SchemesOn(1).front(), 2048, 1)[0].share;
+    };
+    EXPECT_GT(share(choice), 0.2 * share({})) << name;
+    EXPECT_LT(share(choice), 0.45 * share({})) << name;
+    EXPECT_EQ(masks, name == "block_topk" || name == "adaspa" ? any : causal) << name;
+  }
+}
+
 TEST(RingCellsTest, SchemesAreThoseThatHeadsDivideInto) {
   const auto names = [](int ranks) {
     std::vector<std::string> names;
@@ -144,7 +186,7 @@ double MibOf(int64_t floats) {
 // What a ring's rank sends forward: its keys and values to each of the others, once.
 TEST(RingCellsTest, BytesAreThoseOfTheKeysAndValues) {
   const auto moved = [](const Scheme& scheme) {
-    return RingCells(MaskKind::kFull, scheme, 1024, 1)[0].mib_moved;
+    return CpuRingCells().Measure(MaskKind::kFull, {}, scheme, 1024, 1)[0].mib_moved;
   };
   const double keys = MibOf(int64_t{3} * 2 * 256 * kKvHeads * kHeadDim);
   EXPECT_EQ(moved({{ring::RingKind::kFlat, 4, 1}, kernels::LayoutKind::kStriped}), keys);
@@ -161,11 +203,11 @@ TEST(RingCellsTest, BytesAreThoseOfTheKeysAndValues) {
 // of ranks even, and leave even numbers a shard apart.
 TEST(RingCellsTest, HelpersEvenOutContiguousRanks) {
   const auto imbalance = [](int ranks, bool has_helpers) {
-    const auto cells = RingCells(MaskKind::kCausal,
-                                 {.ring = {ring::RingKind::kFlat, ranks, 1},
-                                  .layout = kernels::LayoutKind::kContiguous,
-                                  .has_helpers = has_helpers},
-                                 ranks * 512, 1);
+    const auto cells = CpuRingCells().Measure(MaskKind::kCausal, {},
+                                              {.ring = {ring::RingKind::kFlat, ranks, 1},
+                                               .layout = kernels::LayoutKind::kContiguous,
+                                               .has_helpers = has_helpers},
+                                              ranks * 512, 1);
     EXPECT_EQ(cells[0].note, "");
     return cells[0].imbalance;
   };
@@ -181,11 +223,11 @@ TEST(RingCellsTest, HelpersEvenOutContiguousRanks) {
 // it found to the last. Backward the last does: its queries with what they come with, and the
 // gradients of the second's keys.
 TEST(RingCellsTest, BytesOfHelpersAreKeysQueriesAndWhatWasFound) {
-  const auto cells = RingCells(MaskKind::kCausal,
-                               {.ring = {ring::RingKind::kFlat, 3, 1},
-                                .layout = kernels::LayoutKind::kContiguous,
-                                .has_helpers = true},
-                               384, 1);
+  const auto cells = CpuRingCells().Measure(MaskKind::kCausal, {},
+                                            {.ring = {ring::RingKind::kFlat, 3, 1},
+                                             .layout = kernels::LayoutKind::kContiguous,
+                                             .has_helpers = true},
+                                            384, 1);
   const int64_t keys = int64_t{2} * 128 * kKvHeads * kHeadDim, queries = 128 * kHeads * kHeadDim,
                 rows = 128 * kHeads;
   EXPECT_EQ(cells[0].mib_moved, MibOf(keys + queries + rows));
@@ -197,7 +239,8 @@ TEST(WriteTableTest, HoldsEveryCellAndWhatWasNotMeasured) {
   std::vector<Cell> cells;
   for (const Scheme& scheme : SchemesOn(2)) {
     if (!scheme.has_helpers) continue;
-    for (Cell& cell : RingCells(MaskKind::kGlobalSliding, scheme, 256, 1)) cells.push_back(cell);
+    for (Cell& cell : CpuRingCells().Measure(MaskKind::kGlobalSliding, {}, scheme, 256, 1))
+      cells.push_back(cell);
   }
   for (const Scheme& scheme : SchemesOn(4)) {
     cells.push_back({.mask = "causal",

@@ -12,10 +12,11 @@
 #include "base/status_macros.h"
 #include "bench/longca/bench_options.h"
 #include "bench/longca/cell.h"
+#include "bench/longca/cpu_ring_cells.h"
 #include "bench/longca/gpu/gpu_schemes.h"
 #include "bench/longca/kernel_cells.h"
+#include "bench/longca/pattern_choice.h"
 #include "bench/longca/problem.h"
-#include "bench/longca/ring_cells.h"
 
 namespace ringleader::bench {
 namespace {
@@ -32,6 +33,11 @@ absl::StatusOr<int> RunOnCpus(const BenchOptions& options) {
       choices.push_back({kind, percent / 100});
     }
   }
+  std::vector<PatternChoice> patterns = {{}};
+  for (const patterns::Pattern pattern : options.patterns) {
+    for (const double percent : options.densities) patterns.push_back({pattern, percent / 100});
+  }
+  CpuRingCells bench;
   std::vector<Cell> kernel_cells, ring_cells;
   const auto write = [&]() -> absl::Status {
     RETURN_IF_ERROR(WriteTable(options.folder, "longca_kernels", kernel_cells, kHeads, kHeadDim));
@@ -49,10 +55,12 @@ absl::StatusOr<int> RunOnCpus(const BenchOptions& options) {
       for (const int ranks : options.ranks) {
         if (tokens > kLongestDense) break;
         const int64_t multiple = int64_t{2} * ranks * kTile;
-        for (const Scheme& scheme : SchemesOn(ranks)) {
-          wrong += AddCells(RingCells(mask, scheme, (tokens + multiple - 1) / multiple * multiple,
-                                      options.repetitions),
-                            kHeads, kHeadDim, &ring_cells);
+        const int64_t whole = (tokens + multiple - 1) / multiple * multiple;
+        for (const PatternChoice& choice : patterns) {
+          for (const Scheme& scheme : SchemesOn(ranks)) {
+            wrong += AddCells(bench.Measure(mask, choice, scheme, whole, options.repetitions),
+                              kHeads, kHeadDim, &ring_cells);
+          }
         }
       }
       RETURN_IF_ERROR(write());
@@ -92,8 +100,15 @@ int Main(int argc, char** argv) {
   app.add_option("--masks", masks, "masks; all where none is named")->check(CLI::IsMember(known));
   const CLI::Option* const densities =
       app.add_option("--densities", options.densities,
-                     "of choices of tiles, percent; on CPUs (default: 5 20 50)")
+                     "of choices of tiles and of patterns, percent; on CPUs (default: 5 20 50)")
           ->check(CLI::Range(1.0, 100.0));
+  const std::vector<std::string> choosing = ChoosingPatterns();
+  std::vector<std::string> patterns;
+  const CLI::Option* const patterns_option =
+      app.add_option("--patterns", patterns,
+                     "by which ranks choose keys, besides having all that a mask shows; on CPUs "
+                     "(default: block_topk vertical_slash)")
+          ->check(CLI::IsMember(choosing));
   app.add_option("--ranks", options.ranks,
                  "ranks that share a sequence (default: 2 4, on GPUs 1 2 4)")
       ->check(CLI::Range(1, 16));
@@ -105,7 +120,7 @@ int Main(int argc, char** argv) {
                      "of which medians and quantiles are (default: 5, on GPUs 9)")
           ->check(CLI::Range(1, 1000));
   app.callback([&] {
-    for (const CLI::Option* option : {densities, threads}) {
+    for (const CLI::Option* option : {densities, patterns_option, threads}) {
       if (engine == "cuda" && option->count() > 0) {
         throw CLI::ValidationError(option->get_name(), "goes with --engine cpu alone");
       }
@@ -121,6 +136,8 @@ int Main(int argc, char** argv) {
     options.masks.push_back(
         static_cast<kernels::MaskKind>(std::ranges::find(known, name) - known.begin()));
   }
+  if (patterns.empty()) patterns = {"block_topk", "vertical_slash"};
+  for (const std::string& name : patterns) options.patterns.push_back(PatternCalled(name));
   const absl::StatusOr<int> wrong = on_gpus ? RunGpuSchemes(options) : RunOnCpus(options);
   if (!wrong.ok()) {
     std::fprintf(stderr, "ringleader-bench: %s\n", std::string(wrong.status().message()).c_str());

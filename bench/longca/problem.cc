@@ -20,6 +20,7 @@ using kernels::reference::testing::MaskedAttention;
 using kernels::reference::testing::RandomTensor;
 using kernels::reference::testing::RelativeError;
 using kernels::reference::testing::Tensor;
+using kernels::reference::testing::Visible;
 
 namespace {
 
@@ -63,16 +64,20 @@ Mask MaskedSequence::MaskOf(MaskKind kind) const {
           .block = part(8)};
 }
 
-MaskedAttention Problem::Expected(const Mask& mask, const std::vector<char>& visits) const {
-  const std::vector<int> shown =
+std::vector<char> Problem::Shown(const Mask& mask) const {
+  const std::vector<int> pairs =
       kernels::testing::CountPairs(kernels::testing::SlicesOf(mask, tokens, documents), tokens);
-  const int64_t tiles = (tokens + kTile - 1) / kTile;
+  std::vector<char> shown(pairs.size());
+  std::ranges::transform(pairs, shown.begin(), [](int count) { return count > 0 ? 1 : 0; });
+  return shown;
+}
+
+MaskedAttention Problem::Expected(const Mask& mask, const Visible& visited) const {
+  const std::vector<char> shown = Shown(mask);
   return ComputeMaskedAttention(q, k, v, d_out, 1.0f / std::sqrt(static_cast<float>(kHeadDim)),
                                 [&](int head, int64_t i, int64_t j) {
-                                  const bool visited =
-                                      visits.empty() ||
-                                      visits[(head * tiles + i / kTile) * tiles + j / kTile] != 0;
-                                  return visited && shown[i * tokens + j] > 0;
+                                  return shown[i * tokens + j] != 0 &&
+                                         (visited == nullptr || visited(head, i, j));
                                 });
 }
 

@@ -26,10 +26,12 @@ struct MaskedSequence {
 struct Problem : MaskedSequence {
   Problem(int64_t tokens, uint64_t seed);
 
-  // fp64, of what `mask` shows by its slices (kernels/masks/testing/slices.h) and `visits`, [heads,
-  // tiles, tiles], keeps of its tiles; empty: all.
-  kernels::reference::testing::MaskedAttention Expected(const kernels::Mask& mask,
-                                                        const std::vector<char>& visits) const;
+  // Whether `mask` shows a query a key, [tokens, tokens], by its slices
+  // (kernels/masks/testing/slices.h).
+  std::vector<char> Shown(const kernels::Mask& mask) const;
+  // fp64, of what `mask` shows and is `visited`; null: all.
+  kernels::reference::testing::MaskedAttention Expected(
+      const kernels::Mask& mask, const kernels::reference::testing::Visible& visited = {}) const;
 
   kernels::reference::testing::Tensor q, k, v, d_out;
 };

@@ -5,11 +5,12 @@
 
 namespace ringleader::bench {
 
-std::vector<Cell> EmptyCells(kernels::MaskKind mask, const Scheme& scheme, int64_t tokens) {
+std::vector<Cell> EmptyCells(kernels::MaskKind mask, const PatternChoice& choice,
+                             const Scheme& scheme, int64_t tokens) {
   std::vector<Cell> cells;
   for (const char* direction : {"forward", "backward"}) {
     cells.push_back({.mask = std::string(MaskName(mask)),
-                     .choice = "all",
+                     .choice = choice.name(),
                      .scheme = scheme.name(),
                      .direction = direction,
                      .tokens = tokens,

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "bench/longca/cell.h"
+#include "bench/longca/pattern_choice.h"
 #include "bench/longca/problem.h"
 #include "bench/longca/scheme.h"
 #include "kernels/masks/masks.h"
@@ -34,7 +35,8 @@ struct Results {
 };
 
 // A cell for each direction, not measured yet.
-std::vector<Cell> EmptyCells(kernels::MaskKind mask, const Scheme& scheme, int64_t tokens);
+std::vector<Cell> EmptyCells(kernels::MaskKind mask, const PatternChoice& choice,
+                             const Scheme& scheme, int64_t tokens);
 // Sets times, plan, bytes and imbalance of the cell's direction.
 void FillFrom(std::span<const RankRun> runs, Cell* cell);
 

@@ -21,8 +21,9 @@ std::string Scheme::name() const {
   return name;
 }
 
-patterns::AttentionOptions Scheme::Options(const Asked& asked, int tile) const {
-  return {
+patterns::AttentionOptions Scheme::Options(const Asked& asked, const PatternChoice& choice,
+                                           int64_t tokens, int tile) const {
+  patterns::AttentionOptions options = {
       .pattern = asked.window > 0 ? patterns::Pattern::kSlidingWindow : patterns::Pattern::kDense,
       .mask = asked.mask,
       .mask_block = asked.block,
@@ -33,6 +34,8 @@ patterns::AttentionOptions Scheme::Options(const Asked& asked, int tile) const {
       .ring = ring,
       .head_ranks = head_ranks,
       .head_groups = head_groups};
+  choice.Apply(tokens, &options);
+  return options;
 }
 
 std::vector<int64_t> Scheme::PositionsOf(int rank, int64_t tokens, int tile) const {

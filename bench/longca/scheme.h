@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "bench/longca/asked_mask.h"
+#include "bench/longca/pattern_choice.h"
 #include "patterns/attention_options.h"
 #include "ring/ring_schedule.h"
 #include "ringleader/kernels/shard_layout.h"
@@ -21,8 +22,10 @@ struct Scheme {
 
   int ranks() const { return ring.ranks() * head_ranks; }
   std::string name() const;  // "flat striped"
-  // What a job of the scheme asks for.
-  patterns::AttentionOptions Options(const Asked& asked, int tile) const;
+  // What a job of the scheme asks for, whose sequences have `tokens` tokens. `choice` goes with
+  // `asked`.
+  patterns::AttentionOptions Options(const Asked& asked, const PatternChoice& choice,
+                                     int64_t tokens, int tile) const;
   // Where a rank's tokens lie in a sequence of `tokens`, a multiple of 2 × ranks × tile.
   std::vector<int64_t> PositionsOf(int rank, int64_t tokens, int tile) const;
   // The ranks around whose ring `rank` is, in their order, and those that share its heads.

@@ -100,8 +100,8 @@ void RunRank(const MaskedSequence& sequence, const Asked& asked, const Scheme& s
              Results* results) {
   const c10::cuda::CUDAStreamGuard stream(c10::cuda::getStreamFromPool());
   DeviceCommunicator& all = links.all;
-  const auto ranks = attention::CreateCudaRingAttention(scheme.Options(asked, kGpuTile),
-                                                        links.ring.get(), links.heads.get());
+  const auto ranks = attention::CreateCudaRingAttention(
+      scheme.Options(asked, {}, sequence.tokens, kGpuTile), links.ring.get(), links.heads.get());
   Check(ranks.status());
   const torch::Tensor positions =
       torch::tensor(scheme.PositionsOf(all.rank(), sequence.tokens, kGpuTile), torch::kLong);
@@ -175,7 +175,7 @@ const GpuRingCells::Checked& GpuRingCells::CheckedOf(MaskKind mask, int ranks) {
   if (known != checked_.end()) return known->second;
   Problem problem(int64_t{2} * ranks * kGpuTile, kSeed);
   for (Tensor* x : {&problem.q, &problem.k, &problem.v, &problem.d_out}) RoundToBf16(x);
-  auto expected = problem.Expected(problem.MaskOf(mask), {});
+  auto expected = problem.Expected(problem.MaskOf(mask));
   return checked_.try_emplace({mask, ranks}, Checked{std::move(problem), std::move(expected)})
       .first->second;
 }
@@ -221,7 +221,7 @@ absl::Status GpuRingCells::Fill(MaskKind mask, const Scheme& scheme, int repetit
 
 std::vector<Cell> GpuRingCells::Measure(MaskKind mask, const Scheme& scheme, int64_t tokens,
                                         int repetitions) {
-  std::vector<Cell> cells = EmptyCells(mask, scheme, tokens);
+  std::vector<Cell> cells = EmptyCells(mask, {}, scheme, tokens);
   std::string note;
   try {
     note = std::string(Fill(mask, scheme, repetitions, &cells).message());

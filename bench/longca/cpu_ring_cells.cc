@@ -1,0 +1,278 @@
+#include "bench/longca/cpu_ring_cells.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <limits>
+#include <memory>
+#include <new>
+#include <span>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "bench/longca/asked_mask.h"
+#include "bench/longca/counting_communicator.h"
+#include "bench/longca/helper_ranks.h"
+#include "bench/longca/problem.h"
+#include "bench/longca/rank_run.h"
+#include "patterns/check_options.h"
+#include "ring/band_tiles.h"
+#include "worker/attention/cpu/cpu_ring_attention.h"
+#include "worker/comm/testing/local_communicator.h"
+
+namespace ringleader::bench {
+namespace {
+
+using kernels::MaskKind;
+using kernels::reference::testing::Tensor;
+
+constexpr uint64_t kSeed = 20251123;
+
+torch::Tensor AsTorch(const Tensor& tensor) {
+  return torch::from_blob(const_cast<float*>(tensor.data.data()),
+                          {tensor.tokens, tensor.heads, tensor.head_dim});
+}
+
+// What ranks tell each other to choose by is sent whatever hops carry.
+attention::RingBytes BytesOf(int64_t sent, const attention::AttentionStats& stats,
+                             const PatternChoice& choice) {
+  const auto bytes = static_cast<uint64_t>(sent);
+  const uint64_t of_choice = choice.is_all() ? 0 : bytes - stats.ring_bytes.sent - stats.head_bytes;
+  return {.sent = bytes, .whole = stats.ring_bytes.whole + stats.head_bytes + of_choice};
+}
+
+// What ranks are to do.
+struct Setting {
+  MaskKind mask;
+  PatternChoice choice;
+  const Scheme& scheme;
+};
+
+absl::Status RunRank(const Problem& problem, const Setting& setting, int repetitions,
+                     comm::Communicator& communicator, const std::atomic<int64_t>& sent,
+                     RankRun* run, Results* results) {
+  const Scheme& scheme = setting.scheme;
+  const Asked asked = AskFor(problem, setting.mask);
+  const int rank = communicator.rank();
+  ASSIGN_OR_RETURN(const auto ring, communicator.Split(scheme.RingOf(rank)));
+  std::unique_ptr<comm::Communicator> heads;
+  if (scheme.head_ranks > 1) {
+    ASSIGN_OR_RETURN(heads, communicator.Split(scheme.HeadsOf(rank)));
+  }
+  ASSIGN_OR_RETURN(
+      const auto ranks,
+      attention::CreateCpuRingAttention(
+          scheme.Options(asked, setting.choice, problem.tokens, kTile), ring.get(), heads.get()));
+  const torch::Tensor positions =
+      torch::tensor(scheme.PositionsOf(rank, problem.tokens, kTile), torch::kLong);
+  const auto mine = [&](const Tensor& x) { return AsTorch(x).index_select(0, positions); };
+  const auto put = [&](const torch::Tensor& part, const Tensor& whole) {
+    AsTorch(whole).index_copy_(0, positions, part);
+  };
+  const torch::Tensor q = mine(problem.q), k = mine(problem.k), v = mine(problem.v),
+                      d_out = mine(problem.d_out);
+  for (int repetition = -1; repetition < repetitions; ++repetition) {  // the first warms up
+    auto start = std::chrono::steady_clock::now();
+    RETURN_IF_ERROR(SetMask(asked, problem.tokens, ranks.get()));
+    run->plan_ms = MillisecondsSince(start);
+    if (repetition >= 0) FlushCaches();
+    RETURN_IF_ERROR(communicator.Barrier());
+    int64_t before = sent;
+    start = std::chrono::steady_clock::now();
+    const attention::AttentionOutput forward = ranks->Forward(/*layer=*/0, q, k, v);
+    if (repetition >= 0) run->forward_ms.push_back(MillisecondsSince(start));
+    const attention::AttentionStats stats = ranks->TakeStats();
+    run->forward_bytes = BytesOf(sent - before, stats, setting.choice);
+    run->tiles = static_cast<double>(stats.TotalTiles());
+    run->plan_ms += 1e3 * stats.seconds.index;
+    if (repetition >= 0) FlushCaches();
+    RETURN_IF_ERROR(communicator.Barrier());
+    before = sent;
+    start = std::chrono::steady_clock::now();
+    const attention::AttentionGradients gradients =
+        forward.record->Backward(q, k, v, forward.out, forward.lse, d_out);
+    if (repetition >= 0) run->backward_ms.push_back(MillisecondsSince(start));
+    run->backward_bytes = BytesOf(sent - before, ranks->TakeStats(), setting.choice);
+    put(forward.out, results->out);
+    put(gradients.dq, results->dq);
+    put(gradients.dk, results->dk);
+    put(gradients.dv, results->dv);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<RankRun>> RunOnRanks(const Problem& problem, const Setting& setting,
+                                                int repetitions, Results* results) {
+  at::set_num_threads(1);
+  const Scheme& scheme = setting.scheme;
+  std::vector<RankRun> runs(scheme.ranks());
+  std::vector<std::atomic<int64_t>> sent(scheme.ranks());
+  auto communicators = comm::testing::LocalCommunicators(scheme.ranks());
+  for (int rank = 0; rank < scheme.ranks(); ++rank) {
+    communicators[rank] =
+        std::make_unique<CountingCommunicator>(std::move(communicators[rank]), &sent[rank]);
+  }
+  comm::testing::RunRanks(std::move(communicators), [&](comm::Communicator& communicator) {
+    RankRun& run = runs[communicator.rank()];
+    const std::atomic<int64_t>& bytes = sent[communicator.rank()];
+    try {
+      run.status = scheme.has_helpers
+                       ? RunHelperRank(problem, setting.mask, repetitions, communicator, bytes,
+                                       &run, results)
+                       : RunRank(problem, setting, repetitions, communicator, bytes, &run, results);
+    } catch (const c10::Error& error) {
+      run.status = absl::InternalError(error.what_without_backtrace());
+    }
+    if (!run.status.ok()) communicator.Abort(std::string(run.status.message()));
+  });
+  for (const RankRun& run : runs) RETURN_IF_ERROR(run.status);
+  return runs;
+}
+
+// A length that fp64 checks in little time, and every layout takes.
+int64_t CheckedTokens(const Scheme& scheme) {
+  return int64_t{2} * scheme.ranks() * kTile * (scheme.ranks() > 2 ? 1 : 2);
+}
+
+// Which keys the ranks attend to, [heads, tokens, tokens]. Of values that are one for a key and
+// nothing for others a query's output is the weight of that key.
+absl::StatusOr<std::vector<char>> VisitedBy(const Setting& setting, Problem problem) {
+  const int64_t tokens = problem.tokens;
+  std::vector<char> visited(kHeads * tokens * tokens);
+  Results results(tokens);
+  for (int64_t first = 0; first < tokens; first += kHeadDim) {
+    std::ranges::fill(problem.v.data, 0.0f);
+    for (int i = 0; i < kHeadDim; ++i) {
+      for (int head = 0; head < kKvHeads; ++head) problem.v.at(first + i, head, i) = 1;
+    }
+    RETURN_IF_ERROR(RunOnRanks(problem, setting, /*repetitions=*/0, &results).status());
+    for (int head = 0; head < kHeads; ++head) {
+      for (int64_t query = 0; query < tokens; ++query) {
+        for (int i = 0; i < kHeadDim; ++i) {
+          visited[(head * tokens + query) * tokens + first + i] =
+              results.out.at(query, head, i) > 0 ? 1 : 0;
+        }
+      }
+    }
+  }
+  return visited;
+}
+
+// Whether some query visits, [heads, tokens, tokens], a key that is not shown, [tokens, tokens].
+bool SeesMore(std::span<const char> visited, std::span<const char> shown) {
+  for (size_t pair = 0; pair < visited.size(); ++pair) {
+    if (visited[pair] > shown[pair % shown.size()]) return true;
+  }
+  return false;
+}
+
+// The share of the square's pairs that ranks visit: as large a part of what the mask shows as their
+// tiles are of those in which it shows something.
+double ShareOf(std::span<const RankRun> runs, const Setting& setting,
+               std::span<const kernels::KeyIntervals> rows) {
+  const auto tokens = static_cast<int64_t>(rows.size());
+  const double shown =
+      static_cast<double>(kernels::VisiblePairs(rows)) / static_cast<double>(tokens * tokens);
+  if (setting.choice.is_all()) return shown;
+  double tiles = 0;
+  for (const RankRun& run : runs) tiles += run.tiles;
+  const kernels::ShardLayout whole = {.tokens = tokens};
+  return shown * tiles /
+         static_cast<double>(kHeads * ring::VisibleTiles(whole, whole, kTile, rows.data()));
+}
+
+bool IsSupported(const Setting& setting, int64_t tokens) {
+  const auto& [mask, choice, scheme] = setting;
+  for (const int64_t length : {CheckedTokens(scheme), tokens}) {
+    const MaskedSequence sequence(length, kSeed);
+    if (scheme.has_helpers && !(choice.is_all() && HelpersCan(sequence, mask, scheme.ranks()))) {
+      return false;
+    }
+    const Asked asked = AskFor(sequence, mask);
+    if (!choice.GoesWith(asked)) return false;
+    const patterns::AttentionOptions options = scheme.Options(asked, choice, length, kTile);
+    if (!patterns::CheckHeads(options, kHeads, kKvHeads).ok()) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+struct CpuRingCells::Checked {
+  Problem problem;
+  std::vector<char> shown;    // by the mask, [tokens, tokens]
+  std::vector<char> visited;  // of a choice, [heads, tokens, tokens]
+  kernels::reference::testing::MaskedAttention expected;
+};
+
+absl::StatusOr<std::shared_ptr<const CpuRingCells::Checked>> CpuRingCells::CheckedOf(
+    MaskKind mask, const PatternChoice& choice, int64_t tokens) {
+  std::shared_ptr<const Checked>& known = checked_[{mask, choice.pattern, choice.density, tokens}];
+  if (known != nullptr) return known;
+  const Problem problem(tokens, kSeed);
+  const kernels::Mask of = problem.MaskOf(mask);
+  std::vector<char> visited;
+  kernels::reference::testing::Visible is_visited;
+  if (!choice.is_all()) {
+    const Scheme alone = SchemesOn(1).front();
+    ASSIGN_OR_RETURN(visited, VisitedBy({mask, choice, alone}, problem));
+    is_visited = [&](int head, int64_t query, int64_t key) {
+      return visited[(head * tokens + query) * tokens + key] != 0;
+    };
+  }
+  auto expected = problem.Expected(of, is_visited);
+  known = std::make_shared<const Checked>(
+      Checked{problem, problem.Shown(of), std::move(visited), std::move(expected)});
+  return known;
+}
+
+absl::Status CpuRingCells::Fill(MaskKind mask, const PatternChoice& choice, const Scheme& scheme,
+                                int repetitions, std::vector<Cell>* cells) {
+  const Setting setting = {mask, choice, scheme};
+  ASSIGN_OR_RETURN(const auto checked, CheckedOf(mask, choice, CheckedTokens(scheme)));
+  Results few(checked->problem.tokens);
+  RETURN_IF_ERROR(RunOnRanks(checked->problem, setting, /*repetitions=*/0, &few).status());
+  double error = LargestError(checked->expected, few.out, few.dq, few.dk, few.dv);
+  if (!choice.is_all()) {
+    ASSIGN_OR_RETURN(const std::vector<char> visited, VisitedBy(setting, checked->problem));
+    if (visited != checked->visited || SeesMore(visited, checked->shown)) {
+      error = std::numeric_limits<double>::infinity();
+    }
+  }
+  const Problem problem(cells->front().tokens, kSeed);
+  Results results(problem.tokens);
+  TakePeakMib();
+  ASSIGN_OR_RETURN(const std::vector<RankRun> runs,
+                   RunOnRanks(problem, setting, repetitions, &results));
+  const double peak_mib = TakePeakMib();
+  ASSIGN_OR_RETURN(
+      const auto rows,
+      IntervalsOf(problem.MaskOf(mask), static_cast<int32_t>(problem.tokens), problem.documents));
+  for (Cell& cell : *cells) {
+    FillFrom(runs, &cell);
+    cell.share = ShareOf(runs, setting, rows);
+    cell.peak_mib = peak_mib;
+    cell.error = error;
+  }
+  return absl::OkStatus();
+}
+
+std::vector<Cell> CpuRingCells::Measure(MaskKind mask, const PatternChoice& choice,
+                                        const Scheme& scheme, int64_t tokens, int repetitions) {
+  std::vector<Cell> cells = EmptyCells(mask, choice, scheme, tokens);
+  std::string note = "unsupported";
+  if (IsSupported({mask, choice, scheme}, tokens)) {
+    try {
+      note = std::string(Fill(mask, choice, scheme, repetitions, &cells).message());
+    } catch (const std::bad_alloc&) {
+      note = "out of memory";
+    }
+  }
+  for (Cell& cell : cells) cell.note = note;
+  return cells;
+}
+
+}  // namespace ringleader::bench

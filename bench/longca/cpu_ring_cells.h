@@ -1,0 +1,45 @@
+// Cells of a sequence over ranks: each mask and each pattern's choice of its keys under each
+// scheme, on CPU ranks that are threads of this process and run what the trainers of a job run.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <tuple>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "bench/longca/cell.h"
+#include "bench/longca/pattern_choice.h"
+#include "bench/longca/problem.h"
+#include "bench/longca/scheme.h"
+#include "kernels/masks/masks.h"
+
+namespace ringleader::bench {
+
+// Not thread-safe.
+class CpuRingCells {
+ public:
+  // Forward and backward at `tokens`, a multiple of 2 × ranks × kTile, after a check in fp64 in
+  // small. "unsupported" where the choice goes not with the mask or the heads of a rank, and with
+  // helpers for choices and for masks that show keys of a later rank. Of a choice `share` goes by
+  // its tiles, and a cell is wrong, too, if its ranks attend to what the mask hides or to other
+  // keys than one rank would.
+  std::vector<Cell> Measure(kernels::MaskKind mask, const PatternChoice& choice,
+                            const Scheme& scheme, int64_t tokens, int repetitions);
+
+ private:
+  struct Checked;
+  // What one rank attends to, at a length that fp64 checks.
+  absl::StatusOr<std::shared_ptr<const Checked>> CheckedOf(kernels::MaskKind mask,
+                                                           const PatternChoice& choice,
+                                                           int64_t tokens);
+  absl::Status Fill(kernels::MaskKind mask, const PatternChoice& choice, const Scheme& scheme,
+                    int repetitions, std::vector<Cell>* cells);
+
+  using Of = std::tuple<kernels::MaskKind, patterns::Pattern, double, int64_t>;
+  std::map<Of, std::shared_ptr<const Checked>> checked_;
+};
+
+}  // namespace ringleader::bench
