@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/longca/pattern_choice.h"
 #include "kernels/masks/masks.h"
 #include "patterns/attention_options.h"
 
@@ -19,6 +20,15 @@ struct BenchOptions {
   std::vector<kernels::MaskKind> masks;
   int threads = 1;
   int repetitions = 1;
+
+  // All that a mask shows, and each pattern at each density.
+  std::vector<PatternChoice> choices() const {
+    std::vector<PatternChoice> choices = {{}};
+    for (const patterns::Pattern pattern : patterns) {
+      for (const double percent : densities) choices.push_back({pattern, percent / 100});
+    }
+    return choices;
+  }
 };
 
 }  // namespace ringleader::bench

@@ -14,7 +14,7 @@
 #include "base/files.h"
 #include "base/testing/temp_dir.h"
 #include "bench/longca/cell.h"
-#include "bench/longca/cpu_ring_cells.h"
+#include "bench/longca/cpu/cpu_ring_cells.h"
 #include "bench/longca/kernel_cells.h"
 #include "bench/longca/problem.h"
 #include "ring/head_shares.h"
@@ -74,7 +74,7 @@ TEST(RingCellsTest, EveryMaskIsRightUnderEveryScheme) {
   schemes.push_back({{ring::RingKind::kFlat, 2, 1}, kernels::LayoutKind::kStriped});
   for (int kind = 0; kind < kernels::kMaskKinds; ++kind) {
     for (const Scheme& scheme : schemes) {
-      const auto cells = bench.Measure(static_cast<MaskKind>(kind), {}, scheme, 1024, 1);
+      const auto cells = bench.Measure({static_cast<MaskKind>(kind), {}, scheme}, 1024, 1);
       for (const Cell& cell : cells) {
         if (cell.note == "unsupported") unsupported[cell.scheme].insert(cell.mask);
         if (!cell.note.empty()) {
@@ -131,7 +131,7 @@ TEST(RingCellsTest, EveryPatternIsRightUnderEverySchemeWithTheMasksThatItGoesWit
     for (int kind = 0; kind < kernels::kMaskKinds; ++kind) {
       for (const Scheme& scheme : SchemesOn(4)) {
         for (const Cell& cell :
-             bench.Measure(static_cast<MaskKind>(kind), choice, scheme, 512, 1)) {
+             bench.Measure({static_cast<MaskKind>(kind), choice, scheme}, 512, 1)) {
           if (cell.note == "unsupported") {
             unsupported[cell.mask].insert(cell.scheme);
             continue;
@@ -149,7 +149,7 @@ TEST(RingCellsTest, EveryPatternIsRightUnderEverySchemeWithTheMasksThatItGoesWit
       EXPECT_THAT(unsupported[mask], ElementsAre("flat contiguous with helpers", "ulysses"));
     }
     const auto share = [&](const PatternChoice& of) {
-      return bench.Measure(MaskKind::kCausal, of, SchemesOn(1).front(), 2048, 1)[0].share;
+      return bench.Measure({MaskKind::kCausal, of, SchemesOn(1).front()}, 2048, 1)[0].share;
     };
     EXPECT_GT(share(choice), 0.2 * share({})) << name;
     EXPECT_LT(share(choice), 0.45 * share({})) << name;
@@ -186,7 +186,7 @@ double MibOf(int64_t floats) {
 // What a ring's rank sends forward: its keys and values to each of the others, once.
 TEST(RingCellsTest, BytesAreThoseOfTheKeysAndValues) {
   const auto moved = [](const Scheme& scheme) {
-    return CpuRingCells().Measure(MaskKind::kFull, {}, scheme, 1024, 1)[0].mib_moved;
+    return CpuRingCells().Measure({MaskKind::kFull, {}, scheme}, 1024, 1)[0].mib_moved;
   };
   const double keys = MibOf(int64_t{3} * 2 * 256 * kKvHeads * kHeadDim);
   EXPECT_EQ(moved({{ring::RingKind::kFlat, 4, 1}, kernels::LayoutKind::kStriped}), keys);
@@ -203,11 +203,13 @@ TEST(RingCellsTest, BytesAreThoseOfTheKeysAndValues) {
 // of ranks even, and leave even numbers a shard apart.
 TEST(RingCellsTest, HelpersEvenOutContiguousRanks) {
   const auto imbalance = [](int ranks, bool has_helpers) {
-    const auto cells = CpuRingCells().Measure(MaskKind::kCausal, {},
-                                              {.ring = {ring::RingKind::kFlat, ranks, 1},
-                                               .layout = kernels::LayoutKind::kContiguous,
-                                               .has_helpers = has_helpers},
-                                              ranks * 512, 1);
+    const auto cells =
+        CpuRingCells().Measure({.mask = MaskKind::kCausal,
+                                .choice = {},
+                                .scheme = {.ring = {ring::RingKind::kFlat, ranks, 1},
+                                           .layout = kernels::LayoutKind::kContiguous,
+                                           .has_helpers = has_helpers}},
+                               ranks * 512, 1);
     EXPECT_EQ(cells[0].note, "");
     return cells[0].imbalance;
   };
@@ -223,10 +225,11 @@ TEST(RingCellsTest, HelpersEvenOutContiguousRanks) {
 // it found to the last. Backward the last does: its queries with what they come with, and the
 // gradients of the second's keys.
 TEST(RingCellsTest, BytesOfHelpersAreKeysQueriesAndWhatWasFound) {
-  const auto cells = CpuRingCells().Measure(MaskKind::kCausal, {},
-                                            {.ring = {ring::RingKind::kFlat, 3, 1},
-                                             .layout = kernels::LayoutKind::kContiguous,
-                                             .has_helpers = true},
+  const auto cells = CpuRingCells().Measure({.mask = MaskKind::kCausal,
+                                             .choice = {},
+                                             .scheme = {.ring = {ring::RingKind::kFlat, 3, 1},
+                                                        .layout = kernels::LayoutKind::kContiguous,
+                                                        .has_helpers = true}},
                                             384, 1);
   const int64_t keys = int64_t{2} * 128 * kKvHeads * kHeadDim, queries = 128 * kHeads * kHeadDim,
                 rows = 128 * kHeads;
@@ -239,7 +242,7 @@ TEST(WriteTableTest, HoldsEveryCellAndWhatWasNotMeasured) {
   std::vector<Cell> cells;
   for (const Scheme& scheme : SchemesOn(2)) {
     if (!scheme.has_helpers) continue;
-    for (Cell& cell : CpuRingCells().Measure(MaskKind::kGlobalSliding, {}, scheme, 256, 1))
+    for (Cell& cell : CpuRingCells().Measure({MaskKind::kGlobalSliding, {}, scheme}, 256, 1))
       cells.push_back(cell);
   }
   for (const Scheme& scheme : SchemesOn(4)) {

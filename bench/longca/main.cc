@@ -12,7 +12,7 @@
 #include "base/status_macros.h"
 #include "bench/longca/bench_options.h"
 #include "bench/longca/cell.h"
-#include "bench/longca/cpu_ring_cells.h"
+#include "bench/longca/cpu/cpu_ring_cells.h"
 #include "bench/longca/gpu/gpu_schemes.h"
 #include "bench/longca/kernel_cells.h"
 #include "bench/longca/pattern_choice.h"
@@ -24,6 +24,7 @@ namespace {
 // Longer sequences are measured with few tiles alone: on CPUs others take hours.
 constexpr int64_t kLongestDense = 131072;
 constexpr double kFew = 0.2;
+constexpr char kNone[] = "none";  // in place of a pattern
 
 absl::StatusOr<int> RunOnCpus(const BenchOptions& options) {
   std::vector<Choice> choices = {{}};
@@ -32,10 +33,6 @@ absl::StatusOr<int> RunOnCpus(const BenchOptions& options) {
          {Choice::Kind::kUniform, Choice::Kind::kVariable, Choice::Kind::kLearned}) {
       choices.push_back({kind, percent / 100});
     }
-  }
-  std::vector<PatternChoice> patterns = {{}};
-  for (const patterns::Pattern pattern : options.patterns) {
-    for (const double percent : options.densities) patterns.push_back({pattern, percent / 100});
   }
   CpuRingCells bench;
   std::vector<Cell> kernel_cells, ring_cells;
@@ -56,9 +53,9 @@ absl::StatusOr<int> RunOnCpus(const BenchOptions& options) {
         if (tokens > kLongestDense) break;
         const int64_t multiple = int64_t{2} * ranks * kTile;
         const int64_t whole = (tokens + multiple - 1) / multiple * multiple;
-        for (const PatternChoice& choice : patterns) {
+        for (const PatternChoice& choice : options.choices()) {
           for (const Scheme& scheme : SchemesOn(ranks)) {
-            wrong += AddCells(bench.Measure(mask, choice, scheme, whole, options.repetitions),
+            wrong += AddCells(bench.Measure({mask, choice, scheme}, whole, options.repetitions),
                               kHeads, kHeadDim, &ring_cells);
           }
         }
@@ -98,17 +95,15 @@ int Main(int argc, char** argv) {
   const std::vector<std::string> known = MaskNames();
   std::vector<std::string> masks;
   app.add_option("--masks", masks, "masks; all where none is named")->check(CLI::IsMember(known));
-  const CLI::Option* const densities =
-      app.add_option("--densities", options.densities,
-                     "of choices of tiles and of patterns, percent; on CPUs (default: 5 20 50)")
-          ->check(CLI::Range(1.0, 100.0));
-  const std::vector<std::string> choosing = ChoosingPatterns();
-  std::vector<std::string> patterns;
-  const CLI::Option* const patterns_option =
-      app.add_option("--patterns", patterns,
-                     "by which ranks choose keys, besides having all that a mask shows; on CPUs "
-                     "(default: block_topk vertical_slash)")
-          ->check(CLI::IsMember(choosing));
+  app.add_option("--densities", options.densities,
+                 "of choices of tiles and of patterns, percent (default: 5 20 50, on GPUs 5)")
+      ->check(CLI::Range(1.0, 100.0));
+  std::vector<std::string> known_patterns = ChoosingPatterns(), patterns;
+  known_patterns.emplace_back(kNone);
+  app.add_option("--patterns", patterns,
+                 "by which ranks choose keys, besides having all that a mask shows; none: no such "
+                 "cells (default: block_topk vertical_slash)")
+      ->check(CLI::IsMember(known_patterns));
   app.add_option("--ranks", options.ranks,
                  "ranks that share a sequence (default: 2 4, on GPUs 1 2 4)")
       ->check(CLI::Range(1, 16));
@@ -120,16 +115,16 @@ int Main(int argc, char** argv) {
                      "of which medians and quantiles are (default: 5, on GPUs 9)")
           ->check(CLI::Range(1, 1000));
   app.callback([&] {
-    for (const CLI::Option* option : {densities, patterns_option, threads}) {
-      if (engine == "cuda" && option->count() > 0) {
-        throw CLI::ValidationError(option->get_name(), "goes with --engine cpu alone");
-      }
+    if (engine == "cuda" && threads->count() > 0) {
+      throw CLI::ValidationError(threads->get_name(), "goes with --engine cpu alone");
     }
   });
   CLI11_PARSE(app, argc, argv);
   const bool on_gpus = engine == "cuda";
   if (options.tokens.empty()) options.tokens = {on_gpus ? 32768 : 4096};
-  if (options.densities.empty()) options.densities = {5, 20, 50};
+  if (options.densities.empty()) {
+    options.densities = on_gpus ? std::vector{5.0} : std::vector{5.0, 20.0, 50.0};
+  }
   if (options.ranks.empty()) options.ranks = on_gpus ? std::vector{1, 2, 4} : std::vector{2, 4};
   if (repetitions->count() == 0) options.repetitions = on_gpus ? 9 : 5;
   for (const std::string& name : masks.empty() ? known : masks) {
@@ -137,7 +132,9 @@ int Main(int argc, char** argv) {
         static_cast<kernels::MaskKind>(std::ranges::find(known, name) - known.begin()));
   }
   if (patterns.empty()) patterns = {"block_topk", "vertical_slash"};
-  for (const std::string& name : patterns) options.patterns.push_back(PatternCalled(name));
+  for (const std::string& name : patterns) {
+    if (name != kNone) options.patterns.push_back(PatternCalled(name));
+  }
   const absl::StatusOr<int> wrong = on_gpus ? RunGpuSchemes(options) : RunOnCpus(options);
   if (!wrong.ok()) {
     std::fprintf(stderr, "ringleader-bench: %s\n", std::string(wrong.status().message()).c_str());

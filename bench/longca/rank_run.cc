@@ -3,18 +3,29 @@
 #include <algorithm>
 #include <string>
 
+#include "bench/longca/asked_mask.h"
+#include "patterns/check_options.h"
+#include "ring/band_tiles.h"
+
 namespace ringleader::bench {
 
-std::vector<Cell> EmptyCells(kernels::MaskKind mask, const PatternChoice& choice,
-                             const Scheme& scheme, int64_t tokens) {
+bool IsPossible(const Setting& setting, const MaskedSequence& sequence, int tile) {
+  const auto& [mask, choice, scheme] = setting;
+  const Asked asked = AskFor(sequence, mask);
+  if (!choice.GoesWith(asked)) return false;
+  const patterns::AttentionOptions options = scheme.Options(asked, choice, sequence.tokens, tile);
+  return patterns::CheckHeads(options, kHeads, kKvHeads).ok();
+}
+
+std::vector<Cell> EmptyCells(const Setting& setting, int64_t tokens) {
   std::vector<Cell> cells;
   for (const char* direction : {"forward", "backward"}) {
-    cells.push_back({.mask = std::string(MaskName(mask)),
-                     .choice = choice.name(),
-                     .scheme = scheme.name(),
+    cells.push_back({.mask = std::string(MaskName(setting.mask)),
+                     .choice = setting.choice.name(),
+                     .scheme = setting.scheme.name(),
                      .direction = direction,
                      .tokens = tokens,
-                     .ranks = scheme.ranks()});
+                     .ranks = setting.scheme.ranks()});
   }
   return cells;
 }
@@ -38,6 +49,19 @@ void FillFrom(std::span<const RankRun> runs, Cell* cell) {
   cell->mib_moved = static_cast<double>(sent) / 1048576;
   cell->mib_whole = static_cast<double>(whole) / 1048576;
   cell->imbalance = most_tiles * static_cast<double>(runs.size()) / tiles;
+}
+
+double ShareOf(std::span<const RankRun> runs, const Setting& setting,
+               std::span<const kernels::KeyIntervals> rows, int heads, int tile) {
+  const auto tokens = static_cast<int64_t>(rows.size());
+  const double shown =
+      static_cast<double>(kernels::VisiblePairs(rows)) / static_cast<double>(tokens * tokens);
+  if (setting.choice.is_all()) return shown;
+  double tiles = 0;
+  for (const RankRun& run : runs) tiles += run.tiles;
+  const kernels::ShardLayout whole = {.tokens = tokens};
+  return shown * tiles /
+         static_cast<double>(heads * ring::VisibleTiles(whole, whole, tile, rows.data()));
 }
 
 }  // namespace ringleader::bench

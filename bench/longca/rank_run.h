@@ -1,4 +1,4 @@
-// What the ranks of a cell hand back, and cells made of it.
+// What the ranks of a cell are to do and hand back, and cells made of it.
 #pragma once
 
 #include <chrono>
@@ -15,6 +15,16 @@
 #include "worker/attention/stats/attention_stats.h"
 
 namespace ringleader::bench {
+
+struct Setting {
+  kernels::MaskKind mask;
+  PatternChoice choice;
+  Scheme scheme;
+};
+
+// Whether sequences of `tokens` can be had so: the choice goes with the mask, and with the heads of
+// Problem that a rank has.
+bool IsPossible(const Setting& setting, const MaskedSequence& sequence, int tile);
 
 // What one rank did.
 struct RankRun {
@@ -35,10 +45,14 @@ struct Results {
 };
 
 // A cell for each direction, not measured yet.
-std::vector<Cell> EmptyCells(kernels::MaskKind mask, const PatternChoice& choice,
-                             const Scheme& scheme, int64_t tokens);
+std::vector<Cell> EmptyCells(const Setting& setting, int64_t tokens);
 // Sets times, plan, bytes and imbalance of the cell's direction.
 void FillFrom(std::span<const RankRun> runs, Cell* cell);
+// The share of all pairs of a sequence that its ranks visit: of a choice as large a part of what
+// the mask shows as their tiles are of those of `heads` heads in which it shows something. `rows`:
+// what each query sees.
+double ShareOf(std::span<const RankRun> runs, const Setting& setting,
+               std::span<const kernels::KeyIntervals> rows, int heads, int tile);
 
 inline double MillisecondsSince(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)

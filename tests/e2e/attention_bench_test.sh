@@ -32,8 +32,6 @@ refused() {  # what the error says, then arguments
   grep -qF -- "$says" "$work/bench.log" || fail "of $* it does not say '$says'"
 }
 refused "--threads: goes with --engine cpu alone" --engine cuda --threads 2
-refused "--densities: goes with --engine cpu alone" --engine cuda --densities 5
-refused "--patterns: goes with --engine cpu alone" --engine cuda --patterns adaspa
 refused "none not in" --masks none
 refused "dense not in" --patterns dense
 touch "$work/file"

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 
@@ -13,7 +14,7 @@
 #include "absl/synchronization/notification.h"
 #include "base/status_macros.h"
 #include "bench/longca/asked_mask.h"
-#include "bench/longca/rank_run.h"
+#include "bench/longca/visited_pairs.h"
 #include "kernels/ops/cuda_call.h"
 #include "worker/attention/cuda/cuda_ring_attention.h"
 #include "worker/comm/nccl/nccl_communicator.h"
@@ -30,9 +31,21 @@ using kernels::ops::Stream;
 using kernels::reference::testing::Tensor;
 
 constexpr uint64_t kSeed = 20251123;
-constexpr int kGpuTile = 128;
+// A check of choices has several blocks to choose from, however few ranks there are.
+constexpr int64_t kCheckedTokens = 1024;
 constexpr double kTolerance = 2e-2;  // bf16 in, out, and in what backward multiplies
 constexpr int64_t kFlushedBytes = int64_t{256} << 20;
+
+// The tile of the fastest kernels that take the choice.
+int TileOf(const PatternChoice& choice) {
+  return choice.pattern == patterns::Pattern::kKeyGroups ? 64 : 128;
+}
+
+int64_t CheckedTokens(const Setting& setting) {
+  const int64_t fewest = int64_t{2} * setting.scheme.ranks() * 128;
+  if (setting.choice.is_all()) return fewest;
+  return (kCheckedTokens + fewest - 1) / fewest * fewest;
+}
 
 // A rank's part of a sequence: one of its tensors, of so many heads.
 struct Inputs {
@@ -95,16 +108,18 @@ Links Connect(const Scheme& scheme, DeviceCommunicator& all) {
 }
 
 // Throws c10::Error. `results`: null where nobody looks at them.
-void RunRank(const MaskedSequence& sequence, const Asked& asked, const Scheme& scheme,
-             const Problem* problem, int repetitions, const Links& links, RankRun* run,
-             Results* results) {
+void RunRank(const MaskedSequence& sequence, const Setting& setting, const Problem* problem,
+             int repetitions, const Links& links, RankRun* run, Results* results) {
+  const auto& [mask, choice, scheme] = setting;
+  const Asked asked = AskFor(sequence, mask);
+  const int tile = TileOf(choice);
   const c10::cuda::CUDAStreamGuard stream(c10::cuda::getStreamFromPool());
   DeviceCommunicator& all = links.all;
   const auto ranks = attention::CreateCudaRingAttention(
-      scheme.Options(asked, {}, sequence.tokens, kGpuTile), links.ring.get(), links.heads.get());
+      scheme.Options(asked, choice, sequence.tokens, tile), links.ring.get(), links.heads.get());
   Check(ranks.status());
   const torch::Tensor positions =
-      torch::tensor(scheme.PositionsOf(all.rank(), sequence.tokens, kGpuTile), torch::kLong);
+      torch::tensor(scheme.PositionsOf(all.rank(), sequence.tokens, tile), torch::kLong);
   const auto [q, k, v, d_out] =
       problem == nullptr ? Random(positions.numel()) : PartOf(*problem, positions);
   for (int repetition = -2; repetition < repetitions; ++repetition) {  // the first ones warm up
@@ -168,67 +183,123 @@ void RoundToBf16(Tensor* tensor) {
   AsTorch(*tensor).copy_(AsTorch(*tensor).to(torch::kBFloat16));
 }
 
+// Problems by which keys are told apart, and what ranks find of them.
+struct Probes {
+  std::vector<Problem> problems;
+  std::vector<Results> results;
+
+  explicit Probes(const Problem& problem) {
+    for (int64_t first = 0; first < problem.tokens; first += kHeadDim) {
+      problems.push_back(VisitedPairs::Probe(problem, first));
+      results.emplace_back(problem.tokens);
+    }
+  }
+  // Each rank calls it. Throws c10::Error.
+  void Run(const Setting& setting, const Links& links) {
+    RankRun ignored;
+    for (size_t i = 0; i < problems.size(); ++i) {
+      RunRank(problems[i], setting, &problems[i], /*repetitions=*/0, links, &ignored, &results[i]);
+    }
+  }
+  VisitedPairs Visited() const {
+    VisitedPairs visited(problems.front().tokens);
+    for (size_t i = 0; i < results.size(); ++i) {
+      visited.Learn(results[i].out, static_cast<int64_t>(i) * kHeadDim);
+    }
+    return visited;
+  }
+};
+
 }  // namespace
 
-const GpuRingCells::Checked& GpuRingCells::CheckedOf(MaskKind mask, int ranks) {
-  const auto known = checked_.find({mask, ranks});
-  if (known != checked_.end()) return known->second;
-  Problem problem(int64_t{2} * ranks * kGpuTile, kSeed);
+struct GpuRingCells::Checked {
+  Problem problem;          // of values that bf16 holds
+  std::vector<char> shown;  // by the mask, [tokens, tokens]
+  VisitedPairs visited;     // of a choice
+  kernels::reference::testing::MaskedAttention expected;
+};
+
+const GpuRingCells::Checked& GpuRingCells::CheckedOf(const Setting& setting, int64_t tokens) {
+  const auto& [mask, choice, scheme] = setting;
+  std::shared_ptr<const Checked>& known = checked_[{mask, choice.pattern, choice.density, tokens}];
+  if (known != nullptr) return *known;
+  Problem problem(tokens, kSeed);
   for (Tensor* x : {&problem.q, &problem.k, &problem.v, &problem.d_out}) RoundToBf16(x);
-  auto expected = problem.Expected(problem.MaskOf(mask));
-  return checked_.try_emplace({mask, ranks}, Checked{std::move(problem), std::move(expected)})
-      .first->second;
+  VisitedPairs visited(tokens);
+  kernels::reference::testing::Visible is_visited;
+  if (!choice.is_all()) {
+    const Setting alone = {mask, choice, SchemesOn(1).front()};
+    Probes probes(problem);
+    RunOnGpus(/*ranks=*/1, gpus_,
+              [&](DeviceCommunicator& one) { probes.Run(alone, Connect(alone.scheme, one)); });
+    is_visited = visited = probes.Visited();
+  }
+  const kernels::Mask of = problem.MaskOf(mask);
+  auto expected = problem.Expected(of, is_visited);
+  known = std::make_shared<const Checked>(
+      Checked{problem, problem.Shown(of), std::move(visited), std::move(expected)});
+  return *known;
 }
 
-absl::Status GpuRingCells::Fill(MaskKind mask, const Scheme& scheme, int repetitions,
-                                std::vector<Cell>* cells) {
-  const Checked& checked = CheckedOf(mask, scheme.ranks());
+absl::Status GpuRingCells::Fill(const Setting& setting, int repetitions, std::vector<Cell>* cells) {
+  const Scheme& scheme = setting.scheme;
+  const Checked& checked = CheckedOf(setting, CheckedTokens(setting));
   const MaskedSequence sequence(cells->front().tokens, kSeed);
   std::vector<RankRun> few(scheme.ranks()), runs(scheme.ranks());
   Results results(checked.problem.tokens);
+  Probes probes(checked.problem);
   double held_mib = 0;
   absl::Notification emptied;  // frees memory of all GPUs, each of which has to be idle for that
   RunOnGpus(scheme.ranks(), gpus_, [&](DeviceCommunicator& all) {
-    const absl::Cleanup release =
-        [&] {  // what fails here, or in Connect, ends the others' transfers
-          if (all.rank() == 0 && !emptied.HasBeenNotified()) emptied.Notify();
-        };
+    // What fails in a rank ends the others' transfers, but no wait for this one.
+    const absl::Cleanup release = [&] {
+      if (all.rank() == 0 && !emptied.HasBeenNotified()) emptied.Notify();
+    };
     const Links links = Connect(scheme, all);
-    RunRank(checked.problem, AskFor(checked.problem, mask), scheme, &checked.problem,
-            /*repetitions=*/1, links, &few[all.rank()], &results);
+    RunRank(checked.problem, setting, &checked.problem, /*repetitions=*/1, links, &few[all.rank()],
+            &results);
+    if (!setting.choice.is_all()) probes.Run(setting, links);
     if (all.rank() == 0) {
       c10::cuda::CUDACachingAllocator::emptyCache();
       emptied.Notify();
     }
     emptied.WaitForNotification();
-    RunRank(sequence, AskFor(sequence, mask), scheme, nullptr, repetitions, links,
-            &runs[all.rank()], nullptr);
+    RunRank(sequence, setting, nullptr, repetitions, links, &runs[all.rank()], nullptr);
     if (all.rank() == 0) held_mib = HeldMib(gpus_);
   });
+  double error = LargestError(checked.expected, results.out, results.dq, results.dk, results.dv);
+  if (!setting.choice.is_all()) {
+    const VisitedPairs visited = probes.Visited();
+    if (visited != checked.visited || !visited.IsWithin(checked.shown)) {
+      error = std::numeric_limits<double>::infinity();
+    }
+  }
   ASSIGN_OR_RETURN(const auto rows,
-                   IntervalsOf(sequence.MaskOf(mask), static_cast<int32_t>(sequence.tokens),
+                   IntervalsOf(sequence.MaskOf(setting.mask), static_cast<int32_t>(sequence.tokens),
                                sequence.documents));
   for (Cell& cell : *cells) {
     FillFrom(runs, &cell);
-    cell.share = static_cast<double>(kernels::VisiblePairs(rows)) /
-                 static_cast<double>(sequence.tokens * sequence.tokens);
+    cell.share = ShareOf(runs, setting, rows, kGpuHeads, TileOf(setting.choice));
     cell.peak_mib = held_mib;
-    cell.error = LargestError(checked.expected, results.out, results.dq, results.dk, results.dv);
+    cell.error = error;
     cell.tolerance = kTolerance;
   }
   return absl::OkStatus();
 }
 
-std::vector<Cell> GpuRingCells::Measure(MaskKind mask, const Scheme& scheme, int64_t tokens,
-                                        int repetitions) {
-  std::vector<Cell> cells = EmptyCells(mask, {}, scheme, tokens);
-  std::string note;
-  try {
-    note = std::string(Fill(mask, scheme, repetitions, &cells).message());
-  } catch (const c10::OutOfMemoryError&) {
-    note = "out of memory";
-  } catch (const c10::Error& error) {
-    note = error.what_without_backtrace();
+std::vector<Cell> GpuRingCells::Measure(const Setting& setting, int64_t tokens, int repetitions) {
+  std::vector<Cell> cells = EmptyCells(setting, tokens);
+  std::string note = "unsupported";
+  const int tile = TileOf(setting.choice);
+  if (IsPossible(setting, {CheckedTokens(setting), kSeed}, tile) &&
+      IsPossible(setting, {tokens, kSeed}, tile)) {
+    try {
+      note = std::string(Fill(setting, repetitions, &cells).message());
+    } catch (const c10::OutOfMemoryError&) {
+      note = "out of memory";
+    } catch (const c10::Error& error) {
+      note = error.what_without_backtrace();
+    }
   }
   for (Cell& cell : cells) cell.note = note;
   return cells;

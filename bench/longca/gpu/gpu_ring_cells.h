@@ -5,13 +5,14 @@
 
 #include <cstdint>
 #include <map>
-#include <utility>
+#include <memory>
+#include <tuple>
 #include <vector>
 
 #include "bench/longca/cell.h"
-#include "bench/longca/problem.h"
-#include "bench/longca/scheme.h"
+#include "bench/longca/rank_run.h"
 #include "kernels/masks/masks.h"
+#include "patterns/attention_options.h"
 
 namespace ringleader::bench {
 
@@ -23,21 +24,18 @@ class GpuRingCells {
   explicit GpuRingCells(int gpus) : gpus_(gpus) {}
 
   // Forward and backward at `tokens`, a multiple of 2 × ranks × 128, of kGpuHeads over kGpuKvHeads,
-  // after a check in fp64 in small.
-  std::vector<Cell> Measure(kernels::MaskKind mask, const Scheme& scheme, int64_t tokens,
-                            int repetitions);
+  // after a check in fp64 in small. Of choices as CpuRingCells::Measure.
+  std::vector<Cell> Measure(const Setting& setting, int64_t tokens, int repetitions);
 
  private:
-  struct Checked {
-    Problem problem;  // of values that bf16 holds
-    kernels::reference::testing::MaskedAttention expected;
-  };
-  const Checked& CheckedOf(kernels::MaskKind mask, int ranks);
-  absl::Status Fill(kernels::MaskKind mask, const Scheme& scheme, int repetitions,
-                    std::vector<Cell>* cells);
+  struct Checked;
+  // What one rank attends to with the setting's mask and choice. Throws c10::Error.
+  const Checked& CheckedOf(const Setting& setting, int64_t tokens);
+  absl::Status Fill(const Setting& setting, int repetitions, std::vector<Cell>* cells);
 
+  using Of = std::tuple<kernels::MaskKind, patterns::Pattern, double, int64_t>;
   const int gpus_;
-  std::map<std::pair<kernels::MaskKind, int>, Checked> checked_;
+  std::map<Of, std::shared_ptr<const Checked>> checked_;
 };
 
 }  // namespace ringleader::bench

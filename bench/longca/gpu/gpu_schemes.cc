@@ -27,12 +27,13 @@ absl::StatusOr<int> RunGpuSchemes(const BenchOptions& options) {
     for (const kernels::MaskKind mask : options.masks) {
       for (const int ranks : options.ranks) {
         const int64_t multiple = int64_t{2} * ranks * 128;
-        for (const Scheme& scheme : SchemesOn(ranks)) {
-          if (scheme.has_helpers) continue;  // on CPUs alone
-          wrong +=
-              AddCells(bench.Measure(mask, scheme, (tokens + multiple - 1) / multiple * multiple,
-                                     options.repetitions),
-                       kGpuHeads, kGpuHeadDim, &cells);
+        const int64_t whole = (tokens + multiple - 1) / multiple * multiple;
+        for (const PatternChoice& choice : options.choices()) {
+          for (const Scheme& scheme : SchemesOn(ranks)) {
+            if (scheme.has_helpers) continue;  // on CPUs alone
+            wrong += AddCells(bench.Measure({mask, choice, scheme}, whole, options.repetitions),
+                              kGpuHeads, kGpuHeadDim, &cells);
+          }
         }
       }
       // As it grows: a run over all masks of long sequences takes many minutes.

@@ -40,7 +40,7 @@ if [[ -f $root/CMakeLists.txt ]]; then use_gpu_libraries; else use_gpu_libraries
 mkdir -p "$folder"
 # shellcheck disable=SC2086
 "$bin/ringleader-bench" --engine cuda --folder "$folder" --ranks "$gpus" --tokens $tokens --masks full causal \
-  --repetitions "$repetitions"
+  --patterns none --repetitions "$repetitions"
 # The libraries that our programs were pointed to are not the peer's.
 # shellcheck disable=SC2086
 env -u LD_LIBRARY_PATH python3 -m torch.distributed.run --nproc-per-node "$gpus" "$root/bench/longca/rings/peers.py" \

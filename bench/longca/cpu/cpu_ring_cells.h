@@ -11,10 +11,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "bench/longca/cell.h"
-#include "bench/longca/pattern_choice.h"
-#include "bench/longca/problem.h"
-#include "bench/longca/scheme.h"
+#include "bench/longca/rank_run.h"
 #include "kernels/masks/masks.h"
+#include "patterns/attention_options.h"
 
 namespace ringleader::bench {
 
@@ -26,17 +25,13 @@ class CpuRingCells {
   // helpers for choices and for masks that show keys of a later rank. Of a choice `share` goes by
   // its tiles, and a cell is wrong, too, if its ranks attend to what the mask hides or to other
   // keys than one rank would.
-  std::vector<Cell> Measure(kernels::MaskKind mask, const PatternChoice& choice,
-                            const Scheme& scheme, int64_t tokens, int repetitions);
+  std::vector<Cell> Measure(const Setting& setting, int64_t tokens, int repetitions);
 
  private:
   struct Checked;
-  // What one rank attends to, at a length that fp64 checks.
-  absl::StatusOr<std::shared_ptr<const Checked>> CheckedOf(kernels::MaskKind mask,
-                                                           const PatternChoice& choice,
-                                                           int64_t tokens);
-  absl::Status Fill(kernels::MaskKind mask, const PatternChoice& choice, const Scheme& scheme,
-                    int repetitions, std::vector<Cell>* cells);
+  // What one rank attends to with the setting's mask and choice, at a length that fp64 checks.
+  absl::StatusOr<std::shared_ptr<const Checked>> CheckedOf(const Setting& setting, int64_t tokens);
+  absl::Status Fill(const Setting& setting, int repetitions, std::vector<Cell>* cells);
 
   using Of = std::tuple<kernels::MaskKind, patterns::Pattern, double, int64_t>;
   std::map<Of, std::shared_ptr<const Checked>> checked_;

@@ -1,4 +1,4 @@
-#include "bench/longca/helper_ranks.h"
+#include "bench/longca/cpu/helper_ranks.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "bench/longca/cpu_ring_cells.h"
+#include "bench/longca/cpu/cpu_ring_cells.h"
 
 #include <torch/torch.h>
 
@@ -8,18 +8,15 @@
 #include <limits>
 #include <memory>
 #include <new>
-#include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "bench/longca/asked_mask.h"
-#include "bench/longca/counting_communicator.h"
-#include "bench/longca/helper_ranks.h"
+#include "bench/longca/cpu/counting_communicator.h"
+#include "bench/longca/cpu/helper_ranks.h"
 #include "bench/longca/problem.h"
-#include "bench/longca/rank_run.h"
-#include "patterns/check_options.h"
-#include "ring/band_tiles.h"
+#include "bench/longca/visited_pairs.h"
 #include "worker/attention/cpu/cpu_ring_attention.h"
 #include "worker/comm/testing/local_communicator.h"
 
@@ -43,13 +40,6 @@ attention::RingBytes BytesOf(int64_t sent, const attention::AttentionStats& stat
   const uint64_t of_choice = choice.is_all() ? 0 : bytes - stats.ring_bytes.sent - stats.head_bytes;
   return {.sent = bytes, .whole = stats.ring_bytes.whole + stats.head_bytes + of_choice};
 }
-
-// What ranks are to do.
-struct Setting {
-  MaskKind mask;
-  PatternChoice choice;
-  const Scheme& scheme;
-};
 
 absl::Status RunRank(const Problem& problem, const Setting& setting, int repetitions,
                      comm::Communicator& communicator, const std::atomic<int64_t>& sent,
@@ -137,64 +127,26 @@ int64_t CheckedTokens(const Scheme& scheme) {
   return int64_t{2} * scheme.ranks() * kTile * (scheme.ranks() > 2 ? 1 : 2);
 }
 
-// Which keys the ranks attend to, [heads, tokens, tokens]. Of values that are one for a key and
-// nothing for others a query's output is the weight of that key.
-absl::StatusOr<std::vector<char>> VisitedBy(const Setting& setting, Problem problem) {
-  const int64_t tokens = problem.tokens;
-  std::vector<char> visited(kHeads * tokens * tokens);
-  Results results(tokens);
-  for (int64_t first = 0; first < tokens; first += kHeadDim) {
-    std::ranges::fill(problem.v.data, 0.0f);
-    for (int i = 0; i < kHeadDim; ++i) {
-      for (int head = 0; head < kKvHeads; ++head) problem.v.at(first + i, head, i) = 1;
-    }
-    RETURN_IF_ERROR(RunOnRanks(problem, setting, /*repetitions=*/0, &results).status());
-    for (int head = 0; head < kHeads; ++head) {
-      for (int64_t query = 0; query < tokens; ++query) {
-        for (int i = 0; i < kHeadDim; ++i) {
-          visited[(head * tokens + query) * tokens + first + i] =
-              results.out.at(query, head, i) > 0 ? 1 : 0;
-        }
-      }
-    }
+absl::StatusOr<VisitedPairs> VisitedBy(const Setting& setting, const Problem& problem) {
+  VisitedPairs visited(problem.tokens);
+  Results results(problem.tokens);
+  for (int64_t first = 0; first < problem.tokens; first += kHeadDim) {
+    RETURN_IF_ERROR(
+        RunOnRanks(VisitedPairs::Probe(problem, first), setting, /*repetitions=*/0, &results)
+            .status());
+    visited.Learn(results.out, first);
   }
   return visited;
 }
 
-// Whether some query visits, [heads, tokens, tokens], a key that is not shown, [tokens, tokens].
-bool SeesMore(std::span<const char> visited, std::span<const char> shown) {
-  for (size_t pair = 0; pair < visited.size(); ++pair) {
-    if (visited[pair] > shown[pair % shown.size()]) return true;
-  }
-  return false;
-}
-
-// The share of the square's pairs that ranks visit: as large a part of what the mask shows as their
-// tiles are of those in which it shows something.
-double ShareOf(std::span<const RankRun> runs, const Setting& setting,
-               std::span<const kernels::KeyIntervals> rows) {
-  const auto tokens = static_cast<int64_t>(rows.size());
-  const double shown =
-      static_cast<double>(kernels::VisiblePairs(rows)) / static_cast<double>(tokens * tokens);
-  if (setting.choice.is_all()) return shown;
-  double tiles = 0;
-  for (const RankRun& run : runs) tiles += run.tiles;
-  const kernels::ShardLayout whole = {.tokens = tokens};
-  return shown * tiles /
-         static_cast<double>(kHeads * ring::VisibleTiles(whole, whole, kTile, rows.data()));
-}
-
 bool IsSupported(const Setting& setting, int64_t tokens) {
-  const auto& [mask, choice, scheme] = setting;
-  for (const int64_t length : {CheckedTokens(scheme), tokens}) {
+  for (const int64_t length : {CheckedTokens(setting.scheme), tokens}) {
     const MaskedSequence sequence(length, kSeed);
+    const auto& [mask, choice, scheme] = setting;
     if (scheme.has_helpers && !(choice.is_all() && HelpersCan(sequence, mask, scheme.ranks()))) {
       return false;
     }
-    const Asked asked = AskFor(sequence, mask);
-    if (!choice.GoesWith(asked)) return false;
-    const patterns::AttentionOptions options = scheme.Options(asked, choice, length, kTile);
-    if (!patterns::CheckHeads(options, kHeads, kKvHeads).ok()) return false;
+    if (!IsPossible(setting, sequence, kTile)) return false;
   }
   return true;
 }
@@ -203,25 +155,23 @@ bool IsSupported(const Setting& setting, int64_t tokens) {
 
 struct CpuRingCells::Checked {
   Problem problem;
-  std::vector<char> shown;    // by the mask, [tokens, tokens]
-  std::vector<char> visited;  // of a choice, [heads, tokens, tokens]
+  std::vector<char> shown;  // by the mask, [tokens, tokens]
+  VisitedPairs visited;     // of a choice
   kernels::reference::testing::MaskedAttention expected;
 };
 
 absl::StatusOr<std::shared_ptr<const CpuRingCells::Checked>> CpuRingCells::CheckedOf(
-    MaskKind mask, const PatternChoice& choice, int64_t tokens) {
+    const Setting& setting, int64_t tokens) {
+  const auto& [mask, choice, scheme] = setting;
   std::shared_ptr<const Checked>& known = checked_[{mask, choice.pattern, choice.density, tokens}];
   if (known != nullptr) return known;
   const Problem problem(tokens, kSeed);
   const kernels::Mask of = problem.MaskOf(mask);
-  std::vector<char> visited;
+  VisitedPairs visited(tokens);
   kernels::reference::testing::Visible is_visited;
   if (!choice.is_all()) {
-    const Scheme alone = SchemesOn(1).front();
-    ASSIGN_OR_RETURN(visited, VisitedBy({mask, choice, alone}, problem));
-    is_visited = [&](int head, int64_t query, int64_t key) {
-      return visited[(head * tokens + query) * tokens + key] != 0;
-    };
+    ASSIGN_OR_RETURN(visited, VisitedBy({mask, choice, SchemesOn(1).front()}, problem));
+    is_visited = visited;
   }
   auto expected = problem.Expected(of, is_visited);
   known = std::make_shared<const Checked>(
@@ -229,16 +179,14 @@ absl::StatusOr<std::shared_ptr<const CpuRingCells::Checked>> CpuRingCells::Check
   return known;
 }
 
-absl::Status CpuRingCells::Fill(MaskKind mask, const PatternChoice& choice, const Scheme& scheme,
-                                int repetitions, std::vector<Cell>* cells) {
-  const Setting setting = {mask, choice, scheme};
-  ASSIGN_OR_RETURN(const auto checked, CheckedOf(mask, choice, CheckedTokens(scheme)));
+absl::Status CpuRingCells::Fill(const Setting& setting, int repetitions, std::vector<Cell>* cells) {
+  ASSIGN_OR_RETURN(const auto checked, CheckedOf(setting, CheckedTokens(setting.scheme)));
   Results few(checked->problem.tokens);
   RETURN_IF_ERROR(RunOnRanks(checked->problem, setting, /*repetitions=*/0, &few).status());
   double error = LargestError(checked->expected, few.out, few.dq, few.dk, few.dv);
-  if (!choice.is_all()) {
-    ASSIGN_OR_RETURN(const std::vector<char> visited, VisitedBy(setting, checked->problem));
-    if (visited != checked->visited || SeesMore(visited, checked->shown)) {
+  if (!setting.choice.is_all()) {
+    ASSIGN_OR_RETURN(const VisitedPairs visited, VisitedBy(setting, checked->problem));
+    if (visited != checked->visited || !visited.IsWithin(checked->shown)) {
       error = std::numeric_limits<double>::infinity();
     }
   }
@@ -248,25 +196,24 @@ absl::Status CpuRingCells::Fill(MaskKind mask, const PatternChoice& choice, cons
   ASSIGN_OR_RETURN(const std::vector<RankRun> runs,
                    RunOnRanks(problem, setting, repetitions, &results));
   const double peak_mib = TakePeakMib();
-  ASSIGN_OR_RETURN(
-      const auto rows,
-      IntervalsOf(problem.MaskOf(mask), static_cast<int32_t>(problem.tokens), problem.documents));
+  ASSIGN_OR_RETURN(const auto rows,
+                   IntervalsOf(problem.MaskOf(setting.mask), static_cast<int32_t>(problem.tokens),
+                               problem.documents));
   for (Cell& cell : *cells) {
     FillFrom(runs, &cell);
-    cell.share = ShareOf(runs, setting, rows);
+    cell.share = ShareOf(runs, setting, rows, kHeads, kTile);
     cell.peak_mib = peak_mib;
     cell.error = error;
   }
   return absl::OkStatus();
 }
 
-std::vector<Cell> CpuRingCells::Measure(MaskKind mask, const PatternChoice& choice,
-                                        const Scheme& scheme, int64_t tokens, int repetitions) {
-  std::vector<Cell> cells = EmptyCells(mask, choice, scheme, tokens);
+std::vector<Cell> CpuRingCells::Measure(const Setting& setting, int64_t tokens, int repetitions) {
+  std::vector<Cell> cells = EmptyCells(setting, tokens);
   std::string note = "unsupported";
-  if (IsSupported({mask, choice, scheme}, tokens)) {
+  if (IsSupported(setting, tokens)) {
     try {
-      note = std::string(Fill(mask, choice, scheme, repetitions, &cells).message());
+      note = std::string(Fill(setting, repetitions, &cells).message());
     } catch (const std::bad_alloc&) {
       note = "out of memory";
     }
