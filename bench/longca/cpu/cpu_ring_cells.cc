@@ -23,7 +23,6 @@
 namespace ringleader::bench {
 namespace {
 
-using kernels::MaskKind;
 using kernels::reference::testing::Tensor;
 
 constexpr uint64_t kSeed = 20251123;

@@ -25,7 +25,6 @@ namespace ringleader::bench {
 namespace {
 
 using comm::DeviceCommunicator;
-using kernels::MaskKind;
 using kernels::ops::Check;
 using kernels::ops::Stream;
 using kernels::reference::testing::Tensor;
