@@ -71,6 +71,25 @@ TEST_F(LeaseTest, AWorkerWhoseLoopHangsPassesForNoLivingOne) {
   ExpectUnbrokenRecord("job", 400);
 }
 
+// As virtual machines are paused: time has passed, and a worker that did not run has heard nothing.
+TEST_F(LeaseTest, AMachineThatWasPausedHasLostNoTrainer) {
+  worker_flags_["--pulse-timeout"] = 5;
+  coordinator_flags_["--lease"] = 6;
+  coordinator_flags_["--fence-after"] = 60;
+  coordinator_flags_["--adoption-timeout"] = 90;
+  RunJob();
+  ASSERT_FALSE(HasFailure());  // of a process that is not there kill(2) would stop others
+  const std::vector<int> all = {WorkerPid("a"), old_trainers_[0], old_trainers_[1]};
+  for (const int pid : all) kill(pid, SIGSTOP);
+  AwaitState("job", v1::Job::UNKNOWN);  // longer than a trainer may be silent
+  kill(WorkerPid("a"), SIGCONT);
+  AwaitState("job", v1::Job::RUNNING);
+  for (const int pid : old_trainers_) kill(pid, SIGCONT);
+  LetGo("job");
+  EXPECT_EQ(AwaitState("job", v1::Job::SUCCEEDED).attempts_size(), 1);
+  ExpectUnbrokenRecord("job", 400);
+}
+
 // The coordinator itself stands still for longer than a lease: that it has heard of nobody is no
 // sign of anything, and what was said waits in its sockets.
 TEST_F(LeaseTest, ACoordinatorThatWasStoppedTakesNobodyForDead) {

@@ -148,6 +148,7 @@ absl::Status Worker::Run() {
     if (!refused_.ok()) return refused_;
     const absl::Time now = MonotonicNow();
     if (now < next_tick) continue;
+    supervisor_.StoodStill(now - next_tick);
     next_tick = now + kTick;
     link_.CheckLease();
     CheckFence();

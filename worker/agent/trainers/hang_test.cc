@@ -130,6 +130,26 @@ TEST_F(HangTest, StandingStillCountsFromAttaching) {
   ExpectBlamed(0, "no progress for 10m in step 0 (): killed");
 }
 
+TEST_F(HangTest, WhileTheWorkerStandsStillNobodyIsSilent) {
+  for (const auto& trainer : trainers_) Pulse(trainer, 4);
+  now_ += absl::Hours(1) + kPulseTimeout;
+  supervisor_.StoodStill(absl::Hours(1));
+  ExpectNothing();
+  Pulse(trainers_[1], 4);
+  now_ += absl::Milliseconds(1);
+  ExpectBlamed(0, "no sign of life for 30s, last seen in step 4 (backward): killed");
+}
+
+TEST_F(HangTest, NorIsAnyoneWithoutProgress) {
+  for (const auto& trainer : trainers_) Pulse(trainer, 4);
+  now_ += absl::Hours(1);
+  supervisor_.StoodStill(absl::Hours(1));
+  Pass(kHangTimeout, 4, 4);
+  now_ += absl::Milliseconds(1);
+  for (const auto& trainer : trainers_) Pulse(trainer, 4);
+  ExpectBlamed(0, "no progress for 10m in step 4 (backward): killed");
+}
+
 TEST_F(HangTest, WhoWasToldToLeaveIsNotJudged) {
   EXPECT_TRUE(Do(StopOf(7, v1::StopTrainers::CHECKPOINT, 3'600'000)).accepted());
   now_ += absl::Minutes(30);
@@ -151,6 +171,7 @@ class UnattachedTest : public testing::SupervisedTest {};
 TEST_F(UnattachedTest, WhoHasNotAttachedIsNotJudged) {
   EXPECT_TRUE(Do(StartOf(7, 1)).accepted());
   PidOf(7, 0);
+  supervisor_.StoodStill(absl::Hours(1));
   now_ += absl::Hours(24);
   ExpectNothing();
 }

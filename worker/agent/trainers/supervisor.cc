@@ -413,6 +413,15 @@ void Supervisor::Tick(absl::Time now) {
   UpdateRunning();
 }
 
+void Supervisor::StoodStill(absl::Duration time) {
+  for (auto& [token, attempt] : attempts_) {
+    for (Trainer& trainer : attempt.trainers) {
+      trainer.last_pulse += time;
+      trainer.last_progress += time;
+    }
+  }
+}
+
 void Supervisor::Reap(Trainer& trainer, absl::Time now) {
   if (!trainer.process || trainer.exit) return;
   trainer.exit = trainer.process->Poll();

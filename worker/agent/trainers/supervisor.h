@@ -67,6 +67,10 @@ class Supervisor {
 
   // Reaps, kills what is overdue, reports what ended, starts what had to wait.
   void Tick(absl::Time now);
+  // This worker has not run for so long, as its machine was paused, say, and has not heard what
+  // trainers said, if they could: the time counts for no trainer's silence. To be called before the
+  // Tick that follows.
+  void StoodStill(absl::Duration time);
 
   // Until when trainers may live, in boot time: told to those that run, and to each that attaches.
   void SetLease(absl::Time end);
