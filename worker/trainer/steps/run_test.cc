@@ -8,7 +8,6 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -19,10 +18,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "patterns/pattern.h"
-#include "worker/checkpoint/ownership.h"
 #include "worker/data/loader.h"
 #include "worker/trainer/steps/step_profiler.h"
-#include "worker/trainer/testing/attempt_in_process.h"
+#include "worker/trainer/testing/run_test.h"
 #include "worker/trainer/testing/tiny_files.h"
 
 namespace ringleader::trainer {
@@ -31,55 +29,8 @@ namespace {
 using ::testing::ElementsAre;
 using testing::kTinySequence;
 using testing::RecordingHost;
-
-template <typename Record>
-std::vector<uint64_t> StepsOf(const std::vector<Record>& records) {
-  std::vector<uint64_t> steps;
-  for (const Record& record : records) steps.push_back(record.step);
-  return steps;
-}
-
-class RunTest : public ::testing::Test {
- protected:
-  TempDir directory_;
-  std::vector<RecordingHost> hosts_;
-
-  TrainingJob Job(int context = 1, int data = 1) {
-    return testing::TinyTrainingJob(directory_.path().string(), context, data);
-  }
-  std::string Path(const std::string& name) const { return directory_.File(name); }
-  // Returns fresh hosts, which a test tells what comes before the attempt.
-  std::vector<RecordingHost>& NewHosts(const TrainingJob& job) {
-    return hosts_ = std::vector<RecordingHost>(job.world_size);
-  }
-  // Every rank's end is `expected`.
-  void Run(const TrainingJob& job, Outcome expected = Outcome::kCompleted) {
-    for (const auto& outcome : testing::RunRanks(job, hosts_)) {
-      ASSERT_TRUE(outcome.ok()) << outcome.status();
-      EXPECT_EQ(*outcome, expected);
-    }
-  }
-  void RunAnew(const TrainingJob& job, Outcome expected = Outcome::kCompleted) {
-    NewHosts(job);
-    Run(job, expected);
-  }
-  absl::Status Failure(const TrainingJob& job) {
-    NewHosts(job);
-    return testing::RunRanks(job, hosts_)[0].status();
-  }
-  // As the attempt after this one does.
-  static void TakeFolder(const TrainingJob& job) {
-    const absl::Status taken = checkpoint::ClaimDirectory(
-        job.checkpoint_directory,
-        {.job = job.name, .uid = job.uid, .token = job.fencing_token + 1});
-    EXPECT_TRUE(taken.ok()) << taken;
-  }
-  static std::vector<double> Losses(const RecordingHost& host) {
-    std::vector<double> losses;
-    for (const StepRecord& step : host.steps) losses.push_back(step.loss);
-    return losses;
-  }
-};
+using testing::RunTest;
+using testing::StepsOf;
 
 TEST_F(RunTest, EveryStepHasTheRateOfItsPlaceInTheSchedule) {
   TrainingJob job = Job();
@@ -335,20 +286,6 @@ TEST_F(RunTest, AStopSavesWhatIsNotSavedYet) {
   }
 }
 
-// Another attempt takes the folder in the step before the stop: what it trained is lost.
-TEST_F(RunTest, AStopThatSavedNothingIsAFailure) {
-  TrainingJob job = Job();
-  job.checkpoint_every_steps = 0;
-  NewHosts(job)[0].on_step = [&](RecordingHost& host, const StepRecord&) {
-    host.stop = true;
-    TakeFolder(job);
-  };
-  const absl::Status lost = testing::RunRanks(job, hosts_)[0].status();
-  EXPECT_EQ(lost.code(), absl::StatusCode::kAborted) << lost;
-  EXPECT_EQ(StepsOf(hosts_[0].steps), (std::vector<uint64_t>{1}));
-  EXPECT_TRUE(hosts_[0].checkpoints.empty());
-}
-
 TEST_F(RunTest, AStopBeforeTheFirstStepSavesNothing) {
   const TrainingJob job = Job();
   NewHosts(job)[0].stop = true;
@@ -479,54 +416,6 @@ TEST_F(RunTest, TheExportKeepsTheTokenizerThatWasThereAtTheStart) {
   std::filesystem::create_symlink(Path("nowhere"), Path("tokenizer.json"));
   EXPECT_THAT(std::string(Failure(Job()).message()), ::testing::HasSubstr("tokenizer.json"));
   EXPECT_TRUE(hosts_[0].steps.empty());
-}
-
-// Another attempt takes the folder when everything is saved: what is left is the export.
-TEST_F(RunTest, NoRankCompletesWhereTheModelDoesNotComeToItsPlace) {
-  TrainingJob job = Job(2);
-  job.steps = 1;
-  NewHosts(job)[0].on_checkpoint = [&](uint64_t) { TakeFolder(job); };
-  for (const auto& outcome : testing::RunRanks(job, hosts_)) {
-    EXPECT_EQ(outcome.status().code(), absl::StatusCode::kAborted) << outcome.status();
-    EXPECT_THAT(std::string(outcome.status().message()), ::testing::HasSubstr("has begun since"));
-  }
-  for (const RecordingHost& host : hosts_) {
-    EXPECT_EQ(StepsOf(host.steps), (std::vector<uint64_t>{1}));
-    EXPECT_EQ(host.model, "");
-  }
-  EXPECT_FALSE(std::filesystem::exists(job.checkpoint_directory + "/model"));
-}
-
-// Each has its share of the machine's memory, and so many none that is worth the name.
-TEST_F(RunTest, RanksThatShareAMachineShareItsMemory) {
-  TrainingJob job = Job();
-  job.ranks_per_node = 1'000'000'000;
-  const absl::Status failure = Failure(job);
-  EXPECT_EQ(failure.code(), absl::StatusCode::kFailedPrecondition) << failure;
-  EXPECT_THAT(std::string(failure.message()), ::testing::HasSubstr("the job does not fit"));
-  EXPECT_TRUE(hosts_[0].steps.empty());
-}
-
-// The other rank hears of it in attention, and an error that passes through LibTorch loses its
-// code.
-TEST_F(RunTest, AFailureOfARankIsThatRanksToTheOthers) {
-  NewHosts(Job(2))[1].on_place = [](const std::string& phase) {
-    if (phase == "forward and backward") throw std::runtime_error("rank 1's own");
-  };
-  const auto outcomes = testing::RunRanks(Job(2), hosts_);
-  EXPECT_EQ(outcomes[0].status(), absl::AbortedError("rank 1: rank 1's own"));
-  EXPECT_EQ(outcomes[1].status(), absl::InternalError("rank 1's own"));
-}
-
-TEST_F(RunTest, WhatARankFindsWrongByItselfStaysItsOwn) {
-  const TrainingJob job = Job(2);
-  std::filesystem::remove_all(job.eval_data);
-  NewHosts(job);
-  const auto outcomes = testing::RunRanks(job, hosts_);
-  // Both find it by themselves, whoever was first.
-  for (const auto& outcome : outcomes) {
-    EXPECT_EQ(outcome.status().code(), absl::StatusCode::kNotFound) << outcome.status();
-  }
 }
 
 TEST(StepProfilerTest, SaysNothingOfTracesThatNobodyAskedFor) {
