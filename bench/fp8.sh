@@ -125,12 +125,7 @@ loss() {
   [[ -d $run/tokens ]] || "$bin/ringctl" data pack --input "$text" --output "$run/tokens" --eval-share 0.05
   start_coordinator
   # A worker's slots are GPUs of their own; several workers share one.
-  local here worker following=() name fp8_steps
-  here=$(nvidia-smi --list-gpus 2>/dev/null | wc -l || true)
-  if ((at_once == 1)); then start_worker fp8 --trainers 1; fi
-  for ((worker = 0; at_once > 1 && worker < at_once; ++worker)); do
-    CUDA_VISIBLE_DEVICES=$((worker % (here > 0 ? here : 1))) start_worker "fp8-$worker" --trainers 1
-  done
+  start_workers "$at_once" fp8
   await_nodes "$at_once"
   for seed in $seeds; do
     for precision in bfloat16 fp8 again; do

@@ -81,3 +81,18 @@ start_worker() {  # NAME [FLAG...]; its log says where its metrics are
   start "worker-$name" "$bin/ringleader-worker" --name "$name" --coordinator "$RINGLEADER_ADDRESS" \
     --data-dir "$run/worker-$name" --metrics-listen 127.0.0.1:0 "$@"
 }
+
+# Workers NAME-1 to NAME-COUNT of one trainer each. The GPUs that this shell sees are given to them in turn: workers beyond
+# their number share them.
+start_workers() {  # COUNT NAME [FLAG...]
+  local count=$1 name=$2 gpus i
+  shift 2
+  IFS=, read -ra gpus <<<"${CUDA_VISIBLE_DEVICES-$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | paste -sd,)}"
+  for ((i = 0; i < count; ++i)); do
+    if ((${#gpus[@]})); then
+      CUDA_VISIBLE_DEVICES=${gpus[i % ${#gpus[@]}]} start_worker "$name-$((i + 1))" --trainers 1 "$@"
+    else
+      start_worker "$name-$((i + 1))" --trainers 1 "$@"
+    fi
+  done
+}

@@ -11,7 +11,8 @@
 #   --dir      keeps what is done; a call that ran out of time (exit code 75) is repeated, and goes on there
 #   --seconds  begin no job that would not end in so many seconds, and end by then
 #   --text     a folder of text for the task of that name (default: /usr/include)
-#   --at-once  so many of the patterns' jobs share the machine (default: 3 with cuda, 1 with cpu)
+#   --at-once  so many of the patterns' jobs share the machine, its GPUs given to them in turn
+#              (default: 3 with cuda, 1 with cpu)
 #   --output   where table, picture and figures go (default: DIR); of what is done so far where time ran out
 #
 # From a checkout or from a bundle (deploy/bundle.sh). One GPU, 25 minutes in all.
@@ -22,7 +23,7 @@ if [[ -f $root/CMakeLists.txt ]]; then bin=${RINGLEADER_BUILD:-$root/build}/bin;
 run='' plan=gpu engine=cuda text=/usr/include seconds=86400 output='' at_once=''
 while (($#)); do
   case $1 in
-    -h | --help) sed -n '2,18s/^# \{0,1\}//p' "$0"; exit ;;
+    -h | --help) sed -n '2,19s/^# \{0,1\}//p' "$0"; exit ;;
   esac
   (($# > 1)) || { echo "quality: $1 needs a value, or is no option (see --help)" >&2; exit 2; }
   case $1 in
@@ -59,11 +60,16 @@ trap 'exit 130' INT TERM
 rm -rf "$run/coordinator" "$run"/worker-quality-*
 start_coordinator
 # A worker's slots are GPUs of their own; several workers share one.
-trainers=1
-[[ $plan != tuning* ]] || trainers=2
-for ((i = 1; i <= at_once; ++i)); do start_worker "quality-$i" --trainers "$trainers"; done
+if [[ $plan == tuning* ]]; then
+  for ((i = 1; i <= at_once; ++i)); do start_worker "quality-$i" --trainers 2; done
+else
+  start_workers "$at_once" quality
+fi
 await_nodes "$at_once"
-hardware=$([[ $engine == cpu ]] && echo "$(nproc) CPU cores" || nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)
+hardware="$(nproc) CPU cores"
+if [[ $engine != cpu ]]; then
+  hardware=$(nvidia-smi --query-gpu=name --format=csv,noheader | sort | uniq -c | sed -E 's/^ *([0-9]+) /\1 x /; s/^1 x //' | paste -sd,)
+fi
 commit=$(cat "$root/COMMIT" 2>/dev/null || git -C "$root" rev-parse --short HEAD 2>/dev/null || echo unknown)
 code=0
 python3 "$root/bench/quality/suite.py" --dir "$run" --plan "$plan" --engine "$engine" --text "$text" \
