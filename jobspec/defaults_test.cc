@@ -94,6 +94,28 @@ TEST(DefaultsTest, ThePatternIsKeyGroupsOnGpusThatTakeWhatIsAsked) {
   EXPECT_THAT(ToYaml(spec), HasSubstr("pattern: key_groups"));
 }
 
+// Choosing takes longer than it saves there; who gives a field of choice wants one all the same.
+TEST(DefaultsTest, ShortSequencesAreDenseOnGpusUnlessAFieldOfChoiceIsGiven) {
+  const auto pattern_of = [](v1::JobSpec spec) {
+    ApplyDefaults(&spec);
+    EXPECT_TRUE(Validate(spec).ok()) << Validate(spec);
+    return spec.attention().pattern();
+  };
+  const std::string cuda = "resources.engine=cuda", brief = "data.sequence_length=12288";
+  EXPECT_EQ(pattern_of(Unnamed({cuda, brief})), v1::AttentionSpec::DENSE);
+  EXPECT_EQ(pattern_of(Unnamed({brief})), v1::AttentionSpec::VERTICAL_SLASH);
+  EXPECT_EQ(pattern_of(Unnamed({cuda, brief, "training.deterministic=true"})),
+            v1::AttentionSpec::DENSE);
+  EXPECT_EQ(pattern_of(Unnamed({cuda, brief, "training.eval_attention=both"})),
+            v1::AttentionSpec::KEY_GROUPS);
+  v1::JobSpec probed = Unnamed({cuda, brief});
+  probed.mutable_attention()->set_probe_every(4);
+  EXPECT_EQ(pattern_of(probed), v1::AttentionSpec::KEY_GROUPS);
+  v1::JobSpec tiled = Unnamed({cuda, brief});
+  tiled.mutable_attention()->set_tile(128);
+  EXPECT_EQ(pattern_of(tiled), v1::AttentionSpec::DENSE);
+}
+
 TEST(DefaultsTest, WhatIsAPatternsDoesNotGoWithoutItsName) {
   v1::JobSpec mass = Unnamed({"resources.engine=cuda"});
   mass.mutable_attention()->set_vertical_mass(0.8);

@@ -117,10 +117,16 @@ absl::Status CheckValue(const Field& field, const Message& message,
 }
 
 // What a job gets that names no pattern: key_groups where they take what is asked and save time,
-// which is on GPUs alone; the CPU engine computes a tile in full for one group of it.
+// which is on GPUs alone; the CPU engine computes a tile in full for one group of it. Short
+// sequences take less time on GPUs without any choice (docs/quality.md), and lose nothing.
 v1::AttentionSpec::Pattern DefaultPattern(const v1::JobSpec& spec) {
-  const bool fits = spec.resources().engine() == v1::ResourcesSpec::CUDA &&
-                    !spec.training().deterministic() && spec.attention().tile() != 128;
+  constexpr uint64_t kChoosingPays = 16384;  // tokens
+  if (spec.resources().engine() != v1::ResourcesSpec::CUDA) return v1::AttentionSpec::VERTICAL_SLASH;
+  const bool wants_choice = std::ranges::any_of(Fields(), [&](const Field& field) {
+    return field.when.path == "attention.pattern" && IsSet(spec, field.path);
+  });
+  if (spec.data().sequence_length() < kChoosingPays && !wants_choice) return v1::AttentionSpec::DENSE;
+  const bool fits = !spec.training().deterministic() && spec.attention().tile() != 128;
   return fits ? v1::AttentionSpec::KEY_GROUPS : v1::AttentionSpec::VERTICAL_SLASH;
 }
 

@@ -68,6 +68,7 @@ class Plan:
 
 RECALL = ("recall", "recall-power")
 DEFAULT = "the default"
+DENSE_BELOW = 16384  # tokens of a sequence in which the default on GPUs is dense attention (docs/job_file.md)
 CAUSAL = ", causal"  # behind a pattern's name: the same, chosen without later queries
 # As many answers of frequent words as it takes to learn them: with a third a model stays at three quarters of them.
 LONG = {**generate.WEIGHTS, "frequent-words": 9, "text": 4}
@@ -393,7 +394,9 @@ class Suite:
         of_one = [("dense in FP8", 1.0, {"pattern": "dense"}), ("vertical-slash, top-p", None, {"pattern": "vertical_slash"})]
         jobs = []
         for stage in (plan.more, *plan.other_lengths):
-            of_stage = [("dense", 1.0, {"pattern": "dense"}), (DEFAULT, None, {}), *(of_one if stage is plan.more else [])]
+            of_stage = [("dense", 1.0, {"pattern": "dense"}), *(of_one if stage is plan.more else [])]
+            if self.tokens_of(stage) >= DENSE_BELOW or self.flags.engine == "cpu":
+                of_stage.insert(1, (DEFAULT, None, {}))
             for density in plan.densities:
                 of_stage += [(name, density, attention) for name, attention in attentions(density, self.tokens_of(stage)).items()
                              if name in plan.patterns or not plan.patterns]
