@@ -68,7 +68,7 @@ class Plan:
 
 RECALL = ("recall", "recall-power")
 DEFAULT = "the default"
-DENSE_BELOW = 16384  # tokens of a sequence in which the default on GPUs is dense attention (docs/job_file.md)
+DENSE_BELOW = 8192  # tokens of a sequence in which the default on GPUs is dense attention (docs/job_file.md)
 CAUSAL = ", causal"  # behind a pattern's name: the same, chosen without later queries
 # As many answers of frequent words as it takes to learn them: with a third a model stays at three quarters of them.
 LONG = {**generate.WEIGHTS, "frequent-words": 9, "text": 4}

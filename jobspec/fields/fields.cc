@@ -273,8 +273,8 @@ std::string DescribePatterns() {
                     "`)");
   }
   return text +
-         ". Left out, it is `key_groups` on GPUs; `dense` there in sequences of fewer than 16,384 "
-         "tokens, which takes less time, unless a field is given that `dense` does not have; and "
+         ". Left out, it is `key_groups` on GPUs; `dense` there in sequences of fewer than 8,192 "
+         "tokens, which takes no longer, unless a field is given that `dense` does not have; and "
          "`vertical_slash` with `resources.engine: cpu`, where `key_groups` takes longer than "
          "`dense`, and with `attention.tile: 128` or `training.deterministic`, which `key_groups` "
          "does not take on GPUs. Fields of one pattern need its name.";
