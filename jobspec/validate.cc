@@ -117,8 +117,8 @@ absl::Status CheckValue(const Field& field, const Message& message,
 }
 
 // What a job gets that names no pattern: key_groups where they take what is asked and save time,
-// which is on GPUs alone; the CPU engine computes a tile in full for one group of it. Steps of short
-// sequences take no longer without any choice (docs/quality.md), and lose nothing.
+// which is on GPUs alone; the CPU engine computes a tile in full for one group of it. Steps of
+// short sequences take no longer without any choice (docs/quality.md), and lose nothing.
 v1::AttentionSpec::Pattern DefaultPattern(const v1::JobSpec& spec) {
   constexpr uint64_t kChoosingPays = 8192;  // tokens
   if (spec.resources().engine() != v1::ResourcesSpec::CUDA)
