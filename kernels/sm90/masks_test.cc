@@ -54,13 +54,14 @@ Result Expected(const Problem& p, const Visible& visible) {
 }
 
 TEST_P(MasksTest, EqualTheirSlices) {
-  const auto& [kind, shape] = GetParam();
-  const auto& [tokens, head_dim, tile, group] = shape;
+  const Shape& shape = std::get<Shape>(GetParam());
+  const auto tokens = std::get<0>(shape);
+  const int tile = std::get<2>(shape);
   const Case c = {.name = {},
                   .tokens = tokens,
-                  .heads = 2 * group,
+                  .heads = 2 * std::get<3>(shape),
                   .kv_heads = 2,
-                  .head_dim = head_dim,
+                  .head_dim = std::get<1>(shape),
                   .tile = tile,
                   .pattern = TilePattern::kFull};
   // A document of one token, one that ends with a tile, some of any length.
@@ -68,7 +69,8 @@ TEST_P(MasksTest, EqualTheirSlices) {
   for (const int32_t first : {40, 128, 200, 333, 517}) {
     if (first < tokens) firsts.push_back(first);
   }
-  const Mask mask = {.kind = kind, .window = 90, .prefix = 75, .block = 50};
+  const Mask mask = {
+      .kind = std::get<MaskKind>(GetParam()), .window = 90, .prefix = 75, .block = 50};
   const std::vector<KeyIntervals> rows = *kernels::IntervalsOf(mask, tokens, firsts);
   const DeviceBuffer<KeyIntervals> gpu_rows(rows);
   const std::vector<testing::Slice> slices = testing::SlicesOf(mask, tokens, firsts);
@@ -89,9 +91,9 @@ TEST_P(MasksTest, EqualTheirSlices) {
   }
   SCOPED_TRACE("beside lists");
   const int64_t blocks = (tokens + tile - 1) / tile;
-  std::vector<char> listed;
-  for (int64_t i = 0; i < c.heads * blocks * blocks; ++i) {
-    listed.push_back(i / blocks % blocks % 4 != 2 && Random()() % 2 == 0);  // some rows have none
+  std::vector<char> listed(c.heads * blocks * blocks);
+  for (size_t i = 0; i < listed.size(); ++i) {
+    listed[i] = i / blocks % blocks % 4 != 2 && Random()() % 2 == 0;  // some rows have none
   }
   const auto is_listed = [&](int64_t head, int64_t a, int64_t b) {
     return listed[(head * blocks + a) * blocks + b] != 0;
@@ -107,8 +109,8 @@ TEST_P(MasksTest, EqualTheirSlices) {
 }
 
 std::vector<MaskKind> AllKinds() {
-  std::vector<MaskKind> kinds;
-  for (int kind = 0; kind < kMaskKinds; ++kind) kinds.push_back(static_cast<MaskKind>(kind));
+  std::vector<MaskKind> kinds(kMaskKinds);
+  for (int kind = 0; kind < kMaskKinds; ++kind) kinds[kind] = static_cast<MaskKind>(kind);
   return kinds;
 }
 std::string NameOf(const ::testing::TestParamInfo<MasksTest::ParamType>& info) {
