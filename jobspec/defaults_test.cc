@@ -69,22 +69,23 @@ v1::JobSpec Unnamed(const std::vector<std::string>& overrides) {
   return spec;
 }
 
+v1::AttentionSpec::Pattern PatternOf(v1::JobSpec spec) {
+  ApplyDefaults(&spec);
+  EXPECT_TRUE(Validate(spec).ok()) << Validate(spec);
+  return spec.attention().pattern();
+}
+
 TEST(DefaultsTest, ThePatternIsKeyGroupsOnGpusThatTakeWhatIsAsked) {
-  const auto pattern_of = [](v1::JobSpec spec) {
-    ApplyDefaults(&spec);
-    EXPECT_TRUE(Validate(spec).ok()) << Validate(spec);
-    return spec.attention().pattern();
-  };
   const std::string cuda = "resources.engine=cuda", repeats = "training.deterministic=true";
-  EXPECT_EQ(pattern_of(Unnamed({cuda})), v1::AttentionSpec::KEY_GROUPS);
-  EXPECT_EQ(pattern_of(Unnamed({})), v1::AttentionSpec::VERTICAL_SLASH);
-  EXPECT_EQ(pattern_of(Unnamed({repeats})), v1::AttentionSpec::VERTICAL_SLASH);
-  EXPECT_EQ(pattern_of(Unnamed({repeats, cuda})), v1::AttentionSpec::VERTICAL_SLASH);
+  EXPECT_EQ(PatternOf(Unnamed({cuda})), v1::AttentionSpec::KEY_GROUPS);
+  EXPECT_EQ(PatternOf(Unnamed({})), v1::AttentionSpec::VERTICAL_SLASH);
+  EXPECT_EQ(PatternOf(Unnamed({repeats})), v1::AttentionSpec::VERTICAL_SLASH);
+  EXPECT_EQ(PatternOf(Unnamed({repeats, cuda})), v1::AttentionSpec::VERTICAL_SLASH);
   for (const auto& [tile, pattern] : {std::pair{64, v1::AttentionSpec::KEY_GROUPS},
                                       std::pair{128, v1::AttentionSpec::VERTICAL_SLASH}}) {
     v1::JobSpec spec = Unnamed({cuda});
     spec.mutable_attention()->set_tile(tile);
-    EXPECT_EQ(pattern_of(spec), pattern) << tile;
+    EXPECT_EQ(PatternOf(spec), pattern) << tile;
   }
   v1::JobSpec spec = Unnamed({cuda});
   EXPECT_TRUE(Validate(spec).ok()) << Validate(spec);
@@ -96,24 +97,19 @@ TEST(DefaultsTest, ThePatternIsKeyGroupsOnGpusThatTakeWhatIsAsked) {
 
 // Choosing saves no time there; who gives a field of choice wants one all the same.
 TEST(DefaultsTest, ShortSequencesAreDenseOnGpusUnlessAFieldOfChoiceIsGiven) {
-  const auto pattern_of = [](v1::JobSpec spec) {
-    ApplyDefaults(&spec);
-    EXPECT_TRUE(Validate(spec).ok()) << Validate(spec);
-    return spec.attention().pattern();
-  };
   const std::string cuda = "resources.engine=cuda", brief = "data.sequence_length=6144";
-  EXPECT_EQ(pattern_of(Unnamed({cuda, brief})), v1::AttentionSpec::DENSE);
-  EXPECT_EQ(pattern_of(Unnamed({brief})), v1::AttentionSpec::VERTICAL_SLASH);
-  EXPECT_EQ(pattern_of(Unnamed({cuda, brief, "training.deterministic=true"})),
+  EXPECT_EQ(PatternOf(Unnamed({cuda, brief})), v1::AttentionSpec::DENSE);
+  EXPECT_EQ(PatternOf(Unnamed({brief})), v1::AttentionSpec::VERTICAL_SLASH);
+  EXPECT_EQ(PatternOf(Unnamed({cuda, brief, "training.deterministic=true"})),
             v1::AttentionSpec::DENSE);
-  EXPECT_EQ(pattern_of(Unnamed({cuda, brief, "training.eval_attention=both"})),
+  EXPECT_EQ(PatternOf(Unnamed({cuda, brief, "training.eval_attention=both"})),
             v1::AttentionSpec::KEY_GROUPS);
   v1::JobSpec probed = Unnamed({cuda, brief});
   probed.mutable_attention()->set_probe_every(4);
-  EXPECT_EQ(pattern_of(probed), v1::AttentionSpec::KEY_GROUPS);
+  EXPECT_EQ(PatternOf(probed), v1::AttentionSpec::KEY_GROUPS);
   v1::JobSpec tiled = Unnamed({cuda, brief});
   tiled.mutable_attention()->set_tile(128);
-  EXPECT_EQ(pattern_of(tiled), v1::AttentionSpec::DENSE);
+  EXPECT_EQ(PatternOf(tiled), v1::AttentionSpec::DENSE);
 }
 
 TEST(DefaultsTest, WhatIsAPatternsDoesNotGoWithoutItsName) {

@@ -121,13 +121,15 @@ absl::Status CheckValue(const Field& field, const Message& message,
 // short sequences take no longer without any choice (docs/quality.md), and lose nothing.
 v1::AttentionSpec::Pattern DefaultPattern(const v1::JobSpec& spec) {
   constexpr uint64_t kChoosingPays = 8192;  // tokens
-  if (spec.resources().engine() != v1::ResourcesSpec::CUDA)
+  if (spec.resources().engine() != v1::ResourcesSpec::CUDA) {
     return v1::AttentionSpec::VERTICAL_SLASH;
+  }
   const bool wants_choice = std::ranges::any_of(Fields(), [&](const Field& field) {
     return field.when.path == "attention.pattern" && IsSet(spec, field.path);
   });
-  if (spec.data().sequence_length() < kChoosingPays && !wants_choice)
+  if (spec.data().sequence_length() < kChoosingPays && !wants_choice) {
     return v1::AttentionSpec::DENSE;
+  }
   const bool fits = !spec.training().deterministic() && spec.attention().tile() != 128;
   return fits ? v1::AttentionSpec::KEY_GROUPS : v1::AttentionSpec::VERTICAL_SLASH;
 }
