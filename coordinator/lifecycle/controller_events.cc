@@ -125,7 +125,7 @@ absl::Status ControllerCore::OnMessage(store::WriteTransaction& transaction,
   const EventLog::Verdict verdict = record.log.Admit(message.sequence());
   if (verdict == EventLog::Verdict::kGap) {
     record.session = nullptr;
-    session->Close(absl::DataLossError(
+    session->Close(absl::AbortedError(
         absl::StrFormat("sequence %d came after %d: send everything that was not acknowledged",
                         message.sequence(), record.log.applied())));
     return absl::OkStatus();

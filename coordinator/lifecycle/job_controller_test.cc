@@ -282,7 +282,7 @@ TEST_F(JobControllerTest, AGapInTheSequencesEndsTheSession) {
   auto session = RunJob();
   Say(session, 6, Log("4 and 5 are missing"));
   ASSERT_TRUE(session->closed().has_value());
-  EXPECT_TRUE(absl::IsDataLoss(*session->closed()));
+  EXPECT_TRUE(absl::IsAborted(*session->closed()));
   EXPECT_THAT(LogTexts(), IsEmpty());
 }
 

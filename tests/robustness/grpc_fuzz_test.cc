@@ -267,6 +267,10 @@ class GrpcFuzzTest : public ::testing::Test {
       new Call(&stub, method.path, std::move(messages), [&](const grpc::Status& status) {
         absl::MutexLock lock(&mu);
         ++outcomes_[status.error_code()];
+        if (status.error_code() == grpc::StatusCode::UNKNOWN ||
+            status.error_code() == grpc::StatusCode::DATA_LOSS) {
+          faults_.push_back(status.error_message());
+        }
         --in_flight;
       });
     }
@@ -276,6 +280,7 @@ class GrpcFuzzTest : public ::testing::Test {
 
   CoordinatorProcess coordinator_;
   std::map<grpc::StatusCode, int> outcomes_;
+  std::vector<std::string> faults_;  // what the coordinator blamed on itself or on its database
   int created_ = 0;
 };
 
@@ -326,8 +331,7 @@ TEST_F(GrpcFuzzTest, MutatedMessages) {
   EXPECT_GT(outcomes_[grpc::StatusCode::OK], 100);
   EXPECT_GT(outcomes_[grpc::StatusCode::INVALID_ARGUMENT], 100);
   EXPECT_GT(outcomes_[grpc::StatusCode::UNIMPLEMENTED], 100);
-  EXPECT_EQ(outcomes_[grpc::StatusCode::UNKNOWN], 0);
-  EXPECT_EQ(outcomes_[grpc::StatusCode::DATA_LOSS], 0);
+  EXPECT_THAT(faults_, ::testing::IsEmpty());
   EXPECT_THAT(coordinator_.log(), ::testing::Not(::testing::HasSubstr("internal error")));
   coordinator_.process().Signal(SIGTERM);
   EXPECT_EQ(coordinator_.process().Wait(), 0) << coordinator_.log();

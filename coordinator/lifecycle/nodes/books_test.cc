@@ -185,7 +185,7 @@ TEST_F(BooksTest, AMessageThatIsMissingIsAskedFor) {
   auto session = RunJob();
   Say(session, 5, Log("after the one that is missing"));
   ASSERT_TRUE(session->closed().has_value());
-  EXPECT_EQ(session->closed()->code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(session->closed()->code(), absl::StatusCode::kAborted);
   EXPECT_EQ(session->acknowledged(), 3u);
   auto again = Connect("a", "folder.1", {Running()});
   Say(again, 4, Log("missing"));
