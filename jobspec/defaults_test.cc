@@ -95,6 +95,23 @@ TEST(DefaultsTest, ThePatternIsKeyGroupsOnGpusThatTakeWhatIsAsked) {
   EXPECT_THAT(ToYaml(spec), HasSubstr("pattern: key_groups"));
 }
 
+// A short sequence's attention is spread over more of its keys.
+TEST(DefaultsTest, KeyGroupsKeepMoreOfShortSequences) {
+  for (const auto& [tokens, density] :
+       {std::pair{"8192", 0.28}, std::pair{"16320", 0.28}, std::pair{"16384", 0.2},
+        std::pair{"131072", 0.2}}) {
+    v1::JobSpec spec =
+        Unnamed({"resources.engine=cuda", absl::StrCat("data.sequence_length=", tokens)});
+    ApplyDefaults(&spec);
+    EXPECT_EQ(spec.attention().pattern(), v1::AttentionSpec::KEY_GROUPS) << tokens;
+    EXPECT_EQ(spec.attention().density(), density) << tokens;
+    v1::JobSpec asked = Job({"attention.pattern=key_groups", "attention.density=0.05",
+                             absl::StrCat("data.sequence_length=", tokens)});
+    ApplyDefaults(&asked);
+    EXPECT_EQ(asked.attention().density(), 0.05) << tokens;
+  }
+}
+
 // Choosing saves no time there; who gives a field of choice wants one all the same.
 TEST(DefaultsTest, ShortSequencesAreDenseOnGpusUnlessAFieldOfChoiceIsGiven) {
   const std::string cuda = "resources.engine=cuda", brief = "data.sequence_length=6144";

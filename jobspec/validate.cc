@@ -431,10 +431,13 @@ void ApplyDefaults(v1::JobSpec* spec) {
     spec->mutable_attention()->set_mask(v1::AttentionSpec::MASK_CAUSAL);
   }
   for (const Field& field : Fields()) {
-    if (field.need != Need::kDefault || field.default_value == "auto") continue;
+    const bool follows = field.default_for != nullptr;
+    if ((field.need != Need::kDefault && !follows) || field.default_value == "auto") continue;
     if (IsSet(*spec, field.path) || !Fits(field, *spec)) continue;
+    const std::string value = follows ? FormatNumber(field.default_for(spec->data().sequence_length()))
+                                      : std::string(field.default_value);
     // The table's own defaults always parse: a test reads every one of them.
-    SetScalar(FindSlot(spec, field.path), field, field.default_value).IgnoreError();
+    SetScalar(FindSlot(spec, field.path), field, value).IgnoreError();
   }
   if (!spec->attention().has_dense_below() &&
       spec->attention().pattern() != v1::AttentionSpec::DENSE) {

@@ -43,6 +43,9 @@ struct PatternField {
   bool (*read)(std::string_view text, AttentionOptions* options) = nullptr;
   // If set, only jobs whose field `with_path` holds `with_value` have this one.
   std::string_view with_path = {}, with_value = {};
+  // If set, the default follows from how many tokens sequences have, and `default_value` is for
+  // people.
+  double (*default_for)(uint64_t sequence_length) = nullptr;
 };
 
 // PatternField::read for a number.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <set>
 
+#include "absl/strings/str_cat.h"
 #include "patterns/check_options.h"
 #include "patterns/kinds/chosen_blocks.h"
 #include "patterns/pattern.h"
@@ -33,9 +34,11 @@ TEST(DefinitionsTest, DefaultsAreReadIntoOptionsThatPass) {
     AttentionOptions options{.pattern = definition->pattern, .tile = 64, .stripe = 64};
     for (const PatternField& field : definition->fields) {
       if (field.read == nullptr) continue;
-      EXPECT_TRUE(field.read(field.default_value, &options)) << field.path;
+      const std::string text = field.default_for == nullptr ? std::string(field.default_value)
+                                                            : absl::StrCat(field.default_for(8192));
+      EXPECT_TRUE(field.read(text, &options)) << field.path;
       EXPECT_FALSE(field.read("much", &options)) << field.path;
-      EXPECT_TRUE(field.read(field.default_value, &options));
+      EXPECT_TRUE(field.read(text, &options));
     }
     EXPECT_EQ(CheckOptions(options, 1), absl::OkStatus()) << definition->name;
   }

@@ -288,8 +288,9 @@ std::vector<Field> AllFields() {
     for (const patterns::PatternField& row : definition->fields) {
       const When when = {"attention.pattern", definition->name};
       const When also = {row.with_path, row.with_value};
-      fields.push_back({row.path, Need::kDefault, row.default_value, row.range, when, row.help,
-                        /*is_path=*/false, also});
+      const Need need = row.default_for == nullptr ? Need::kDefault : Need::kDerived;
+      fields.push_back({row.path, need, row.default_value, row.range, when, row.help,
+                        /*is_path=*/false, also, row.default_for});
     }
   }
   fields.insert(fields.end(), std::begin(kFieldsAfterPatterns), std::end(kFieldsAfterPatterns));

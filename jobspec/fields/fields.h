@@ -39,6 +39,7 @@ struct Field {
   std::string_view help;
   bool is_path = false;
   When also = {};  // both must hold
+  double (*default_for)(uint64_t sequence_length) = nullptr;  // see patterns::PatternField
 };
 
 // All fields, in the order of the job file. A path that several patterns have stands in a row of
