@@ -97,9 +97,8 @@ TEST(DefaultsTest, ThePatternIsKeyGroupsOnGpusThatTakeWhatIsAsked) {
 
 // A short sequence's attention is spread over more of its keys.
 TEST(DefaultsTest, KeyGroupsKeepMoreOfShortSequences) {
-  for (const auto& [tokens, density] :
-       {std::pair{"8192", 0.28}, std::pair{"16320", 0.28}, std::pair{"16384", 0.2},
-        std::pair{"131072", 0.2}}) {
+  for (const auto& [tokens, density] : {std::pair{"8192", 0.28}, std::pair{"16320", 0.28},
+                                        std::pair{"16384", 0.2}, std::pair{"131072", 0.2}}) {
     v1::JobSpec spec =
         Unnamed({"resources.engine=cuda", absl::StrCat("data.sequence_length=", tokens)});
     ApplyDefaults(&spec);

@@ -434,8 +434,9 @@ void ApplyDefaults(v1::JobSpec* spec) {
     const bool follows = field.default_for != nullptr;
     if ((field.need != Need::kDefault && !follows) || field.default_value == "auto") continue;
     if (IsSet(*spec, field.path) || !Fits(field, *spec)) continue;
-    const std::string value = follows ? FormatNumber(field.default_for(spec->data().sequence_length()))
-                                      : std::string(field.default_value);
+    const std::string value = follows
+                                  ? FormatNumber(field.default_for(spec->data().sequence_length()))
+                                  : std::string(field.default_value);
     // The table's own defaults always parse: a test reads every one of them.
     SetScalar(FindSlot(spec, field.path), field, value).IgnoreError();
   }

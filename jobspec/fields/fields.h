@@ -38,7 +38,7 @@ struct Field {
   When when;
   std::string_view help;
   bool is_path = false;
-  When also = {};  // both must hold
+  When also = {};                                             // both must hold
   double (*default_for)(uint64_t sequence_length) = nullptr;  // see patterns::PatternField
 };
 
