@@ -4,6 +4,7 @@
 #include <string>
 
 #include "bench/longca/asked_mask.h"
+#include "bench/longca/helper_ranks.h"
 #include "patterns/check_options.h"
 #include "ring/band_tiles.h"
 
@@ -13,6 +14,9 @@ bool IsPossible(const Setting& setting, const MaskedSequence& sequence, int tile
   const auto& [mask, choice, scheme] = setting;
   const Asked asked = AskFor(sequence, mask);
   if (!choice.GoesWith(asked)) return false;
+  if (scheme.has_helpers && !(choice.is_all() && HelpersCan(sequence, mask, scheme.ranks()))) {
+    return false;
+  }
   const patterns::AttentionOptions options = scheme.Options(asked, choice, sequence.tokens, tile);
   return patterns::CheckHeads(options, kHeads, kKvHeads).ok();
 }

@@ -14,8 +14,10 @@
 #include "base/status_macros.h"
 #include "bench/longca/asked_mask.h"
 #include "bench/longca/cpu/counting_communicator.h"
-#include "bench/longca/cpu/helper_ranks.h"
+#include "bench/longca/cpu/cpu_helper_device.h"
+#include "bench/longca/helper_ranks.h"
 #include "bench/longca/problem.h"
+#include "bench/longca/rank_rows.h"
 #include "bench/longca/visited_pairs.h"
 #include "worker/attention/cpu/cpu_ring_attention.h"
 #include "worker/comm/testing/local_communicator.h"
@@ -23,14 +25,7 @@
 namespace ringleader::bench {
 namespace {
 
-using kernels::reference::testing::Tensor;
-
 constexpr uint64_t kSeed = 20251123;
-
-torch::Tensor AsTorch(const Tensor& tensor) {
-  return torch::from_blob(const_cast<float*>(tensor.data.data()),
-                          {tensor.tokens, tensor.heads, tensor.head_dim});
-}
 
 // What ranks tell each other to choose by is sent whatever hops carry.
 attention::RingBytes BytesOf(int64_t sent, const attention::AttentionStats& stats,
@@ -55,14 +50,9 @@ absl::Status RunRank(const Problem& problem, const Setting& setting, int repetit
       const auto ranks,
       attention::CreateCpuRingAttention(
           scheme.Options(asked, setting.choice, problem.tokens, kTile), ring.get(), heads.get()));
-  const torch::Tensor positions =
-      torch::tensor(scheme.PositionsOf(rank, problem.tokens, kTile), torch::kLong);
-  const auto mine = [&](const Tensor& x) { return AsTorch(x).index_select(0, positions); };
-  const auto put = [&](const torch::Tensor& part, const Tensor& whole) {
-    AsTorch(whole).index_copy_(0, positions, part);
-  };
-  const torch::Tensor q = mine(problem.q), k = mine(problem.k), v = mine(problem.v),
-                      d_out = mine(problem.d_out);
+  const RankRows mine(scheme, rank, problem.tokens, kTile);
+  const torch::Tensor q = mine.Of(problem.q), k = mine.Of(problem.k), v = mine.Of(problem.v),
+                      d_out = mine.Of(problem.d_out);
   for (int repetition = -1; repetition < repetitions; ++repetition) {  // the first warms up
     auto start = std::chrono::steady_clock::now();
     RETURN_IF_ERROR(SetMask(asked, problem.tokens, ranks.get()));
@@ -87,11 +77,27 @@ absl::Status RunRank(const Problem& problem, const Setting& setting, int repetit
         forward.record->Backward(q, k, v, forward.out, forward.lse, d_out);
     if (repetition >= 0) run->backward_ms.push_back(MillisecondsSince(start));
     run->backward_bytes = BytesOf(sent - before, ranks->TakeStats(), setting.choice);
-    put(forward.out, results->out);
-    put(gradients.dq, results->dq);
-    put(gradients.dk, results->dk);
-    put(gradients.dv, results->dv);
+    mine.Put(forward.out, gradients.dq, gradients.dk, gradients.dv, results);
   }
+  return absl::OkStatus();
+}
+
+absl::Status RunHelpers(const Problem& problem, const Setting& setting, int repetitions,
+                        comm::Communicator& communicator, RankRun* run, Results* results) {
+  const auto planning = std::chrono::steady_clock::now();
+  ASSIGN_OR_RETURN(const auto rows,
+                   IntervalsOf(problem.MaskOf(setting.mask), static_cast<int32_t>(problem.tokens),
+                               problem.documents));
+  run->plan_ms = MillisecondsSince(planning);
+  const RankRows mine(setting.scheme, communicator.rank(), problem.tokens, kTile);
+  const auto device = CreateCpuHelperDevice(rows, &communicator);
+  ASSIGN_OR_RETURN(const HelperOutputs found,
+                   RunHelperRank({.q = mine.Of(problem.q),
+                                  .k = mine.Of(problem.k),
+                                  .v = mine.Of(problem.v),
+                                  .d_out = mine.Of(problem.d_out)},
+                                 rows, kTile, /*warm_ups=*/1, repetitions, *device, run));
+  mine.Put(found.out, found.dq, found.dk, found.dv, results);
   return absl::OkStatus();
 }
 
@@ -111,8 +117,7 @@ absl::StatusOr<std::vector<RankRun>> RunOnRanks(const Problem& problem, const Se
     const std::atomic<int64_t>& bytes = sent[communicator.rank()];
     try {
       run.status = scheme.has_helpers
-                       ? RunHelperRank(problem, setting.mask, repetitions, communicator, bytes,
-                                       &run, results)
+                       ? RunHelpers(problem, setting, repetitions, communicator, &run, results)
                        : RunRank(problem, setting, repetitions, communicator, bytes, &run, results);
     } catch (const c10::Error& error) {
       run.status = absl::InternalError(error.what_without_backtrace());
@@ -142,12 +147,7 @@ absl::StatusOr<VisitedPairs> VisitedBy(const Setting& setting, const Problem& pr
 
 bool IsSupported(const Setting& setting, int64_t tokens) {
   for (const int64_t length : {CheckedTokens(setting.scheme), tokens}) {
-    const MaskedSequence sequence(length, kSeed);
-    const auto& [mask, choice, scheme] = setting;
-    if (scheme.has_helpers && !(choice.is_all() && HelpersCan(sequence, mask, scheme.ranks()))) {
-      return false;
-    }
-    if (!IsPossible(setting, sequence, kTile)) return false;
+    if (!IsPossible(setting, {length, kSeed}, kTile)) return false;
   }
   return true;
 }

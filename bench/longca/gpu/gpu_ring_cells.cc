@@ -14,6 +14,9 @@
 #include "absl/synchronization/notification.h"
 #include "base/status_macros.h"
 #include "bench/longca/asked_mask.h"
+#include "bench/longca/gpu/gpu_helper_device.h"
+#include "bench/longca/helper_ranks.h"
+#include "bench/longca/rank_rows.h"
 #include "bench/longca/visited_pairs.h"
 #include "kernels/ops/cuda_call.h"
 #include "worker/attention/cuda/cuda_ring_attention.h"
@@ -33,6 +36,7 @@ constexpr uint64_t kSeed = 20251123;
 // A check of choices has several blocks to choose from, however few ranks there are.
 constexpr int64_t kCheckedTokens = 1024;
 constexpr double kTolerance = 2e-2;  // bf16 in, out, and in what backward multiplies
+constexpr int kWarmUps = 2;
 constexpr int64_t kFlushedBytes = int64_t{256} << 20;
 
 // The tile of the fastest kernels that take the choice.
@@ -46,24 +50,14 @@ int64_t CheckedTokens(const Setting& setting) {
   return (kCheckedTokens + fewest - 1) / fewest * fewest;
 }
 
-// A rank's part of a sequence: one of its tensors, of so many heads.
-struct Inputs {
-  torch::Tensor q, k, v, d_out;
-};
-
-torch::Tensor AsTorch(const Tensor& tensor) {
-  return torch::from_blob(const_cast<float*>(tensor.data.data()),
-                          {tensor.tokens, tensor.heads, tensor.head_dim});
-}
-
-Inputs PartOf(const Problem& problem, const torch::Tensor& positions) {
+HelperInputs PartOf(const Problem& problem, const RankRows& rows) {
   const auto part = [&](const Tensor& x) {
-    return AsTorch(x).index_select(0, positions).to(torch::kBFloat16).to(torch::kCUDA);
+    return rows.Of(x).to(torch::kBFloat16).to(torch::kCUDA);
   };
   return {part(problem.q), part(problem.k), part(problem.v), part(problem.d_out)};
 }
 
-Inputs Random(int64_t tokens) {
+HelperInputs Random(int64_t tokens) {
   const auto random = [&](int heads) {
     return torch::randn({tokens, heads, kGpuHeadDim},
                         torch::device(torch::kCUDA).dtype(torch::kBFloat16));
@@ -106,10 +100,35 @@ Links Connect(const Scheme& scheme, DeviceCommunicator& all) {
   return links;
 }
 
+// As RunRank.
+void RunHelpers(const MaskedSequence& sequence, const Setting& setting, const Problem* problem,
+                int repetitions, DeviceCommunicator& all, RankRun* run, Results* results) {
+  const int tile = TileOf(setting.choice);
+  const c10::cuda::CUDAStreamGuard stream(c10::cuda::getStreamFromPool());
+  const auto planning = std::chrono::steady_clock::now();
+  const auto intervals = IntervalsOf(sequence.MaskOf(setting.mask),
+                                     static_cast<int32_t>(sequence.tokens), sequence.documents);
+  Check(intervals.status());
+  const auto device = CreateGpuHelperDevice(
+      *intervals, [&] { Meet(all); }, &all);
+  run->plan_ms = MillisecondsSince(planning);
+  const RankRows rows(setting.scheme, all.rank(), sequence.tokens, tile);
+  const auto found =
+      RunHelperRank(problem == nullptr ? Random(rows.count()) : PartOf(*problem, rows), *intervals,
+                    tile, kWarmUps, repetitions, *device, run);
+  Check(found.status());
+  if (results != nullptr) rows.Put(found->out, found->dq, found->dk, found->dv, results);
+  Meet(all);  // nobody leaves while others' transfers run
+}
+
 // Throws c10::Error. `results`: null where nobody looks at them.
 void RunRank(const MaskedSequence& sequence, const Setting& setting, const Problem* problem,
              int repetitions, const Links& links, RankRun* run, Results* results) {
   const auto& [mask, choice, scheme] = setting;
+  if (scheme.has_helpers) {
+    RunHelpers(sequence, setting, problem, repetitions, links.all, run, results);
+    return;
+  }
   const Asked asked = AskFor(sequence, mask);
   const int tile = TileOf(choice);
   const c10::cuda::CUDAStreamGuard stream(c10::cuda::getStreamFromPool());
@@ -117,11 +136,9 @@ void RunRank(const MaskedSequence& sequence, const Setting& setting, const Probl
   const auto ranks = attention::CreateCudaRingAttention(
       scheme.Options(asked, choice, sequence.tokens, tile), links.ring.get(), links.heads.get());
   Check(ranks.status());
-  const torch::Tensor positions =
-      torch::tensor(scheme.PositionsOf(all.rank(), sequence.tokens, tile), torch::kLong);
-  const auto [q, k, v, d_out] =
-      problem == nullptr ? Random(positions.numel()) : PartOf(*problem, positions);
-  for (int repetition = -2; repetition < repetitions; ++repetition) {  // the first ones warm up
+  const RankRows rows(scheme, all.rank(), sequence.tokens, tile);
+  const auto [q, k, v, d_out] = problem == nullptr ? Random(rows.count()) : PartOf(*problem, rows);
+  for (int repetition = -kWarmUps; repetition < repetitions; ++repetition) {
     auto start = std::chrono::steady_clock::now();
     Check(SetMask(asked, sequence.tokens, ranks->get()));
     run->plan_ms = MillisecondsSince(start);
@@ -144,13 +161,7 @@ void RunRank(const MaskedSequence& sequence, const Setting& setting, const Probl
     if (repetition >= 0) run->backward_ms.push_back(MillisecondsSince(start));
     run->backward_bytes = BytesOf((*ranks)->TakeStats());
     if (results == nullptr) continue;
-    const auto put = [&](const torch::Tensor& part, const Tensor& whole) {
-      AsTorch(whole).index_copy_(0, positions, part.to(torch::kFloat).cpu());
-    };
-    put(forward.out, results->out);
-    put(gradients.dq, results->dq);
-    put(gradients.dk, results->dk);
-    put(gradients.dv, results->dv);
+    rows.Put(forward.out, gradients.dq, gradients.dk, gradients.dv, results);
   }
   Meet(all);  // nobody leaves while others' transfers run
 }

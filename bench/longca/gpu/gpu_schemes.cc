@@ -30,7 +30,6 @@ absl::StatusOr<int> RunGpuSchemes(const BenchOptions& options) {
         const int64_t whole = (tokens + multiple - 1) / multiple * multiple;
         for (const PatternChoice& choice : options.choices()) {
           for (const Scheme& scheme : SchemesOn(ranks)) {
-            if (scheme.has_helpers) continue;  // on CPUs alone
             wrong += AddCells(bench.Measure({mask, choice, scheme}, whole, options.repetitions),
                               kGpuHeads, kGpuHeadDim, &cells);
           }
