@@ -95,6 +95,26 @@ TEST(DefaultsTest, ThePatternIsKeyGroupsOnGpusThatTakeWhatIsAsked) {
   EXPECT_THAT(ToYaml(spec), HasSubstr("pattern: key_groups"));
 }
 
+TEST(DefaultsTest, UnderOtherMasksThePatternIsOneThatTakesThem) {
+  const std::string cuda = "resources.engine=cuda", repeats = "training.deterministic=true";
+  const std::string brief = "data.sequence_length=4096";
+  for (const auto mask : {v1::AttentionSpec::MASK_PREFIX_LM, v1::AttentionSpec::MASK_FULL}) {
+    const auto pattern_of = [&](const std::vector<std::string>& overrides) {
+      v1::JobSpec spec = Unnamed(overrides);
+      spec.mutable_attention()->set_mask(mask);
+      if (mask == v1::AttentionSpec::MASK_FULL) spec.mutable_data()->set_hidden_token(256);
+      return PatternOf(spec);
+    };
+    EXPECT_EQ(pattern_of({cuda}), v1::AttentionSpec::ADASPA) << mask;
+    EXPECT_EQ(pattern_of({cuda, repeats}), v1::AttentionSpec::ADASPA) << mask;
+    EXPECT_EQ(pattern_of({cuda, brief}), v1::AttentionSpec::DENSE) << mask;
+    EXPECT_EQ(pattern_of({}), v1::AttentionSpec::DENSE) << mask;
+  }
+  v1::JobSpec causal = Unnamed({cuda});
+  causal.mutable_attention()->set_mask(v1::AttentionSpec::MASK_CAUSAL);
+  EXPECT_EQ(PatternOf(causal), v1::AttentionSpec::KEY_GROUPS);
+}
+
 // A short sequence's attention is spread over more of its keys.
 TEST(DefaultsTest, KeyGroupsKeepMoreOfShortSequences) {
   for (const auto& [tokens, density] : {std::pair{"8192", 0.28}, std::pair{"16320", 0.28},

@@ -117,20 +117,22 @@ absl::Status CheckValue(const Field& field, const Message& message,
 }
 
 // What a job gets that names no pattern: key_groups where they take what is asked and save time,
-// which is on GPUs alone; the CPU engine computes a tile in full for one group of it. Steps of
+// which is on GPUs alone; the CPU engine computes a tile in full for one group of it. Under another
+// mask than the causal one it is adaspa, which keeps the most of those that take one. Steps of
 // short sequences take no longer without any choice (docs/quality.md), and lose nothing.
 v1::AttentionSpec::Pattern DefaultPattern(const v1::JobSpec& spec) {
-  constexpr uint64_t kChoosingPays = 8192;  // tokens
-  if (spec.resources().engine() != v1::ResourcesSpec::CUDA) {
-    return v1::AttentionSpec::VERTICAL_SLASH;
-  }
+  constexpr uint64_t kChoosingPays = 8192;  // tokens, on GPUs
+  const v1::AttentionSpec& attention = spec.attention();
+  const bool is_causal =
+      !attention.has_mask() || attention.mask() == v1::AttentionSpec::MASK_CAUSAL;
+  const bool is_on_gpus = spec.resources().engine() == v1::ResourcesSpec::CUDA;
+  const bool pays = is_on_gpus ? spec.data().sequence_length() >= kChoosingPays : is_causal;
   const bool wants_choice = std::ranges::any_of(Fields(), [&](const Field& field) {
     return field.when.path == "attention.pattern" && IsSet(spec, field.path);
   });
-  if (spec.data().sequence_length() < kChoosingPays && !wants_choice) {
-    return v1::AttentionSpec::DENSE;
-  }
-  const bool fits = !spec.training().deterministic() && spec.attention().tile() != 128;
+  if (!pays && !wants_choice) return v1::AttentionSpec::DENSE;
+  if (!is_causal) return v1::AttentionSpec::ADASPA;
+  const bool fits = is_on_gpus && !spec.training().deterministic() && attention.tile() != 128;
   return fits ? v1::AttentionSpec::KEY_GROUPS : v1::AttentionSpec::VERTICAL_SLASH;
 }
 
