@@ -26,6 +26,7 @@ absl::Status SetPattern(const std::string& name, double density, int64_t tokens,
   if (density == 0) {
     v1::JobSpec job;
     job.mutable_attention()->set_pattern(pattern);
+    job.mutable_data()->set_sequence_length(static_cast<uint64_t>(tokens));
     jobspec::ApplyDefaults(&job);
     *attention = job.attention();
     attention->set_probe_every(0);

@@ -95,9 +95,8 @@ TEST(DefaultsTest, ThePatternIsKeyGroupsOnGpusThatTakeWhatIsAsked) {
   EXPECT_THAT(ToYaml(spec), HasSubstr("pattern: key_groups"));
 }
 
-TEST(DefaultsTest, UnderOtherMasksThePatternIsOneThatTakesThem) {
-  const std::string cuda = "resources.engine=cuda", repeats = "training.deterministic=true";
-  const std::string brief = "data.sequence_length=4096";
+TEST(DefaultsTest, UnderOtherMasksNothingIsLeftOut) {
+  const std::string cuda = "resources.engine=cuda", heads = "parallelism.heads=2";
   for (const auto mask : {v1::AttentionSpec::MASK_PREFIX_LM, v1::AttentionSpec::MASK_FULL}) {
     const auto pattern_of = [&](const std::vector<std::string>& overrides) {
       v1::JobSpec spec = Unnamed(overrides);
@@ -105,9 +104,8 @@ TEST(DefaultsTest, UnderOtherMasksThePatternIsOneThatTakesThem) {
       if (mask == v1::AttentionSpec::MASK_FULL) spec.mutable_data()->set_hidden_token(256);
       return PatternOf(spec);
     };
-    EXPECT_EQ(pattern_of({cuda}), v1::AttentionSpec::ADASPA) << mask;
-    EXPECT_EQ(pattern_of({cuda, repeats}), v1::AttentionSpec::ADASPA) << mask;
-    EXPECT_EQ(pattern_of({cuda, brief}), v1::AttentionSpec::DENSE) << mask;
+    EXPECT_EQ(pattern_of({cuda}), v1::AttentionSpec::DENSE) << mask;
+    EXPECT_EQ(pattern_of({cuda, heads}), v1::AttentionSpec::DENSE) << mask;
     EXPECT_EQ(pattern_of({}), v1::AttentionSpec::DENSE) << mask;
   }
   v1::JobSpec causal = Unnamed({cuda});

@@ -117,21 +117,20 @@ absl::Status CheckValue(const Field& field, const Message& message,
 }
 
 // What a job gets that names no pattern: key_groups where they take what is asked and save time,
-// which is on GPUs alone; the CPU engine computes a tile in full for one group of it. Under another
-// mask than the causal one it is adaspa, which keeps the most of those that take one. Steps of
-// short sequences take no longer without any choice (docs/quality.md), and lose nothing.
+// which is on GPUs alone; the CPU engine computes a tile in full for one group of it. Nothing is
+// left out under another mask than the causal one, which they do not take, nor in short sequences,
+// whose steps take no longer for it (docs/quality.md).
 v1::AttentionSpec::Pattern DefaultPattern(const v1::JobSpec& spec) {
   constexpr uint64_t kChoosingPays = 8192;  // tokens, on GPUs
   const v1::AttentionSpec& attention = spec.attention();
   const bool is_causal =
       !attention.has_mask() || attention.mask() == v1::AttentionSpec::MASK_CAUSAL;
   const bool is_on_gpus = spec.resources().engine() == v1::ResourcesSpec::CUDA;
-  const bool pays = is_on_gpus ? spec.data().sequence_length() >= kChoosingPays : is_causal;
+  const bool pays = !is_on_gpus || spec.data().sequence_length() >= kChoosingPays;
   const bool wants_choice = std::ranges::any_of(Fields(), [&](const Field& field) {
     return field.when.path == "attention.pattern" && IsSet(spec, field.path);
   });
-  if (!pays && !wants_choice) return v1::AttentionSpec::DENSE;
-  if (!is_causal) return v1::AttentionSpec::ADASPA;
+  if (!is_causal || (!pays && !wants_choice)) return v1::AttentionSpec::DENSE;
   const bool fits = is_on_gpus && !spec.training().deterministic() && attention.tile() != 128;
   return fits ? v1::AttentionSpec::KEY_GROUPS : v1::AttentionSpec::VERTICAL_SLASH;
 }

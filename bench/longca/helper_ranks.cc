@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -46,13 +47,8 @@ Tensor FloatsLike(const Tensor& x) {
 
 class HelperRank {
  public:
-  HelperRank(const HelperInputs& inputs, std::span<const KeyIntervals> rows, int tile,
-             HelperDevice* device)
-      : inputs_(inputs),
-        rows_(rows),
-        tile_(tile),
-        device_(*device),
-        keys_(torch::stack({inputs.k, inputs.v})) {}
+  HelperRank(const HelperInputs& inputs, std::span<const KeyIntervals> rows, HelperDevice* device)
+      : inputs_(inputs), rows_(rows), device_(*device) {}
 
   absl::Status Forward();
   absl::Status Backward();
@@ -84,16 +80,26 @@ class HelperRank {
     if (to >= 0) sent_bytes_ += sent.nbytes();
     return device_.SendReceive(channel, sent, to, received, from);
   }
-  absl::Status Exchange(const Tensor& sent, int to, const Tensor& received, int from) {
-    ASSIGN_OR_RETURN(const auto arrived, Start(Channel::kGradKv, sent, to, received, from));
-    return arrived();
+  // What comes back from a step while the next one computes.
+  struct Returning {
+    Tensor keys;     // gradients that a reader of this rank's has found
+    Tensor queries;  // what a helper has
+    std::vector<HelperDevice::Await> transfers;
+  };
+  absl::Status StartReturn(const Tensor& sent, int to, const Tensor& received, int from,
+                           Returning* returning) {
+    ASSIGN_OR_RETURN(returning->transfers.emplace_back(),
+                     Start(Channel::kGradKv, sent, to, received, from));
+    return absl::OkStatus();
   }
   // Starts what `step` needs. `queries`: what a helper needs of this rank's.
   absl::StatusOr<Arriving> Fetch(int step, const std::vector<Tensor>& queries);
-  static absl::Status Await(const Arriving& arriving) {
-    for (const auto& arrived : arriving.transfers) RETURN_IF_ERROR(arrived());
+  static absl::Status Await(const std::vector<HelperDevice::Await>& transfers) {
+    for (const auto& arrived : transfers) RETURN_IF_ERROR(arrived());
     return absl::OkStatus();
   }
+  // Nobody helps where ranks are fewer.
+  bool has_helpers() const { return device_.ranks() > 2; }
   // q and lse of `query_rank`, keys [2, tokens, kv_heads, d] of `key_rank`.
   HelperDevice::Call CallOf(int query_rank, const Tensor& q, const Tensor& lse, int key_rank,
                             const Tensor& keys) const {
@@ -105,7 +111,7 @@ class HelperRank {
             .lse = lse};
   }
   absl::Status Attend(const HelperDevice::Call& call, const Tensor& out) {
-    tiles_ += heads() * ring::VisibleTiles(call.queries, call.keys, tile_,
+    tiles_ += heads() * ring::VisibleTiles(call.queries, call.keys, device_.tile(),
                                            rows_.data() + call.queries.rank * call.q.size(0));
     return device_.Forward(call, out);
   }
@@ -114,13 +120,15 @@ class HelperRank {
     Tensor all, out, lse;
   };
   Found NothingFound() const;
-  void Merge(const Found& found);
+  Found FoundIn(const Tensor& all) const;
+  // Await what a step gave back, and merge or add it.
+  absl::Status TakeOutputs(const Returning& returning);
+  absl::Status TakeGradients(const Returning& returning);
 
   const HelperInputs inputs_;
   const std::span<const KeyIntervals> rows_;  // of the sequence
-  const int tile_;
   HelperDevice& device_;
-  const Tensor keys_;
+  Tensor keys_;  // [2, tokens, kv_heads, d]
   Tensor out_, lse_, dq_, keys_gradient_;
   int64_t tiles_ = 0;
   uint64_t sent_bytes_ = 0;
@@ -142,17 +150,22 @@ absl::StatusOr<HelperRank::Arriving> HelperRank::Fetch(int step,
   return arriving;
 }
 
+HelperRank::Found HelperRank::FoundIn(const Tensor& all) const {
+  return {.all = all,
+          .out = all.narrow(0, 0, inputs_.q.numel()).view(inputs_.q.sizes()),
+          .lse = all.narrow(0, inputs_.q.numel(), lse_.numel()).view(lse_.sizes())};
+}
+
 HelperRank::Found HelperRank::NothingFound() const {
-  Found found{.all = torch::zeros({inputs_.q.numel() + lse_.numel()}, lse_.options()),
-              .out = {},
-              .lse = {}};
-  found.out = found.all.narrow(0, 0, inputs_.q.numel()).view(inputs_.q.sizes());
-  found.lse = found.all.narrow(0, inputs_.q.numel(), lse_.numel()).view(lse_.sizes());
+  Found found = FoundIn(torch::zeros({inputs_.q.numel() + lse_.numel()}, lse_.options()));
   found.lse.fill_(-std::numeric_limits<float>::infinity());
   return found;
 }
 
-void HelperRank::Merge(const Found& found) {
+absl::Status HelperRank::TakeOutputs(const Returning& returning) {
+  RETURN_IF_ERROR(Await(returning.transfers));
+  if (!returning.queries.defined()) return absl::OkStatus();
+  const Found found = FoundIn(returning.queries);
   const Tensor sum = torch::logaddexp(lse_, found.lse);
   // [tokens, heads, 1]; nothing of a query that neither has found a key for.
   const auto share = [&](const Tensor& lse) {
@@ -160,37 +173,52 @@ void HelperRank::Merge(const Found& found) {
   };
   out_.mul_(share(lse_)).addcmul_(found.out, share(found.lse));
   lse_.copy_(sum);
+  return absl::OkStatus();
+}
+
+absl::Status HelperRank::TakeGradients(const Returning& returning) {
+  RETURN_IF_ERROR(Await(returning.transfers));
+  if (returning.keys.defined()) keys_gradient_.add_(returning.keys);
+  if (returning.queries.defined()) dq_.add_(returning.queries);
+  return absl::OkStatus();
 }
 
 absl::Status HelperRank::Forward() {
+  keys_ = torch::stack({inputs_.k, inputs_.v});
   out_ = FloatsLike(inputs_.q);
   lse_ = torch::full({heads(), inputs_.q.size(0)}, -std::numeric_limits<float>::infinity(),
                      out_.options());
   tiles_ = 0;
+  std::vector<Tensor> queries;
+  if (has_helpers()) queries = {inputs_.q};
   ASSIGN_OR_RETURN(Arriving now, Fetch(0, {}));
+  Returning before;
   for (int step = 0; step < steps(); ++step) {
     Arriving next;
     if (step + 1 < steps()) {
-      ASSIGN_OR_RETURN(next, Fetch(step + 1, {inputs_.q}));
+      ASSIGN_OR_RETURN(next, Fetch(step + 1, queries));
     }
-    RETURN_IF_ERROR(Await(now));
+    RETURN_IF_ERROR(Await(now.transfers));
     const Turn turn = TurnOf(step);
     if (step == 0) {
       RETURN_IF_ERROR(Attend(CallOf(rank(), inputs_.q, lse_, rank(), keys_), out_));
     } else if (turn.owner >= 0) {
       RETURN_IF_ERROR(Attend(CallOf(rank(), inputs_.q, lse_, turn.owner, now.keys), out_));
     }
-    const Found found = turn.helped >= 0 ? NothingFound() : Found(),
-                brought = turn.helper >= 0 ? NothingFound() : Found();
+    Returning returning;
+    if (turn.helper >= 0) returning.queries = NothingFound().all;
+    Found found;
     if (turn.helped >= 0) {
+      found = NothingFound();
       RETURN_IF_ERROR(
           Attend(CallOf(turn.helped, now.queries[0], found.lse, rank(), keys_), found.out));
     }
-    RETURN_IF_ERROR(Exchange(found.all, turn.helped, brought.all, turn.helper));
-    if (turn.helper >= 0) Merge(brought);
+    RETURN_IF_ERROR(
+        StartReturn(found.all, turn.helped, returning.queries, turn.helper, &returning));
+    RETURN_IF_ERROR(TakeOutputs(std::exchange(before, std::move(returning))));
     now = std::move(next);
   }
-  return absl::OkStatus();
+  return TakeOutputs(before);
 }
 
 absl::Status HelperRank::Backward() {
@@ -202,41 +230,43 @@ absl::Status HelperRank::Backward() {
     return device_.Backward(call, d_out, of, dq, keys[0], keys[1]);
   };
   // What a helper is sent in the type of queries, and in fp32.
-  const std::vector<Tensor> queries = {torch::stack({inputs_.q, inputs_.d_out}),
-                                       torch::stack({lse_, delta})};
+  std::vector<Tensor> queries;
+  if (has_helpers()) {
+    queries = {torch::stack({inputs_.q, inputs_.d_out}), torch::stack({lse_, delta})};
+  }
   ASSIGN_OR_RETURN(Arriving now, Fetch(0, {}));
+  Returning before;
   for (int step = 0; step < steps(); ++step) {
     Arriving next;
     if (step + 1 < steps()) {
       ASSIGN_OR_RETURN(next, Fetch(step + 1, queries));
     }
-    RETURN_IF_ERROR(Await(now));
+    RETURN_IF_ERROR(Await(now.transfers));
     const Turn turn = TurnOf(step);
-    // Gradients of another's keys and queries, and of this rank's that others have found.
-    Tensor theirs, found, mine, brought;
-    if (turn.owner >= 0) theirs = FloatsLike(keys_);
-    if (turn.helped >= 0) found = FloatsLike(inputs_.q);
-    if (turn.reader >= 0) mine = torch::empty_like(keys_gradient_);
-    if (turn.helper >= 0) brought = torch::empty_like(dq_);
+    Tensor theirs, found;  // gradients of another's keys and queries
     if (step == 0) {
       RETURN_IF_ERROR(attend(CallOf(rank(), inputs_.q, lse_, rank(), keys_), inputs_.d_out, delta,
                              dq_, keys_gradient_));
     } else if (turn.owner >= 0) {
+      theirs = FloatsLike(keys_);
       RETURN_IF_ERROR(attend(CallOf(rank(), inputs_.q, lse_, turn.owner, now.keys), inputs_.d_out,
                              delta, dq_, theirs));
     }
     if (turn.helped >= 0) {
+      found = FloatsLike(inputs_.q);
       const Tensor &of = now.queries[0], &sums = now.queries[1];
       RETURN_IF_ERROR(attend(CallOf(turn.helped, of[0], sums[0], rank(), keys_), of[1], sums[1],
                              found, keys_gradient_));
     }
-    RETURN_IF_ERROR(Exchange(theirs, turn.owner, mine, turn.reader));
-    RETURN_IF_ERROR(Exchange(found, turn.helped, brought, turn.helper));
-    if (turn.reader >= 0) keys_gradient_.add_(mine);
-    if (turn.helper >= 0) dq_.add_(brought);
+    Returning returning;
+    if (turn.reader >= 0) returning.keys = torch::empty_like(keys_gradient_);
+    if (turn.helper >= 0) returning.queries = torch::empty_like(dq_);
+    RETURN_IF_ERROR(StartReturn(theirs, turn.owner, returning.keys, turn.reader, &returning));
+    RETURN_IF_ERROR(StartReturn(found, turn.helped, returning.queries, turn.helper, &returning));
+    RETURN_IF_ERROR(TakeGradients(std::exchange(before, std::move(returning))));
     now = std::move(next);
   }
-  return absl::OkStatus();
+  return TakeGradients(before);
 }
 
 }  // namespace
@@ -256,10 +286,9 @@ bool HelpersCan(const MaskedSequence& sequence, kernels::MaskKind mask, int rank
 }
 
 absl::StatusOr<HelperOutputs> RunHelperRank(const HelperInputs& inputs,
-                                            std::span<const KeyIntervals> rows, int tile,
-                                            int warm_ups, int repetitions, HelperDevice& device,
-                                            RankRun* run) {
-  HelperRank rank(inputs, rows, tile, &device);
+                                            std::span<const KeyIntervals> rows, int warm_ups,
+                                            int repetitions, HelperDevice& device, RankRun* run) {
+  HelperRank rank(inputs, rows, &device);
   for (int repetition = -warm_ups; repetition < repetitions; ++repetition) {
     RETURN_IF_ERROR(device.Meet());
     auto start = std::chrono::steady_clock::now();

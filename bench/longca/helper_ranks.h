@@ -40,8 +40,9 @@ class HelperDevice {
 
   virtual int rank() const = 0;
   virtual int ranks() const = 0;
-  // Both tensors live until the transfer has been awaited. A peer of -1: nobody, and its tensor
-  // does not count.
+  virtual int tile() const = 0;  // of its kernels
+  // Keeps both tensors until the transfer has run. A peer of -1: nobody, and its tensor does not
+  // count.
   virtual absl::StatusOr<Await> SendReceive(comm::Channel channel, const torch::Tensor& sent,
                                             int to, const torch::Tensor& received, int from) = 0;
   // Merges into `out` and call.lse.
@@ -68,10 +69,10 @@ struct HelperOutputs {
 bool HelpersCan(const MaskedSequence& sequence, kernels::MaskKind mask, int ranks);
 
 // One rank's forwards and backwards, after `warm_ups` that are not timed; the outputs are the last
-// ones. All ranks call it. `rows`: what each query of the sequence sees; tiles of `tile` count as
+// ones. All ranks call it. `rows`: what each query of the sequence sees; the tiles of it count as
 // work.
 absl::StatusOr<HelperOutputs> RunHelperRank(const HelperInputs& inputs,
-                                            std::span<const kernels::KeyIntervals> rows, int tile,
+                                            std::span<const kernels::KeyIntervals> rows,
                                             int warm_ups, int repetitions, HelperDevice& device,
                                             RankRun* run);
 

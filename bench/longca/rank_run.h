@@ -22,7 +22,7 @@ struct Setting {
   Scheme scheme;
 };
 
-// Whether sequences of `tokens` can be had so: the choice goes with the mask, and with the heads of
+// Whether `sequence` can be had so: the choice goes with the mask, and with the heads of
 // Problem that a rank has; helpers, without a choice, with the mask.
 bool IsPossible(const Setting& setting, const MaskedSequence& sequence, int tile);
 

@@ -292,8 +292,9 @@ def figure_rows(results):
                 "commit": found["commit"], "date": found["date"], "command": found["command"]}
 
     def best(limit, way, tasks):
-        """The pattern that visits at most `limit` and keeps most of the task that it keeps least of."""
-        jobs = [job for job in results.sparse if job["density"] <= limit and results.worst(job, way, tasks) is not None]
+        """The pattern that visits at most `limit`, to a hundredth of it, and keeps most of the task that it keeps least of."""
+        jobs = [job for job in results.sparse
+                if job["density"] <= 1.01 * limit and results.worst(job, way, tasks) is not None]
         return max(jobs, key=lambda job: results.worst(job, way, tasks), default=None)
 
     rows = []

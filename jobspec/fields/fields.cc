@@ -277,8 +277,8 @@ std::string DescribePatterns() {
          "tokens, which takes no longer, unless a field is given that `dense` does not have; and "
          "`vertical_slash` with `resources.engine: cpu`, where `key_groups` takes longer than "
          "`dense`, and with `attention.tile: 128` or `training.deterministic`, which `key_groups` "
-         "does not take on GPUs. With an `attention.mask` other than `causal` it is `adaspa` on "
-         "GPUs from 8,192 tokens on, and else `dense`. Fields of one pattern need its name.";
+         "does not take on GPUs. With an `attention.mask` other than `causal` it is `dense`; "
+         "`adaspa` keeps the most of those that take one. Fields of one pattern need its name.";
 }
 
 std::vector<Field> AllFields() {

@@ -46,8 +46,9 @@ struct LayerCounters {
 inline constexpr int kLayerCounters = sizeof(LayerCounters) / 8;
 
 // Adds a vertical-slash selection to `counters` and `owner_tiles`. Recall is exact where the
-// estimate queries lie in one block of the sequence; else a column's mass counts by the share of
-// queries that see it whose diagonals do not cover it.
+// estimate queries lie in one block of the sequence, or of each document; else a column's mass
+// counts by the share of queries that see it whose diagonals do not cover it, which can be far more
+// than it is.
 struct CountSelectionArgs {
   SelectArgs selected;  // after Select
   int32_t estimate_queries = 0;

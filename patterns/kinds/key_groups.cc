@@ -22,7 +22,7 @@ using kernels::kScoreDims;
 // The most bytes of scores in memory at once (kernels/index/groups/key_groups.h).
 constexpr int64_t kMostScoreBytes = int64_t{256} << 20;
 
-// Keeps 0.95 of the attention of sampled queries at each length (docs/quality.md): a short
+// Keeps at least 0.95 of the attention of sampled queries at each length (docs/quality.md): a short
 // sequence's is spread over more of its keys.
 double DefaultDensity(uint64_t sequence_length) {
   return sequence_length < 16384 ? 0.28 : 0.2;
@@ -32,7 +32,7 @@ double DefaultDensity(uint64_t sequence_length) {
 constexpr PatternField kFields[] = {
     {.path = "attention.density", .default_value = "0.2, or 0.28", .range = {0, 1, true},
      .help = "Share of the keys before them that a tile of 64 queries keeps, the tile itself "
-     "counted. Left out, 0.28 in sequences of fewer than 16,384 tokens.",
+     "counted. Left out, 0.28 where data.sequence_length is less than 16,384.",
      .read = Read<&AttentionOptions::density>, .default_for = DefaultDensity},
 };
 // clang-format on

@@ -368,7 +368,7 @@ length: columns are a tenth of that share of the tokens, and diagonals are taken
 fifths of the share, so that a head visits no more than the share (columns cost at most twice theirs, if they all are at
 the start) and what is always kept. Of the two, budget and mass, the one that is reached first ends the choice; step
 reports and `ringctl report` say of how many heads it was the budget. With `attention.head_budgets: by_recall` the choice
-is made twice: after the first, the heads whose choice holds more than 0.8 of the mass, at most half of all, get half of
+is made twice: after the first, the heads whose columns and diagonals come to more than 0.8 of the mass (what both hold counts twice), at most half of all, get half of
 the budget, and as many with the least get half more, so that the mean stays (the levels are AdaSpa's, arXiv 2502.21079).
 
 With `attention.head_budgets: by_probe` budgets move between steps, by queries that had no part in the choice: after each step

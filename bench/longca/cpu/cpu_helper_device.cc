@@ -20,13 +20,14 @@ class CpuHelperDevice : public HelperDevice {
 
   int rank() const override { return communicator_.rank(); }
   int ranks() const override { return communicator_.size(); }
+  int tile() const override { return kTile; }
 
   absl::StatusOr<Await> SendReceive(comm::Channel channel, const Tensor& sent, int to,
                                     const Tensor& received, int from) override {
     std::shared_ptr<comm::Transfer> transfer = communicator_.SendReceive(
         channel, to < 0 ? nullptr : sent.const_data_ptr(), to < 0 ? 0 : sent.nbytes(), to,
         from < 0 ? nullptr : received.mutable_data_ptr(), from < 0 ? 0 : received.nbytes(), from);
-    return [transfer = std::move(transfer)] { return transfer->Wait(); };
+    return [sent, received, transfer = std::move(transfer)] { return transfer->Wait(); };
   }
 
   absl::Status Forward(const Call& call, const Tensor& out) override {

@@ -96,7 +96,7 @@ absl::Status RunHelpers(const Problem& problem, const Setting& setting, int repe
                                   .k = mine.Of(problem.k),
                                   .v = mine.Of(problem.v),
                                   .d_out = mine.Of(problem.d_out)},
-                                 rows, kTile, /*warm_ups=*/1, repetitions, *device, run));
+                                 rows, /*warm_ups=*/1, repetitions, *device, run));
   mine.Put(found.out, found.dq, found.dk, found.dv, results);
   return absl::OkStatus();
 }

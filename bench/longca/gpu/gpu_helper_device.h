@@ -5,15 +5,17 @@
 #include <memory>
 #include <span>
 
+#include "bench/longca/asked_mask.h"
 #include "bench/longca/helper_ranks.h"
 #include "ringleader/kernels/attention.h"
 #include "worker/comm/device_communicator.h"
 
 namespace ringleader::bench {
 
-// `rows`: what each query of the sequence sees. `meet`: HelperDevice::Meet. Works on LibTorch's
+// `asked` shows each query of the sequence `rows`. `meet`: HelperDevice::Meet. Works on LibTorch's
 // current stream. Throws c10::Error. The communicator must outlive the device.
-std::unique_ptr<HelperDevice> CreateGpuHelperDevice(std::span<const kernels::KeyIntervals> rows,
+std::unique_ptr<HelperDevice> CreateGpuHelperDevice(const Asked& asked,
+                                                    std::span<const kernels::KeyIntervals> rows,
                                                     std::function<void()> meet,
                                                     comm::DeviceCommunicator* communicator);
 

@@ -110,12 +110,12 @@ void RunHelpers(const MaskedSequence& sequence, const Setting& setting, const Pr
                                      static_cast<int32_t>(sequence.tokens), sequence.documents);
   Check(intervals.status());
   const auto device = CreateGpuHelperDevice(
-      *intervals, [&] { Meet(all); }, &all);
+      AskFor(sequence, setting.mask), *intervals, [&] { Meet(all); }, &all);
   run->plan_ms = MillisecondsSince(planning);
   const RankRows rows(setting.scheme, all.rank(), sequence.tokens, tile);
   const auto found =
       RunHelperRank(problem == nullptr ? Random(rows.count()) : PartOf(*problem, rows), *intervals,
-                    tile, kWarmUps, repetitions, *device, run);
+                    kWarmUps, repetitions, *device, run);
   Check(found.status());
   if (results != nullptr) rows.Put(found->out, found->dq, found->dk, found->dv, results);
   Meet(all);  // nobody leaves while others' transfers run

@@ -195,7 +195,9 @@ absl::Status CudaCall::CountMove(const int64_t* work_before, const int64_t* work
 
 absl::Status CudaCall::CountSelection(const patterns::VerticalSlash& work,
                                       const LayerIndex& layer) {
-  device_.stats().SetEstimated(layer_);
+  // Nothing is known of which of the queries a column's mass is of: what diagonals cover of it
+  // would be a guess where queries lie all over the sequence.
+  if (!work.spread) device_.stats().SetEstimated(layer_);
   const CounterSlots slots = device_.stats().SlotsOf(layer_);
   const std::vector<Tensor> memory = std::exchange(selected_memory_, {});  // freed in stream order
   return index::CountSelection({.selected = selected_,
