@@ -156,9 +156,13 @@ def main():
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     options = parser.parse_args()
     torch.ops.load_library(options.call_from_cpp)
+    is_kept, rows = options.device == "cuda" and options.output is not None, []
     for row in rows_of(options.device, options.commit):
-        if options.device == "cuda" and options.output is not None:
+        rows.append(row)
+        if is_kept:
             write_rows([row], options.output)  # at once: what follows may be cut off
+    if is_kept:
+        write_rows(rows, options.output, all_of=COMMAND)
 
 
 if __name__ == "__main__":

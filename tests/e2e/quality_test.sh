@@ -6,6 +6,7 @@ set -euo pipefail
 source "$(dirname "$0")/scratch.sh"
 trap 'stop_services 2>/dev/null || true; rm -rf "$work"' EXIT
 
+python3 "$root/bench/figure_rows_test.py" >"$work/figure_rows.log" 2>&1 || fail figure_rows
 for part in tasks suite report; do
   python3 "$root/bench/quality/${part}_test.py" >"$work/$part.log" 2>&1 || fail "$part"
 done
