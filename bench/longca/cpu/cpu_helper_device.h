@@ -4,7 +4,7 @@
 #include <memory>
 #include <span>
 
-#include "bench/longca/helper_ranks.h"
+#include "bench/longca/ranks/helper_ranks.h"
 #include "ringleader/kernels/attention.h"
 #include "worker/comm/communicator.h"
 

@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "bench/longca/cell.h"
-#include "bench/longca/rank_run.h"
+#include "bench/longca/ranks/rank_run.h"
 #include "kernels/masks/masks.h"
 #include "patterns/attention_options.h"
 

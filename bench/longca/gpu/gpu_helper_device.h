@@ -6,7 +6,7 @@
 #include <span>
 
 #include "bench/longca/asked_mask.h"
-#include "bench/longca/helper_ranks.h"
+#include "bench/longca/ranks/helper_ranks.h"
 #include "ringleader/kernels/attention.h"
 #include "worker/comm/device_communicator.h"
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "bench/longca/cell.h"
-#include "bench/longca/rank_run.h"
+#include "bench/longca/ranks/rank_run.h"
 #include "kernels/masks/masks.h"
 #include "patterns/attention_options.h"
 

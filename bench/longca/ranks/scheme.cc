@@ -1,4 +1,4 @@
-#include "bench/longca/scheme.h"
+#include "bench/longca/ranks/scheme.h"
 
 #include "absl/strings/str_cat.h"
 #include "bench/longca/problem.h"

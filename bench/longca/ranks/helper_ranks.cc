@@ -1,4 +1,4 @@
-#include "bench/longca/helper_ranks.h"
+#include "bench/longca/ranks/helper_ranks.h"
 
 #include <torch/torch.h>
 

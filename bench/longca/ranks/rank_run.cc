@@ -1,10 +1,10 @@
-#include "bench/longca/rank_run.h"
+#include "bench/longca/ranks/rank_run.h"
 
 #include <algorithm>
 #include <string>
 
 #include "bench/longca/asked_mask.h"
-#include "bench/longca/helper_ranks.h"
+#include "bench/longca/ranks/helper_ranks.h"
 #include "patterns/check_options.h"
 #include "ring/band_tiles.h"
 

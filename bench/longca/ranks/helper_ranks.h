@@ -15,7 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "bench/longca/problem.h"
-#include "bench/longca/rank_run.h"
+#include "bench/longca/ranks/rank_run.h"
 #include "kernels/masks/masks.h"
 #include "ringleader/kernels/attention.h"
 #include "ringleader/kernels/shard_layout.h"

@@ -10,7 +10,7 @@
 #include "bench/longca/cell.h"
 #include "bench/longca/pattern_choice.h"
 #include "bench/longca/problem.h"
-#include "bench/longca/scheme.h"
+#include "bench/longca/ranks/scheme.h"
 #include "kernels/masks/masks.h"
 #include "worker/attention/stats/attention_stats.h"
 

@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#include "bench/longca/rank_run.h"
-#include "bench/longca/scheme.h"
+#include "bench/longca/ranks/rank_run.h"
+#include "bench/longca/ranks/scheme.h"
 #include "kernels/reference/testing/masked_attention.h"
 
 namespace ringleader::bench {
