@@ -37,6 +37,11 @@ class TrainerTest : public Cluster {
     spec.mutable_resources()->set_threads(1);
     return spec;
   }
+
+  // It is written while later steps train.
+  void AwaitCheckpoint(const std::string& name, uint64_t step) {
+    Await(name, [&](const v1::Job& job) { return job.progress().checkpoint_step() >= step; });
+  }
 };
 
 TEST_F(TrainerTest, AfterEveryKindOfKillTheLossIsThatOfAnUndisturbedRun) {
@@ -48,6 +53,7 @@ TEST_F(TrainerTest, AfterEveryKindOfKillTheLossIsThatOfAnUndisturbedRun) {
 
   Submit(TinySpec("stormy"));
   AwaitStep("stormy", 7);
+  AwaitCheckpoint("stormy", 5);
   const std::vector<int> trainers = TrainerPids("b");
   ASSERT_EQ(trainers.size(), 2u);
   kill(trainers[0], SIGKILL);
@@ -56,6 +62,7 @@ TEST_F(TrainerTest, AfterEveryKindOfKillTheLossIsThatOfAnUndisturbedRun) {
   EXPECT_EQ(failed.attempts(0).failure().node(), "nodes/b");
 
   AwaitStep("stormy", 17);
+  AwaitCheckpoint("stormy", 15);
   KillWorker("b");
   StartWorker("b", 2);
   const v1::Job again = AwaitFailure("stormy", 2);
