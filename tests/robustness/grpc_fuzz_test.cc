@@ -264,7 +264,7 @@ class GrpcFuzzTest : public ::testing::Test {
         mu.Await(absl::Condition(&room));
         ++in_flight;
       }
-      new Call(&stub, method.path, std::move(messages), [&](const grpc::Status& status) {
+      new Call(&stub, method.path, messages, [&](const grpc::Status& status) {
         absl::MutexLock lock(&mu);
         ++outcomes_[status.error_code()];
         if (status.error_code() == grpc::StatusCode::UNKNOWN ||
