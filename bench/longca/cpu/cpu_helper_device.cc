@@ -1,6 +1,5 @@
 #include "bench/longca/cpu/cpu_helper_device.h"
 
-#include <cmath>
 #include <utility>
 
 #include "bench/longca/problem.h"
@@ -39,7 +38,7 @@ class CpuHelperDevice : public HelperDevice {
                                                           .query_layout = call.queries,
                                                           .key_layout = call.keys,
                                                           .tiles = TilesOf(call),
-                                                          .scale = ScaleOf(call)});
+                                                          .scale = call.scale});
   }
 
   absl::Status Backward(const Call& call, const Tensor& d_out, const Tensor& delta,
@@ -56,7 +55,7 @@ class CpuHelperDevice : public HelperDevice {
                                                            .query_layout = call.queries,
                                                            .key_layout = call.keys,
                                                            .tiles = TilesOf(call),
-                                                           .scale = ScaleOf(call)});
+                                                           .scale = call.scale});
   }
 
   absl::Status Meet() override {
@@ -76,9 +75,6 @@ class CpuHelperDevice : public HelperDevice {
     return {.pattern = kernels::TilePattern::kFull,
             .tile = kTile,
             .intervals = rows_.data() + call.queries.rank * call.q.size(0)};
-  }
-  static float ScaleOf(const Call& call) {
-    return 1.0f / std::sqrt(static_cast<float>(call.q.size(2)));
   }
 
   const std::span<const kernels::KeyIntervals> rows_;

@@ -4,7 +4,6 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -89,7 +88,7 @@ class GpuHelperDevice : public HelperDevice {
         .query_layout = call.queries,
         .key_layout = call.keys,
         .tiles = TilesOf(call),
-        .scale = ScaleOf(call)};
+        .scale = call.scale};
     return CallWithWorkspace(args, call.q, sm90::ForwardWorkspaceBytes, sm90::AttentionForward);
   }
 
@@ -108,7 +107,7 @@ class GpuHelperDevice : public HelperDevice {
         .query_layout = call.queries,
         .key_layout = call.keys,
         .tiles = TilesOf(call),
-        .scale = ScaleOf(call)};
+        .scale = call.scale};
     return CallWithWorkspace(args, call.q, sm90::BackwardWorkspaceBytes, sm90::AttentionBackward);
   }
 
@@ -132,9 +131,6 @@ class GpuHelperDevice : public HelperDevice {
     tiles.pattern = window_ > 0 ? kernels::TilePattern::kWindow : kernels::TilePattern::kCausal;
     if (starts_.defined()) tiles.document_starts = starts_.const_data_ptr<int32_t>() + first;
     return tiles;
-  }
-  static float ScaleOf(const Call& call) {
-    return 1.0f / std::sqrt(static_cast<float>(call.q.size(2)));
   }
 
   // At most one of them: [tokens, 4], KeyIntervals, and [tokens, 1], where documents start.

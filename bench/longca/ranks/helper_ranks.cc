@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -108,7 +109,8 @@ class HelperRank {
             .q = q,
             .k = keys[0],
             .v = keys[1],
-            .lse = lse};
+            .lse = lse,
+            .scale = 1.0f / std::sqrt(static_cast<float>(q.size(2)))};
   }
   absl::Status Attend(const HelperDevice::Call& call, const Tensor& out) {
     tiles_ += heads() * ring::VisibleTiles(call.queries, call.keys, device_.tile(),
@@ -121,9 +123,11 @@ class HelperRank {
   };
   Found NothingFound() const;
   Found FoundIn(const Tensor& all) const;
-  // Await what a step gave back, and merge or add it.
-  absl::Status TakeOutputs(const Returning& returning);
-  absl::Status TakeGradients(const Returning& returning);
+  void Merge(const Found& found);
+  // All steps: `compute(step, arriving, returning)` while what the next one needs and what the one
+  // before gave back travel, and then `take(returning)` of the one before.
+  template <typename Compute, typename Take>
+  absl::Status Walk(const std::vector<Tensor>& queries, Compute compute, Take take);
 
   const HelperInputs inputs_;
   const std::span<const KeyIntervals> rows_;  // of the sequence
@@ -162,10 +166,7 @@ HelperRank::Found HelperRank::NothingFound() const {
   return found;
 }
 
-absl::Status HelperRank::TakeOutputs(const Returning& returning) {
-  RETURN_IF_ERROR(Await(returning.transfers));
-  if (!returning.queries.defined()) return absl::OkStatus();
-  const Found found = FoundIn(returning.queries);
+void HelperRank::Merge(const Found& found) {
   const Tensor sum = torch::logaddexp(lse_, found.lse);
   // [tokens, heads, 1]; nothing of a query that neither has found a key for.
   const auto share = [&](const Tensor& lse) {
@@ -173,13 +174,27 @@ absl::Status HelperRank::TakeOutputs(const Returning& returning) {
   };
   out_.mul_(share(lse_)).addcmul_(found.out, share(found.lse));
   lse_.copy_(sum);
-  return absl::OkStatus();
 }
 
-absl::Status HelperRank::TakeGradients(const Returning& returning) {
-  RETURN_IF_ERROR(Await(returning.transfers));
-  if (returning.keys.defined()) keys_gradient_.add_(returning.keys);
-  if (returning.queries.defined()) dq_.add_(returning.queries);
+template <typename Compute, typename Take>
+absl::Status HelperRank::Walk(const std::vector<Tensor>& queries, Compute compute, Take take) {
+  ASSIGN_OR_RETURN(Arriving now, Fetch(0, {}));
+  Returning before;
+  for (int step = 0; step < steps(); ++step) {
+    Arriving next;
+    if (step + 1 < steps()) {
+      ASSIGN_OR_RETURN(next, Fetch(step + 1, queries));
+    }
+    RETURN_IF_ERROR(Await(now.transfers));
+    Returning returning;
+    RETURN_IF_ERROR(compute(step, now, &returning));
+    RETURN_IF_ERROR(Await(before.transfers));
+    take(before);
+    before = std::move(returning);
+    now = std::move(next);
+  }
+  RETURN_IF_ERROR(Await(before.transfers));
+  take(before);
   return absl::OkStatus();
 }
 
@@ -191,34 +206,25 @@ absl::Status HelperRank::Forward() {
   tiles_ = 0;
   std::vector<Tensor> queries;
   if (has_helpers()) queries = {inputs_.q};
-  ASSIGN_OR_RETURN(Arriving now, Fetch(0, {}));
-  Returning before;
-  for (int step = 0; step < steps(); ++step) {
-    Arriving next;
-    if (step + 1 < steps()) {
-      ASSIGN_OR_RETURN(next, Fetch(step + 1, queries));
-    }
-    RETURN_IF_ERROR(Await(now.transfers));
+  const auto compute = [&](int step, const Arriving& now, Returning* returning) -> absl::Status {
     const Turn turn = TurnOf(step);
     if (step == 0) {
       RETURN_IF_ERROR(Attend(CallOf(rank(), inputs_.q, lse_, rank(), keys_), out_));
     } else if (turn.owner >= 0) {
       RETURN_IF_ERROR(Attend(CallOf(rank(), inputs_.q, lse_, turn.owner, now.keys), out_));
     }
-    Returning returning;
-    if (turn.helper >= 0) returning.queries = NothingFound().all;
+    if (turn.helper >= 0) returning->queries = NothingFound().all;
     Found found;
     if (turn.helped >= 0) {
       found = NothingFound();
       RETURN_IF_ERROR(
           Attend(CallOf(turn.helped, now.queries[0], found.lse, rank(), keys_), found.out));
     }
-    RETURN_IF_ERROR(
-        StartReturn(found.all, turn.helped, returning.queries, turn.helper, &returning));
-    RETURN_IF_ERROR(TakeOutputs(std::exchange(before, std::move(returning))));
-    now = std::move(next);
-  }
-  return TakeOutputs(before);
+    return StartReturn(found.all, turn.helped, returning->queries, turn.helper, returning);
+  };
+  return Walk(queries, compute, [&](const Returning& returning) {
+    if (returning.queries.defined()) Merge(FoundIn(returning.queries));
+  });
 }
 
 absl::Status HelperRank::Backward() {
@@ -234,14 +240,7 @@ absl::Status HelperRank::Backward() {
   if (has_helpers()) {
     queries = {torch::stack({inputs_.q, inputs_.d_out}), torch::stack({lse_, delta})};
   }
-  ASSIGN_OR_RETURN(Arriving now, Fetch(0, {}));
-  Returning before;
-  for (int step = 0; step < steps(); ++step) {
-    Arriving next;
-    if (step + 1 < steps()) {
-      ASSIGN_OR_RETURN(next, Fetch(step + 1, queries));
-    }
-    RETURN_IF_ERROR(Await(now.transfers));
+  const auto compute = [&](int step, const Arriving& now, Returning* returning) -> absl::Status {
     const Turn turn = TurnOf(step);
     Tensor theirs, found;  // gradients of another's keys and queries
     if (step == 0) {
@@ -258,15 +257,15 @@ absl::Status HelperRank::Backward() {
       RETURN_IF_ERROR(attend(CallOf(turn.helped, of[0], sums[0], rank(), keys_), of[1], sums[1],
                              found, keys_gradient_));
     }
-    Returning returning;
-    if (turn.reader >= 0) returning.keys = torch::empty_like(keys_gradient_);
-    if (turn.helper >= 0) returning.queries = torch::empty_like(dq_);
-    RETURN_IF_ERROR(StartReturn(theirs, turn.owner, returning.keys, turn.reader, &returning));
-    RETURN_IF_ERROR(StartReturn(found, turn.helped, returning.queries, turn.helper, &returning));
-    RETURN_IF_ERROR(TakeGradients(std::exchange(before, std::move(returning))));
-    now = std::move(next);
-  }
-  return TakeGradients(before);
+    if (turn.reader >= 0) returning->keys = torch::empty_like(keys_gradient_);
+    if (turn.helper >= 0) returning->queries = torch::empty_like(dq_);
+    RETURN_IF_ERROR(StartReturn(theirs, turn.owner, returning->keys, turn.reader, returning));
+    return StartReturn(found, turn.helped, returning->queries, turn.helper, returning);
+  };
+  return Walk(queries, compute, [&](const Returning& returning) {
+    if (returning.keys.defined()) keys_gradient_.add_(returning.keys);
+    if (returning.queries.defined()) dq_.add_(returning.queries);
+  });
 }
 
 }  // namespace

@@ -34,6 +34,7 @@ class HelperDevice {
     kernels::ShardLayout queries, keys;
     torch::Tensor q, k, v;
     torch::Tensor lse;  // [heads, tokens]
+    float scale = 0;    // of logits
   };
 
   virtual ~HelperDevice() = default;
