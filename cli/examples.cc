@@ -76,7 +76,9 @@ constexpr Example kExamples[] = {
     {"bench", "  ringctl bench attention --tokens 4096 16384 --folder figures\n"},
     {"bench attention",
      "  ringctl bench attention --ranks 4 --densities 5 10 --folder figures\n"
-     "  ringctl bench attention --engine cuda --masks causal causal_documents\n"},
+     "  ringctl bench attention --engine cuda --masks causal causal_documents\n"
+     "  ringctl bench attention --engine cuda --tokens 131072 --lengths "
+     "bench/longca/lengths/pile.json --peers\n"},
     {"completion",
      "  source <(ringctl completion bash)\n"
      "  ringctl completion zsh > \"${fpath[1]}/_ringctl\"\n"},

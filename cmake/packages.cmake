@@ -29,6 +29,13 @@ if(RINGLEADER_TORCH)
   set(torch_libraries libtorch_cpu.so libc10.so libc10_cuda.so libgomp.so.1)
   list(TRANSFORM torch_libraries PREPEND ${torch_root}/torch/lib/)
   file(GLOB cuda_runtime ${torch_root}/nvidia/cu13/lib/libcudart.so.* ${torch_root}/nvidia/cu13/lib/libcupti.so.*)
+  set(bench_programs ${CMAKE_INSTALL_DATADIR}/ringleader/bench)
+  install(FILES ${PROJECT_SOURCE_DIR}/bench/figure_rows.py DESTINATION ${bench_programs} COMPONENT worker)
+  install(FILES ${PROJECT_SOURCE_DIR}/bench/longca/picture.py DESTINATION ${bench_programs}/longca COMPONENT worker)
+  foreach(folder lengths masks rings)
+    install(DIRECTORY ${PROJECT_SOURCE_DIR}/bench/longca/${folder} DESTINATION ${bench_programs}/longca COMPONENT worker
+      FILES_MATCHING PATTERN "*.py" PATTERN "*.json" PATTERN "__pycache__" EXCLUDE)
+  endforeach()
   install(FILES ${torch_libraries} ${cuda_runtime} DESTINATION ${private_libraries} COMPONENT worker)
 endif()
 

@@ -71,7 +71,7 @@ cp -r tests/gpu tests/golden "$bundle/tests/"
 cp -r bench/attention_speed.sh bench/attention_rows.py bench/balance.sh bench/balance_rows.py bench/compare_peer.sh bench/dense_below.sh \
   bench/document_layout.sh bench/figure_rows.py bench/fp8.sh bench/fp8_rows.py bench/full_run.sh bench/models bench/pattern_rows.py \
   bench/pattern_speed.sh bench/quality bench/sparse_quality.sh "$bundle/bench/"
-cp -r --parents bench/longca/picture.py bench/longca/rings "$bundle/"
+cp -r --parents bench/longca/picture.py bench/longca/lengths/*.json bench/longca/masks bench/longca/rings "$bundle/"
 
 echo "bundle: $bundle, ${#binaries[@]} binaries, $(du -sm "$bundle" | cut -f1) MiB"
 [[ $archive ]] || exit 0

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/longca/lengths/document_lengths.h"
 #include "bench/longca/pattern_choice.h"
 #include "kernels/masks/masks.h"
 #include "patterns/attention_options.h"
@@ -18,6 +19,9 @@ struct BenchOptions {
   std::vector<patterns::Pattern> patterns;
   std::vector<int> ranks;
   std::vector<kernels::MaskKind> masks;
+  std::string lengths_file;  // where `lengths` are from; empty: ProLong-like
+  DocumentLengths lengths;
+  std::string commit = "unknown";  // that tables name
   int threads = 1;
   int repetitions = 1;
 

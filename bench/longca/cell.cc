@@ -11,6 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 
 namespace ringleader::bench {
 
@@ -49,23 +51,27 @@ void SetTimes(std::span<const std::vector<double>> by_rank, Cell* cell) {
 
 namespace {
 
-std::string Row(const Cell& cell, int heads, int head_dim) {
+// As a field of the table.
+std::string Field(const std::string& text) {
+  return absl::StrReplaceAll(text, {{",", ";"}, {"\n", " "}});
+}
+
+std::string Row(const Cell& cell, const TableFacts& facts, const std::string& date) {
   std::string row = absl::StrCat(cell.mask, ",", cell.choice, ",", cell.scheme, ",", cell.direction,
-                                 ",", cell.tokens, ",", cell.ranks, ",",
-                                 absl::StrReplaceAll(cell.note, {{",", ";"}, {"\n", " "}}));
-  if (!cell.note.empty()) return absl::StrCat(row, std::string(15, ','), "\n");
+                                 ",", cell.tokens, ",", cell.ranks, ",", Field(cell.note));
   for (const double value :
        {cell.slowest.median, cell.slowest.p20, cell.slowest.p80, cell.mean.median, cell.mean.p20,
         cell.mean.p80, cell.plan_ms, cell.slowest.median + cell.plan_ms,
-        cell.gflops(heads, head_dim), cell.share, cell.mib_moved, cell.mib_whole, cell.imbalance,
-        cell.peak_mib, cell.error}) {
-    absl::StrAppendFormat(&row, ",%.4g", value);
+        cell.gflops(facts.heads, facts.head_dim), cell.share, cell.mib_moved, cell.mib_whole,
+        cell.imbalance, cell.peak_mib, cell.error}) {
+    absl::StrAppend(&row, ",", cell.note.empty() ? absl::StrFormat("%.4g", value) : "");
   }
-  return row + "\n";
+  return absl::StrCat(row, ",", Field(facts.lengths), ",", Field(facts.hardware), ",",
+                      Field(facts.commit), ",", date, "\n");
 }
 
 // A row of bars for each scheme, choice and direction.
-std::string Picture(std::span<const Cell> cells, int heads, int head_dim) {
+std::string Picture(std::span<const Cell> cells, const TableFacts& facts) {
   constexpr int kStep = 90, kHeight = 150, kLeft = 40;
   std::vector<std::string> masks, charts;
   const auto place_in = [](std::vector<std::string>& names, const std::string& name) {
@@ -82,7 +88,7 @@ std::string Picture(std::span<const Cell> cells, int heads, int head_dim) {
   for (const Cell& cell : cells) {
     place_in(masks, cell.mask);
     place_in(charts, chart_of(cell));
-    top = std::max(top, cell.gflops(heads, head_dim));
+    top = std::max(top, cell.gflops(facts.heads, facts.head_dim));
   }
   std::string svg = absl::StrFormat(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
@@ -97,7 +103,8 @@ std::string Picture(std::span<const Cell> cells, int heads, int head_dim) {
     for (const Cell& cell : cells) {
       if (chart_of(cell) != charts[chart]) continue;
       const int x = kLeft + kStep * static_cast<int>(place_in(masks, cell.mask));
-      const double speed = cell.gflops(heads, head_dim), bar = top > 0 ? speed / top * 90 : 0;
+      const double speed = cell.gflops(facts.heads, facts.head_dim),
+                   bar = top > 0 ? speed / top * 90 : 0;
       absl::StrAppendFormat(
           &svg,
           "<rect x=\"%d\" y=\"%.1f\" width=\"30\" height=\"%.1f\" fill=\"#1f77b4\"/><text x=\"%d\" "
@@ -136,16 +143,17 @@ int AddCells(std::vector<Cell> more, int heads, int head_dim, std::vector<Cell>*
 }
 
 absl::Status WriteTable(const std::string& folder, const std::string& name,
-                        std::span<const Cell> cells, int heads, int head_dim) {
+                        std::span<const Cell> cells, const TableFacts& facts) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   std::ofstream csv(absl::StrCat(folder, "/", name, ".csv"));
   csv << "mask,choice,scheme,direction,tokens,ranks,note,max_ms,max_p20_ms,max_p80_ms,mean_ms,"
          "mean_p20_ms,mean_p80_ms,plan_ms,with_plan_ms,gflops,share,mib_moved,mib_whole,imbalance,"
-         "peak_mib,error\n";
-  for (const Cell& cell : cells) csv << Row(cell, heads, head_dim);
+         "peak_mib,error,lengths,hardware,commit,date\n";
+  const std::string date = absl::FormatTime("%Y-%m-%d", absl::Now(), absl::LocalTimeZone());
+  for (const Cell& cell : cells) csv << Row(cell, facts, date);
   std::ofstream svg(absl::StrCat(folder, "/", name, ".svg"));
-  svg << Picture(cells, heads, head_dim);
+  svg << Picture(cells, facts);
   if (csv.flush().good() && svg.flush().good()) return absl::OkStatus();
   return absl::PermissionDeniedError(absl::StrCat("cannot write into ", folder, "; give --folder"));
 }

@@ -50,9 +50,17 @@ void SetTimes(std::span<const std::vector<double>> by_rank, Cell* cell);
 // Prints `more`, appends them, and returns how many of them are wrong or failed.
 int AddCells(std::vector<Cell> more, int heads, int head_dim, std::vector<Cell>* cells);
 
+// What all rows of a table say.
+struct TableFacts {
+  int heads = 0, head_dim = 0;
+  std::string lengths;  // of documents (lengths/document_lengths.h)
+  std::string hardware, commit;
+};
+
 // Writes NAME.csv and NAME.svg, a bar of each cell's gflops, into `folder`, which it makes where
-// there is none. PERMISSION_DENIED where it cannot.
+// there is none; rows end with lengths, hardware, commit and the date. PERMISSION_DENIED where it
+// cannot.
 absl::Status WriteTable(const std::string& folder, const std::string& name,
-                        std::span<const Cell> cells, int heads, int head_dim);
+                        std::span<const Cell> cells, const TableFacts& facts);
 
 }  // namespace ringleader::bench

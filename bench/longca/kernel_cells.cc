@@ -186,8 +186,9 @@ struct Run {
   std::vector<float> lse, delta;
 };
 
-absl::StatusOr<double> ErrorOf(MaskKind kind, const Choice& choice, Engine* engine) {
-  const Problem problem(kCheckedTokens, kSeed);
+absl::StatusOr<double> ErrorOf(MaskKind kind, const Choice& choice, const DocumentLengths& lengths,
+                               Engine* engine) {
+  const Problem problem(kCheckedTokens, kSeed, lengths);
   ASSIGN_OR_RETURN(const Selection selection, Selection::Make(problem, kind, choice));
   Run run(problem, selection.tiles(), engine);
   RETURN_IF_ERROR(run.Forward());
@@ -199,11 +200,11 @@ absl::StatusOr<double> ErrorOf(MaskKind kind, const Choice& choice, Engine* engi
                       run.dv);
 }
 
-absl::Status Measure(MaskKind kind, const Choice& choice, int threads, int repetitions,
-                     std::vector<Cell>* cells) {
+absl::Status Measure(MaskKind kind, const Choice& choice, const DocumentLengths& lengths,
+                     int threads, int repetitions, std::vector<Cell>* cells) {
   Engine engine(threads);
-  ASSIGN_OR_RETURN(const double error, ErrorOf(kind, choice, &engine));
-  const Problem problem(cells->front().tokens, kSeed);
+  ASSIGN_OR_RETURN(const double error, ErrorOf(kind, choice, lengths, &engine));
+  const Problem problem(cells->front().tokens, kSeed, lengths);
   TakePeakMib();
   const auto planning = std::chrono::steady_clock::now();
   ASSIGN_OR_RETURN(const Selection selection, Selection::Make(problem, kind, choice));
@@ -243,7 +244,7 @@ std::string Choice::name() const {
 }
 
 std::vector<Cell> KernelCells(MaskKind mask, const Choice& choice, int64_t tokens, int threads,
-                              int repetitions) {
+                              int repetitions, const DocumentLengths& lengths) {
   std::vector<Cell> cells;
   for (const char* direction : {"forward", "backward"}) {
     cells.push_back({.mask = std::string(MaskName(mask)),
@@ -254,7 +255,7 @@ std::vector<Cell> KernelCells(MaskKind mask, const Choice& choice, int64_t token
   }
   std::string note;
   try {
-    const absl::Status measured = Measure(mask, choice, threads, repetitions, &cells);
+    const absl::Status measured = Measure(mask, choice, lengths, threads, repetitions, &cells);
     if (!measured.ok()) note = std::string(measured.message());
   } catch (const std::bad_alloc&) {
     note = "out of memory";

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "bench/longca/cell.h"
+#include "bench/longca/lengths/document_lengths.h"
 #include "kernels/masks/masks.h"
 
 namespace ringleader::bench {
@@ -29,8 +30,8 @@ struct Choice {
   std::string name() const;  // "uniform 5 %"
 };
 
-// Forward and backward at `tokens`, on `threads` threads.
+// Forward and backward at `tokens`, in documents of such lengths, on `threads` threads.
 std::vector<Cell> KernelCells(kernels::MaskKind mask, const Choice& choice, int64_t tokens,
-                              int threads, int repetitions);
+                              int threads, int repetitions, const DocumentLengths& lengths = {});
 
 }  // namespace ringleader::bench

@@ -237,6 +237,57 @@ TEST(RingCellsTest, BytesOfHelpersAreKeysQueriesAndWhatWasFound) {
   EXPECT_EQ(cells[1].mib_moved, MibOf(2 * queries + 2 * rows + keys));
 }
 
+int CountOf(const std::string& part, const std::string& text) {
+  int count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+TEST(DocumentLengthsTest, FollowAHistogram) {
+  const TempDir folder;
+  const std::string path = folder.File("two kinds.json");
+  const auto read = [&](const std::string& text) {
+    EXPECT_EQ(WriteFileAtomically(path, text), absl::OkStatus());
+    return DocumentLengths::OfHistogram(path);
+  };
+  const auto lengths = read(R"j({"[0,2)": 1, "[100,101)": 3.0, "[7,9)": 0})j");
+  ASSERT_EQ(lengths.status(), absl::OkStatus());
+  EXPECT_EQ(lengths->name(), "two kinds");
+  const std::vector<int32_t> firsts = lengths->Firsts(1 << 20, 7);
+  std::map<int32_t, int> counts;
+  for (size_t i = 1; i < firsts.size(); ++i) ++counts[firsts[i] - firsts[i - 1]];
+  EXPECT_EQ(counts.size(), 2u);
+  EXPECT_NEAR(counts[100] / static_cast<double>(counts[1]), 3, 0.2);
+  EXPECT_EQ(lengths->Firsts(1 << 20, 7), firsts);
+  EXPECT_NE(lengths->Firsts(1 << 20, 8), firsts);
+  EXPECT_THAT(lengths->Firsts(1, 7), ElementsAre(0));
+
+  for (const char* const wrong :
+       {"", "[1, 2]", "{}", R"j({"[0,2)": 0})j", R"j({"[2,2)": 1})j", R"j({"[0,2": 1})j",
+        R"j({"[0,2) ": 1})j", R"j({"0-2": 1})j", R"j({"[0,2)": -1})j", R"j({"[0,2)": "1"})j",
+        R"j({"[0,99999999999)": 1})j"}) {
+    EXPECT_THAT(read(wrong).status().message(), HasSubstr(path)) << wrong;
+  }
+  EXPECT_THAT(DocumentLengths::OfHistogram(folder.path().string()).status().message(),
+              HasSubstr(folder.path().string()));
+}
+
+TEST(DocumentLengthsTest, AreThoseOfTheSequence) {
+  const TempDir folder;
+  const std::string path = folder.File("short.json");
+  ASSERT_EQ(WriteFileAtomically(path, R"j({"[8,9)": 1})j"), absl::OkStatus());
+  const auto lengths = DocumentLengths::OfHistogram(path);
+  ASSERT_EQ(lengths.status(), absl::OkStatus());
+  const Cell one = KernelCells(MaskKind::kCausalDocuments, {}, 256, 1, 1, *lengths)[0];
+  EXPECT_EQ(one.share, 9.0 / 2 / 256);
+  const Setting setting = {
+      .mask = MaskKind::kCausalDocuments, .choice = {}, .scheme = SchemesOn(2)[0]};
+  const Cell two = CpuRingCells(*lengths).Measure(setting, 256, 1)[0];
+  EXPECT_EQ(two.note, "");
+  EXPECT_FALSE(two.is_wrong()) << two.error;
+  EXPECT_EQ(two.share, one.share);
+}
+
 TEST(WriteTableTest, HoldsEveryCellAndWhatWasNotMeasured) {
   const TempDir folder;
   std::vector<Cell> cells;
@@ -254,13 +305,19 @@ TEST(WriteTableTest, HoldsEveryCellAndWhatWasNotMeasured) {
   }
   cells.push_back({.mask = "full", .choice = "all", .scheme = "one rank", .direction = "forward"});
   const auto write = [&](const std::string& path) {
-    return WriteTable(path, "cells", cells, kHeads, kHeadDim);
+    return WriteTable(path, "cells", cells,
+                      {.heads = kHeads,
+                       .head_dim = kHeadDim,
+                       .lengths = "pile",
+                       .hardware = "2 x GPU, large",
+                       .commit = "1234abcd"});
   };
   ASSERT_EQ(write(folder.path().string()), absl::OkStatus());
   const std::string csv = ReadFile(folder.File("cells.csv")).value();
   EXPECT_THAT(csv, HasSubstr("global_sliding,all,flat contiguous with helpers,backward,256,2,"
                              "unsupported,"));
   EXPECT_THAT(csv, HasSubstr("full,all,one rank,forward,0,1,,"));
+  EXPECT_EQ(CountOf(",pile,2 x GPU; large,1234abcd,20", csv), static_cast<int>(cells.size()));
   std::set<int64_t> columns;
   for (size_t at = 0, end; (end = csv.find('\n', at)) != std::string::npos; at = end + 1) {
     columns.insert(std::count(csv.begin() + at, csv.begin() + end, ','));

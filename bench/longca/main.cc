@@ -5,10 +5,14 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <fstream>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "bench/longca/bench_options.h"
 #include "bench/longca/cell.h"
@@ -17,6 +21,7 @@
 #include "bench/longca/kernel_cells.h"
 #include "bench/longca/pattern_choice.h"
 #include "bench/longca/problem.h"
+#include "bench/longca/python_peers.h"
 
 namespace ringleader::bench {
 namespace {
@@ -26,6 +31,19 @@ constexpr int64_t kLongestDense = 131072;
 constexpr double kFew = 0.2;
 constexpr char kNone[] = "none";  // in place of a pattern
 
+// Its number of cores and, where the system tells, its model.
+std::string CpuName() {
+  std::ifstream info("/proc/cpuinfo");
+  std::string line, model = "CPU";
+  while (std::getline(info, line)) {
+    if (line.starts_with("model name") && line.find(": ") != std::string::npos) {
+      model = line.substr(line.find(": ") + 2);
+      break;
+    }
+  }
+  return absl::StrCat(std::thread::hardware_concurrency(), " x ", model);
+}
+
 absl::StatusOr<int> RunOnCpus(const BenchOptions& options) {
   std::vector<Choice> choices = {{}};
   for (const double percent : options.densities) {
@@ -34,11 +52,16 @@ absl::StatusOr<int> RunOnCpus(const BenchOptions& options) {
       choices.push_back({kind, percent / 100});
     }
   }
-  CpuRingCells bench;
+  const TableFacts facts = {.heads = kHeads,
+                            .head_dim = kHeadDim,
+                            .lengths = options.lengths.name(),
+                            .hardware = CpuName(),
+                            .commit = options.commit};
+  CpuRingCells bench(options.lengths);
   std::vector<Cell> kernel_cells, ring_cells;
   const auto write = [&]() -> absl::Status {
-    RETURN_IF_ERROR(WriteTable(options.folder, "longca_kernels", kernel_cells, kHeads, kHeadDim));
-    return WriteTable(options.folder, "longca_rings", ring_cells, kHeads, kHeadDim);
+    RETURN_IF_ERROR(WriteTable(options.folder, "longca_kernels", kernel_cells, facts));
+    return WriteTable(options.folder, "longca_rings", ring_cells, facts);
   };
   RETURN_IF_ERROR(write());  // what cannot be is said before hours of measuring
   int wrong = 0;
@@ -46,7 +69,8 @@ absl::StatusOr<int> RunOnCpus(const BenchOptions& options) {
     for (const kernels::MaskKind mask : options.masks) {
       for (const Choice& choice : choices) {
         if (tokens > kLongestDense && choice.density > kFew) continue;
-        wrong += AddCells(KernelCells(mask, choice, tokens, options.threads, options.repetitions),
+        wrong += AddCells(KernelCells(mask, choice, tokens, options.threads, options.repetitions,
+                                      options.lengths),
                           kHeads, kHeadDim, &kernel_cells);
       }
       for (const int ranks : options.ranks) {
@@ -76,6 +100,18 @@ std::vector<std::string> MaskNames() {
     names.emplace_back(MaskName(static_cast<kernels::MaskKind>(kind)));
   }
   return names;
+}
+
+// Returns how many cells are wrong and programs of peers failed. python: without it no peers.
+absl::StatusOr<int> Run(BenchOptions* options, bool on_gpus, const std::string* python) {
+  if (!options->lengths_file.empty()) {
+    ASSIGN_OR_RETURN(options->lengths, DocumentLengths::OfHistogram(options->lengths_file));
+  }
+  if (python == nullptr) return on_gpus ? RunGpuSchemes(*options) : RunOnCpus(*options);
+  ASSIGN_OR_RETURN(const PythonPeers peers, PythonPeers::Find(*python));
+  ASSIGN_OR_RETURN(const int wrong, on_gpus ? RunGpuSchemes(*options) : RunOnCpus(*options));
+  ASSIGN_OR_RETURN(const int failed, peers.Run(*options, on_gpus, GpuCount()));
+  return wrong + failed;
 }
 
 int Main(int argc, char** argv) {
@@ -114,7 +150,25 @@ int Main(int argc, char** argv) {
       app.add_option("--repetitions", options.repetitions,
                      "of which medians and quantiles are (default: 5, on GPUs 9)")
           ->check(CLI::Range(1, 1000));
+  app.add_option(
+      "--lengths", options.lengths_file,
+      "of documents: a histogram in the form of LongCA-bench's, as those of its data sets "
+      "in bench/longca/lengths are (default: ProLong-like, scaled to the sequence)");
+  app.add_option("--commit", options.commit, "that tables name");
+  bool with_peers = false;
+  app.add_flag("--peers", with_peers,
+               "then what PyTorch has, in the same lengths and masks: longca_masks, every mask of "
+               "ringleader.kernels beside cuDNN, FlashAttention and FlexAttention, and "
+               "longca_ring_peers, PyTorch's ring attention");
+  std::string python = "python3";
+  const CLI::Option* const of_peers =
+      app.add_option("--python", python,
+                     "of --peers: has PyTorch and ringleader.kernels (deploy/python_kernels.sh)")
+          ->capture_default_str();
   app.callback([&] {
+    if (of_peers->count() > 0 && !with_peers) {
+      throw CLI::ValidationError(of_peers->get_name(), "goes with --peers");
+    }
     if (engine == "cuda" && threads->count() > 0) {
       throw CLI::ValidationError(threads->get_name(), "goes with --engine cpu alone");
     }
@@ -135,7 +189,7 @@ int Main(int argc, char** argv) {
   for (const std::string& name : patterns) {
     if (name != kNone) options.patterns.push_back(PatternCalled(name));
   }
-  const absl::StatusOr<int> wrong = on_gpus ? RunGpuSchemes(options) : RunOnCpus(options);
+  const absl::StatusOr<int> wrong = Run(&options, on_gpus, with_peers ? &python : nullptr);
   if (!wrong.ok()) {
     std::fprintf(stderr, "ringleader-bench: %s\n", std::string(wrong.status().message()).c_str());
   }

@@ -8,7 +8,6 @@
 #include <random>
 #include <string>
 
-#include "bench/length_distributions.h"
 #include "kernels/masks/testing/slices.h"
 
 namespace ringleader::bench {
@@ -24,18 +23,6 @@ using kernels::reference::testing::Visible;
 
 namespace {
 
-std::vector<int32_t> DrawDocuments(int64_t tokens, uint64_t seed) {
-  constexpr double kDrawnFor = 131072;
-  LengthRandom random(seed);
-  std::vector<int32_t> firsts;
-  for (int64_t first = 0; first < tokens;) {
-    firsts.push_back(static_cast<int32_t>(first));
-    const auto drawn = static_cast<double>(ProLongLike(random));
-    first += std::max<int64_t>(1, std::llround(drawn * static_cast<double>(tokens) / kDrawnFor));
-  }
-  return firsts;
-}
-
 std::mt19937& Seeded(uint64_t seed) {
   static std::mt19937 engine;
   engine.seed(static_cast<uint32_t>(seed));
@@ -44,11 +31,11 @@ std::mt19937& Seeded(uint64_t seed) {
 
 }  // namespace
 
-MaskedSequence::MaskedSequence(int64_t length, uint64_t seed)
-    : tokens(length), documents(DrawDocuments(length, seed)) {}
+MaskedSequence::MaskedSequence(int64_t length, uint64_t seed, const DocumentLengths& lengths)
+    : tokens(length), documents(lengths.Firsts(length, seed)) {}
 
-Problem::Problem(int64_t length, uint64_t seed)
-    : MaskedSequence(length, seed),
+Problem::Problem(int64_t length, uint64_t seed, const DocumentLengths& lengths)
+    : MaskedSequence(length, seed, lengths),
       q(RandomTensor(length, kHeads, kHeadDim, Seeded(seed))),
       k(RandomTensor(length, kKvHeads, kHeadDim, Seeded(seed + 1))),
       v(RandomTensor(length, kKvHeads, kHeadDim, Seeded(seed + 2))),

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "bench/longca/lengths/document_lengths.h"
 #include "kernels/masks/masks.h"
 #include "kernels/reference/testing/masked_attention.h"
 
@@ -13,9 +14,7 @@ inline constexpr int kHeads = 4, kKvHeads = 2, kHeadDim = 64, kTile = 64;
 
 // A length with its documents.
 struct MaskedSequence {
-  // Documents have the lengths that one of kLengthDistributions (bench/length_distributions.h)
-  // gives a sequence of 131,072 tokens, scaled to `tokens`.
-  MaskedSequence(int64_t tokens, uint64_t seed);
+  MaskedSequence(int64_t tokens, uint64_t seed, const DocumentLengths& lengths = {});
 
   kernels::Mask MaskOf(kernels::MaskKind kind) const;
 
@@ -24,7 +23,7 @@ struct MaskedSequence {
 };
 
 struct Problem : MaskedSequence {
-  Problem(int64_t tokens, uint64_t seed);
+  Problem(int64_t tokens, uint64_t seed, const DocumentLengths& lengths = {});
 
   // Whether `mask` shows a query a key, [tokens, tokens], by its slices
   // (kernels/masks/testing/slices.h).

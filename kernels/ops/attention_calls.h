@@ -9,6 +9,10 @@
 //   Delta(d_out, out, delta): AttentionBackwardArgs::delta of one sequence
 //   Run(args): one call of its kernels, for each argument struct; with Visit::Rows() for tiles, of
 //     which it may gather the queries that chose apart
+//   Groups, ListGroups(of, sizes, most, memory): KeyGroups of one sequence's chosen groups, of
+//   which
+//     a tile keeps so many at most, in memory of that type
+//   kAddsGroupsInOrder: whether gradients of groups have the same bits every time
 //   GatherColumns, ScatterColumns: those of kernels/sm90/columns.h, without the stream
 // What can fail returns absl::Status. All of it is enqueued on the current stream.
 #pragma once
@@ -21,6 +25,7 @@
 #include <tuple>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "kernels/ops/token_view.h"
 #include "kernels/ops/visit/visit.h"
 
@@ -63,16 +68,18 @@ class AttentionCalls {
                                     q.options().dtype(Engine::kElement));
     const Tensor lse = torch::full({sizes_.batch, sizes_.heads, sizes_.tokens},
                                    -std::numeric_limits<float>::infinity(), FloatsLike(q));
-    const bool at_once = Engine::kRoundsAtOnce && !rows_ && visit_.max_columns() == 0;
+    const bool at_once =
+        Engine::kRoundsAtOnce && !rows_ && visit_.max_columns() == 0 && !visit_.has_groups();
     for (int64_t b = 0; b < sizes_.batch; ++b) {
       float* const lse_of_b = lse[b].mutable_data_ptr<float>();
+      typename Engine::Groups groups;
       AttentionForwardArgs<Element> args = {.q = Read<Element>(queries[b]),
                                             .k = Read<Element>(keys[b]),
                                             .v = Read<Element>(values[b]),
                                             .lse = lse_of_b,
                                             .query_layout = visit_.query_layout(),
                                             .key_layout = visit_.key_layout(),
-                                            .tiles = visit_.Tiles(b),
+                                            .tiles = TilesOf(b, &groups),
                                             .scale = scale_};
       if (at_once) {
         args.rounded_out = WriteTo<Element>(out[b]);
@@ -107,6 +114,10 @@ class AttentionCalls {
     const Tensor queries = engine_.Take("q", q), keys = engine_.Take("k", k),
                  values = engine_.Take("v", v), outputs = engine_.Take("out", out),
                  d_outputs = engine_.Take("d_out", d_out ? *d_out : torch::zeros_like(out));
+    TORCH_CHECK(
+        Engine::kAddsGroupsInOrder || !deterministic || !visit_.has_groups(),
+        "deterministic: GPUs add gradients of key groups in any order; take another choice, "
+        "or leave it out (torch.use_deterministic_algorithms sets it, too)");
     const Tensor logarithms = lse.contiguous();
     const Tensor dq =
         torch::empty({sizes_.batch, sizes_.tokens, sizes_.heads, sizes_.head_dim}, q.options());
@@ -122,6 +133,7 @@ class AttentionCalls {
                          .dk = torch::zeros(dk[b].sizes(), FloatsLike(q)),
                          .dv = torch::zeros(dv[b].sizes(), FloatsLike(q))};
       const float* const lse_of_b = logarithms[b].template const_data_ptr<float>();
+      typename Engine::Groups groups;
       ThrowIfNotOk(
           engine_.Run(AttentionBackwardArgs<Element>{.q = Read<Element>(queries[b]),
                                                      .k = Read<Element>(keys[b]),
@@ -134,7 +146,7 @@ class AttentionCalls {
                                                      .dv = AddTo(sums.dv),
                                                      .query_layout = visit_.query_layout(),
                                                      .key_layout = visit_.key_layout(),
-                                                     .tiles = visit_.Tiles(b),
+                                                     .tiles = TilesOf(b, &groups),
                                                      .scale = scale_,
                                                      .deterministic = deterministic},
                       rows_));
@@ -164,6 +176,18 @@ class AttentionCalls {
   }
   static const Element* Data(const Tensor& x) {
     return static_cast<const Element*>(x.const_data_ptr());
+  }
+
+  // What sequence `b` visits, groups of keys included, whose lists are then in *groups.
+  TileSelection TilesOf(int64_t b, typename Engine::Groups* groups) {
+    TileSelection tiles = visit_.Tiles(b);
+    if (visit_.has_groups()) {
+      const absl::StatusOr<KeyGroups> listed =
+          engine_.ListGroups(visit_.Groups(b), sizes_, visit_.most_groups(), groups);
+      ThrowIfNotOk(listed.status());
+      tiles.groups = *listed;
+    }
+    return tiles;
   }
 
   Columns Gather(const Tensor& k, const Tensor& v, int64_t b) {

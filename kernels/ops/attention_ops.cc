@@ -14,7 +14,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 TORCH_LIBRARY(ringleader, m) {
-  // `pattern` is a TilePattern or kUnmaskedLists; kernels/ops/visit/visit.h says what lists and
+  // `pattern` is a TilePattern, kUnmaskedLists or kKeyGroups; visit/visit.h says what lists and
   // size are, and topk_blocks and density (KeptBlocks). Without a scale it is 1 / sqrt(head_dim);
   // without `deterministic` it is what LibTorch's global context says. What a call from Python
   // leaves out costs it nothing.
@@ -53,6 +53,10 @@ TORCH_LIBRARY(ringleader, m) {
   m.def(
       "choose_xattention(Tensor q, Tensor k, Tensor? documents, int tile, int stride, float scale, "
       "float threshold, float density) -> Tensor");
+  // kKeyGroups' lists.
+  m.def(
+      "choose_key_groups(Tensor q, Tensor k, Tensor? documents, float scale, float density) -> "
+      "(Tensor diagonals, Tensor bits, Tensor rows)");
 }
 
 namespace {

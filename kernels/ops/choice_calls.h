@@ -19,6 +19,16 @@
 
 namespace ringleader::kernels::ops {
 
+// GroupRows of one rank's sequence, [tiles + 1] int64 on x's device, without waiting for it.
+inline torch::Tensor GroupRowsLike(const torch::Tensor& x, const AttentionSizes& sizes) {
+  constexpr int64_t kTilesOfWord = 32 / (kGroupTile / kGroupKeys);
+  const auto longs = x.options().dtype(torch::kLong);
+  const torch::Tensor words = torch::arange(sizes.Tiles(kGroupTile), longs)
+                                  .add_(kTilesOfWord - 1)
+                                  .floor_divide_(kTilesOfWord);
+  return torch::cat({torch::zeros({1}, longs), words.cumsum(0)});
+}
+
 inline uint32_t* Bits(const torch::Tensor& x) {
   return reinterpret_cast<uint32_t*>(x.mutable_data_ptr<int32_t>());
 }
@@ -86,6 +96,56 @@ std::tuple<torch::Tensor, torch::Tensor> ChooseMoba(Engine& engine, const torch:
                    queries[b], keys[b]));
   }
   return {chosen, of_queries};
+}
+
+// What Visit's kKeyGroups has for lists: KeyGroupGateStep's choice.
+template <typename Engine>
+std::tuple<torch::Tensor, torch::Tensor, torch::Tensor> ChooseKeyGroups(
+    Engine& engine, const torch::Tensor& q, const torch::Tensor& k,
+    const std::optional<torch::Tensor>& documents, double scale, double density) {
+  const AttentionSizes sizes = SizesOf(q, k);
+  CheckDocuments(documents, q, sizes);
+  CheckGroupDensity(density);
+  const torch::Tensor queries = engine.Take("q", q), keys = engine.Take("k", k);
+  const auto ints = q.options().dtype(torch::kInt), longs = q.options().dtype(torch::kLong),
+             floats = q.options().dtype(torch::kFloat), bytes = q.options().dtype(torch::kByte);
+  const torch::Tensor diagonals =
+      torch::zeros({sizes.batch, sizes.heads, (sizes.Tiles(kGroupTile) + 63) / 64}, longs);
+  diagonals.select(2, 0).fill_(1);
+  const torch::Tensor rows = GroupRowsLike(q, sizes),
+                      chosen = torch::empty({sizes.batch, sizes.heads, GroupWords(sizes)}, ints),
+                      energy = torch::empty({2, sizes.kv_heads, sizes.head_dim}, longs),
+                      largest = torch::empty(energy.sizes(), floats),
+                      dims = torch::empty({sizes.kv_heads, kScoreDims}, ints),
+                      inverses = torch::empty({2, sizes.kv_heads}, floats),
+                      narrow_queries = torch::empty({sizes.tokens, sizes.heads, kScoreDims}, bytes),
+                      narrow_keys = torch::empty({sizes.tokens, sizes.kv_heads, kScoreDims}, bytes);
+  for (int64_t b = 0; b < sizes.batch; ++b) {
+    const auto run = [&](const BlockStep& step) {
+      ThrowIfNotOk(engine.Run(step, queries[b], keys[b]));
+    };
+    run(DimEnergyStep{.tokens = sizes.tokens,
+                      .rows = sizes.tokens,
+                      .energy = energy.mutable_data_ptr<int64_t>(),
+                      .largest = largest.mutable_data_ptr<float>()});
+    run(PickDimsStep{.energy = energy.const_data_ptr<int64_t>(),
+                     .largest = largest.const_data_ptr<float>(),
+                     .dims = dims.mutable_data_ptr<int32_t>(),
+                     .inverses = inverses.mutable_data_ptr<float>()});
+    run(NarrowRowsStep{.dims = dims.const_data_ptr<int32_t>(),
+                       .inverses = inverses.const_data_ptr<float>(),
+                       .queries = narrow_queries.mutable_data_ptr<uint8_t>(),
+                       .keys = narrow_keys.mutable_data_ptr<uint8_t>()});
+    run(KeyGroupGateStep{.queries = narrow_queries.const_data_ptr<uint8_t>(),
+                         .keys = narrow_keys.const_data_ptr<uint8_t>(),
+                         .query_layout = sizes.layout(),
+                         .document_starts = StartsOf(documents, b),
+                         .scale = static_cast<float>(scale),
+                         .density = static_cast<float>(density),
+                         .rows = rows.const_data_ptr<int64_t>(),
+                         .chosen = Bits(chosen[b])});
+  }
+  return {diagonals, chosen, rows};
 }
 
 // AntidiagonalGateStep's chosen, [batch, heads, tiles, words].

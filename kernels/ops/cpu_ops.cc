@@ -17,6 +17,7 @@
 #include "kernels/reference/attention/attention.h"
 #include "kernels/reference/attention/columns.h"
 #include "kernels/reference/gates/block_gate.h"
+#include "kernels/reference/gates/key_group_gate.h"
 #include "kernels/reference/index/index_estimate.h"
 #include "kernels/reference/index/index_select.h"
 #include "kernels/reference/tiles/tile_lists.h"
@@ -48,6 +49,8 @@ class CpuEngine {
   using Element = float;
   static constexpr torch::ScalarType kElement = torch::kFloat;
   static constexpr bool kRoundsAtOnce = false;
+  static constexpr bool kAddsGroupsInOrder = true;
+  using Groups = reference::ListedGroups;
 
   CpuEngine() : lock_(SharedByCalls().mutex) {
     std::unique_ptr<reference::Engine>& engine = SharedByCalls().engine;
@@ -100,6 +103,11 @@ class CpuEngine {
                               const TokenMajor<float>& dk, const TokenMajor<float>& dv) {
     reference::ScatterColumns(d_keys, d_values, owner, columns, heads, dk, dv);
     return absl::OkStatus();
+  }
+  absl::StatusOr<KeyGroups> ListGroups(const ChosenGroups& of, const AttentionSizes& sizes,
+                                       int32_t /*most*/, Groups* memory) const {
+    *memory = reference::ListGroups(of, sizes.layout(), static_cast<int>(sizes.heads));
+    return memory->lists.Of(sizes.layout());
   }
   absl::Status Run(const BlockStep& step, const Tensor& q, const Tensor& k) {
     reference::RunBlockStep(*engine_, Read<float>(q), Read<float>(k), step);

@@ -11,6 +11,7 @@
 #include "kernels/index/estimate.h"
 #include "kernels/index/gates/block_steps.h"
 #include "kernels/index/gates/blocks.h"
+#include "kernels/index/groups/group_lists.h"
 #include "kernels/index/select.h"
 #include "kernels/ops/attention_ops.h"
 #include "kernels/ops/cuda_call.h"
@@ -30,6 +31,10 @@ class CudaEngine {
   using Element = __nv_bfloat16;
   static constexpr torch::ScalarType kElement = torch::kBFloat16;
   static constexpr bool kRoundsAtOnce = true;
+  static constexpr bool kAddsGroupsInOrder = false;
+  struct Groups {
+    Tensor groups, bounds;
+  };
 
   // The kernels load 16 bytes at a time.
   Tensor Take(const char* name, const Tensor& x) const {
@@ -88,6 +93,18 @@ class CudaEngine {
                               const ColumnSelection& columns, int32_t heads,
                               const TokenMajor<float>& dk, const TokenMajor<float>& dv) {
     return sm90::ScatterColumns(d_keys, d_values, owner, columns, heads, dk, dv, Stream());
+  }
+  absl::StatusOr<KeyGroups> ListGroups(const ChosenGroups& of, const AttentionSizes& sizes,
+                                       int32_t most, Groups* memory) const {
+    const auto ints = torch::device(torch::kCUDA).dtype(torch::kInt);
+    const int64_t tiles = sizes.Tiles(kGroupTile), rows = sizes.heads * tiles;
+    memory->groups = torch::empty({rows, most}, ints);
+    memory->bounds = torch::empty({2, rows}, ints);
+    const GroupLists lists = {memory->groups.mutable_data_ptr<int32_t>(),
+                              memory->bounds.mutable_data_ptr<int32_t>(), rows, most};
+    RETURN_IF_ERROR(
+        index::ListGroups(of, sizes.layout(), static_cast<int>(sizes.heads), lists, Stream()));
+    return lists.Of(sizes.layout());
   }
   absl::Status Run(const BlockStep& step, const Tensor& q, const Tensor& k) {
     const Tensor scratch =

@@ -93,6 +93,14 @@ struct DeviceOps {
     return ChooseXAttention(engine, q, k, documents, tile, stride, scale, threshold, density);
   }
 
+  static std::tuple<Tensor, Tensor, Tensor> KeyGroups(const Tensor& q, const Tensor& k,
+                                                      const MaybeTensor& documents, double scale,
+                                                      double density) {
+    const c10::DeviceGuard guard(q.device());
+    Engine engine;
+    return ChooseKeyGroups(engine, q, k, documents, scale, density);
+  }
+
   static void Register(torch::Library& library) {
     library.impl("attention", Attention);
     library.impl("attention_backward", AttentionBackward);
@@ -100,6 +108,7 @@ struct DeviceOps {
     library.impl("choose_vertical_slash", VerticalSlash);
     library.impl("choose_moba", Moba);
     library.impl("choose_xattention", XAttention);
+    library.impl("choose_key_groups", KeyGroups);
   }
 };
 

@@ -6,7 +6,8 @@
 
 import torch
 
-from ringleader.kernels import Moba, SlidingWindow, VerticalSlash, XAttention, documents_from_lengths, sparse_attention
+from ringleader.kernels import (KeyGroups, Moba, SlidingWindow, VerticalSlash, XAttention, documents_from_lengths,
+                                sparse_attention)
 
 hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 device, dtype, tokens = ("cuda", torch.bfloat16, 16384) if hopper else ("cpu", torch.float32, 2048)
@@ -18,7 +19,7 @@ with torch.no_grad():  # some keys that every query looks for
 
 documents = documents_from_lengths(torch.tensor([0, tokens // 3, tokens], device=device), tokens)
 dense = sparse_attention(q, k, v, documents=documents)
-for choice in (SlidingWindow(tokens // 8), VerticalSlash(density=0.2),
+for choice in (KeyGroups(density=0.2), SlidingWindow(tokens // 8), VerticalSlash(density=0.2),
                Moba(block_size=128, density=0.25), XAttention(density=0.25)):
     out, lse = sparse_attention(q, k, v, choice, documents=documents, return_lse=True)
     (dq,) = torch.autograd.grad(out.square().mean(), q)

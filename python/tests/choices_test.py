@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from oracle import DEVICE, causal, check, inputs, pairs_of_tiles, same_document
+from oracle import DEVICE, attend, causal, check, inputs, pairs_of_tiles, same_document
 
 from ringleader import kernels
 
@@ -144,6 +144,62 @@ def test_vertical_slash_visits_the_share_that_it_may(density):
     # The diagonal that crosses four fifths of the share is the last.
     assert 0.8 * density <= share <= 0.8 * density + tiles / (tiles * (tiles + 1) / 2)
     assert (choice.columns.counts == round(0.1 * density * tokens)).all()
+
+
+def pairs_of_groups(choice, tokens):
+    """ChosenGroups -> [batch, heads, tokens, tokens]: what its tiles keep, and their own, without the causal mask."""
+    tiles = -(-tokens // 64)
+    kept = torch.zeros(*choice.bits.shape[:2], tokens, tokens, dtype=torch.bool, device=DEVICE)
+    for tile in range(tiles):
+        begin, end = tile * 64, min((tile + 1) * 64, tokens)
+        words = choice.bits[..., choice.rows[tile] : choice.rows[tile + 1]]
+        groups = bits_of(words, 8 * tile) if tile else words.new_zeros(*words.shape[:2], 0, dtype=torch.bool)
+        kept[..., begin:end, : 8 * 8 * tile] = groups.repeat_interleave(8, -1).unsqueeze(2)
+        kept[..., begin:end, begin:end] = True
+    return kept
+
+
+@pytest.mark.parametrize("tokens", [40, 64, 500, 640])
+@pytest.mark.parametrize("documents", [False, True])
+def test_key_groups_are_what_attention_sees(tokens, documents):
+    q, k, v = inputs(2, 4, 2, tokens, 64)
+    ids = torch.zeros(2, tokens, dtype=torch.int64, device=DEVICE)
+    if documents:
+        ids[:, 37:] = 1
+        ids[1, 300:] = 2
+    arguments = {"documents": ids} if documents else {}
+    choice = kernels.KeyGroups(density=0.4)(q, k, **arguments)
+    check(lambda q, k, v: kernels.sparse_attention(q, k, v, choice, return_lse=True, **arguments), q, k, v,
+          pairs_of_groups(choice, tokens) & causal(tokens) & same_document(ids))
+
+
+def test_key_groups_of_everything_are_causal():
+    q, k, v = inputs(2, 4, 2, 500, 128)
+    check(attend(kernels.KeyGroups(density=1.0)), q, k, v, causal(500))
+
+
+@pytest.mark.parametrize("density", [0.05, 0.2])
+def test_key_groups_visit_their_share(density):
+    tokens = 8192
+    q, k, _ = inputs(1, 2, 1, tokens, 64)
+    choice = kernels.KeyGroups(density=density)(q, k)
+    groups = sum(bits_of(choice.bits[..., choice.rows[t] : choice.rows[t + 1]], 8 * t).sum() for t in range(1, tokens // 64))
+    share = (2 * tokens // 64 * 8 + groups.item()) / (2 * 8 * (tokens // 64) * (tokens // 64 + 1) / 2)
+    assert share == pytest.approx(density, rel=0.05)
+
+
+def test_key_groups_have_what_one_query_looks_for():
+    q, k, _ = inputs(1, 4, 2, 2048, 64)
+    with torch.no_grad():
+        q.copy_(4 * k.repeat_interleave(2, 1))  # all others look for themselves
+        for query, key in ((300, 17), (1000, 555), (1001, 3), (2040, 1234)):
+            q[:, :, query] = 4 * k[:, :, key].repeat_interleave(2, 1)
+    choice = kernels.KeyGroups(density=0.2)(q, k)
+    kept = pairs_of_groups(choice, 2048)
+    for query, key in ((300, 17), (1000, 555), (1001, 3), (2040, 1234)):
+        assert kept[:, :, query, key].all()
+    alone = kernels.KeyGroups(density=0.2)(q[:, 2:], k[:, 1:])
+    assert torch.equal(choice.bits[:, 2:], alone.bits), "a KV head's queries choose for themselves"
 
 
 @pytest.mark.parametrize("stride", [8, 32])

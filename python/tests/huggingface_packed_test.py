@@ -93,7 +93,7 @@ def test_trains_as_sdpa_with_a_mask(name, kind, dense):
 
 
 @pytest.mark.parametrize("choice", [None, kernels.SlidingWindow(60), kernels.Moba(block_size=64, topk_blocks=2, tile=64),
-                                    kernels.XAttention(density=0.5, tile=64)])
+                                    kernels.XAttention(density=0.5, tile=64), kernels.KeyGroups(density=0.5)])
 @pytest.mark.parametrize("name", ["position_ids", "cu_seq_lens"])
 def test_a_document_does_not_depend_on_another(name, choice):
     """128 tokens of other documents precede the last, which is computed as without them."""

@@ -79,6 +79,7 @@ def test_padding(side, dense):
     kernels.VerticalSlash(estimate_queries=32, max_columns=32, sink_tokens=4, max_diagonals=2, tile=64),
     kernels.Moba(block_size=64, topk_blocks=2, tile=64),
     kernels.XAttention(density=0.5, tile=64),
+    kernels.KeyGroups(density=0.3),
 ])
 def test_trains_sparsely(choice):
     huggingface.register(choice, dense_layers=(1,))

@@ -24,7 +24,7 @@ import main  # noqa: E402
 from choices import LONGEST, choices_of  # noqa: E402
 from main import CutOff, run_cells  # noqa: E402
 from peers import attention_of  # noqa: E402
-from tables import NOT_RUN, WRONG, Table, figures  # noqa: E402
+from tables import LENGTHS, NOT_RUN, WRONG, Table, figures  # noqa: E402
 
 pytestmark = pytest.mark.skipif(CUDA, reason="it runs in small shapes on the CPU")
 
@@ -219,6 +219,9 @@ def test_a_choice_that_there_is_not(text):
         choices_of(text)
 
 
+COMMON = {"lengths": "ProLong-like", "commit": "c"}
+
+
 def cell(mask, kernel, tflops, tokens=32768, choice="all", direction="forward", **more):
     speed = {} if tflops is None else {"tflops": tflops}
     return {"mask": mask, "choice": choice, "tokens": tokens, "direction": direction, "kernel": kernel, "backend": "b", **speed,
@@ -230,17 +233,17 @@ def test_figures_of_all_masks():
     rows += [cell(mask, "cudnn", 500.0) if mask in ("full", "causal") else cell(mask, "cudnn", None, note="unsupported")
              for mask in NAMES]
     rows[1]["tflops"] = 450.0
-    (figure,) = figures(rows, {"commit": "c"})
+    (figure,) = figures(rows, COMMON)
     assert figure["row"] == "12 masks at 32K, GQA 64:8, forward per visible pair, lowest ratio to cudnn"
     assert (figure["value"], figure["met"], figure["mask"], figure["commit"]) == (0.9, False, "causal", "c")
     assert (figure["peer"], figure["masks"]) == ("cudnn (b)", "2 of 12 that it can do: full, causal")
-    assert figures(rows[1:], {}) == [], "without a mask there is no row of twelve"
-    assert figures(rows[:-1], {}) == [], "nor without a peer's cell"
-    assert figures([*rows[:-1], {**rows[-1], "note": NOT_RUN}], {}) == []
+    assert figures(rows[1:], COMMON) == [], "without a mask there is no row of twelve"
+    assert figures(rows[:-1], COMMON) == [], "nor without a peer's cell"
+    assert figures([*rows[:-1], {**rows[-1], "note": NOT_RUN}], COMMON) == []
     del rows[0]["tflops"]
-    assert figures([{**rows[0], "note": "out of memory"}, *rows[1:]], {})[0]["value"] == 0
+    assert figures([{**rows[0], "note": "out of memory"}, *rows[1:]], COMMON)[0]["value"] == 0
     of_magi = [cell(mask, kernel, speed) for mask in NAMES for kernel, speed in (("ringleader", 4.0), ("magi_attention", 5.0))]
-    (figure,) = figures(of_magi, {})
+    (figure,) = figures(of_magi, COMMON)
     assert (figure["value"], figure["asked"], figure["met"]) == (0.8, "reported", True)
 
 
@@ -249,8 +252,25 @@ def test_figures_at_128k():
     rows = [cell("full", "ringleader", 540.0, choice="uniform 12.5 %", **long),
             cell("full", "ringleader", 530.0, choice="uniform 50 %", **long),
             cell("full", "flex", 400.0, choice="uniform 50 %", **long)]
-    (figure,) = figures(rows, {})
+    (figure,) = figures(rows, COMMON)
     assert (figure["value"], figure["met"], figure["peer"], figure["of_peer"]) == (530.0, True, "flex (b)", 400.0)
-    assert figures(rows[:1], {}) == [], "one of the two densities is not the row"
-    (figure,) = figures([cell("causal_documents", "ringleader", 439.0, **long)], {})
+    assert figures(rows[:1], COMMON) == [], "one of the two densities is not the row"
+    (figure,) = figures([cell("causal_documents", "ringleader", 439.0, **long)], COMMON)
     assert (figure["value"], figure["met"], figure["peer"]) == (439.0, False, "none")
+
+
+def test_figures_of_documents_of_published_lengths():
+    rows = [cell("causal_documents", kernel, speed, tokens=131072) for kernel, speed in (("ringleader", 561.0), ("flex", 200.0))]
+    (figure,) = figures(rows, {"lengths": "pile"})
+    assert figure["row"] == "causal documents at 128K, lengths of the Pile, GQA 64:8, forward, TFLOP/s"
+    assert (figure["value"], figure["met"], figure["of_peer"]) == (561.0, True, 200.0)
+    assert figures(rows, {"lengths": "mine"}) == [], "figures are of lengths that others can have"
+    lists = [cell("full", "ringleader", 640.0, tokens=131072, choice=f"uniform {share} %") for share in ("12.5", "50")]
+    assert len(figures(lists, COMMON)) == 1 and figures(lists, {"lengths": "pile"}) == [], "lists know no documents"
+
+
+def test_published_lengths():
+    folder = FOLDER.parent / "lengths"
+    assert {path.stem for path in folder.glob("*.json")} == set(LENGTHS) - {"ProLong-like"}
+    for path in folder.glob("*.json"):
+        assert sum(share for _, _, share in lengths.of_histogram(path).bins) == pytest.approx(1, abs=1e-3)

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ringleader import kernels
 from ringleader.kernels import sparse_attention
-from ringleader.kernels.blocks import CSR, UNMASKED_CSR
+from ringleader.kernels.blocks import CSR, KEY_GROUPS, UNMASKED_CSR
 from ringleader.kernels.operators import ops
 
 
@@ -32,11 +32,13 @@ def operator_samples():
     with torch.no_grad():
         out, lse = ops.attention(q, k, v, *arguments)
         moba = kernels.Moba(block_size=64, topk_blocks=2, tile=64)(q, k, documents=document_ids(2, 200))
+        groups = kernels.KeyGroups(density=0.3)(q, k, documents=document_ids(2, 200))
         chosen = ops.choose_moba(q, k, starts, 64, 64, 2, 0.0)[0]
     return {
         "attention": (q, k, v, *arguments),
         "attention_output": (q, k, v, *arguments),
         "attention of gathered queries": (q, k, v, CSR, [*moba.lists[:4], moba.queries], starts, None, 64, 64, 2),
+        "attention of key groups": (q, k, v, KEY_GROUPS, list(groups[:3]), starts, None, 64, 0, 0, 0.3),
         "attention without a mask": (*shorter, UNMASKED_CSR, unmasked, None, None, 64),
         "attention of intervals": (q, k, v, pattern, lists, None, mask, others["tile"]),
         "attention_backward": (torch.randn_like(out), None, q.detach(), k.detach(), v.detach(), out, lse, *arguments),
@@ -45,12 +47,14 @@ def operator_samples():
         "choose_vertical_slash": (q.detach(), k.detach(), positions, None, 64, 0.125, 0.9, 0.9, 40, 3, 0.0, 4, 1),
         "choose_moba": (q.detach(), k.detach(), starts, 64, 64, 2, 0.0),
         "choose_xattention": (q.detach(), k.detach(), starts, 64, 16, 0.125, 0.9, 0.0),
+        "choose_key_groups": (q.detach(), k.detach(), starts, 0.125, 0.3),
     }
 
 
 @pytest.mark.parametrize("name", ["attention", "attention_output", "attention of gathered queries",
-                                  "attention without a mask", "attention of intervals", "attention_backward", "tile_lists",
-                                  "spread_positions", "choose_vertical_slash", "choose_moba", "choose_xattention"])
+                                  "attention of key groups", "attention without a mask", "attention of intervals",
+                                  "attention_backward", "tile_lists", "spread_positions", "choose_vertical_slash", "choose_moba",
+                                  "choose_xattention", "choose_key_groups"])
 def test_opcheck(name):
     checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
     operator, *_ = name.split()
@@ -67,6 +71,7 @@ FORMS = {
     "vertical_slash": lambda: kernels.VerticalSlash(estimate_queries=16, estimate_at="spread", max_columns=20,
                                                     sink_tokens=4, max_diagonals=2, tile=64),
     "xattention": lambda: kernels.XAttention(density=0.5, tile=64),
+    "key_groups": lambda: kernels.KeyGroups(density=0.5),
     "intervals": lambda: kernels.tiles_from_mask(random_tiles(2, 4, 300, 64), tokens=300, tile=64),
 }
 
@@ -80,7 +85,9 @@ def test_compile(name, dynamic):
         arguments = {"mask": kernels.key_intervals("shared_question", 300, **arguments)}
 
     def attend_twice(q, k, v):
-        out, lse = sparse_attention(q, k, v * 2, blocks, return_lse=True, deterministic=True, **arguments)
+        # Gradients of key groups have other bits every time on GPUs.
+        out, lse = sparse_attention(q, k, v * 2, blocks, return_lse=True, deterministic=not CUDA or name != "key_groups",
+                                    **arguments)
         return out * lse.sigmoid().unsqueeze(-1).to(out.dtype)
 
     backend = "inductor" if CUDA and name == "vertical_slash" and not dynamic else "aot_eager"

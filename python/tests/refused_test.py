@@ -98,6 +98,10 @@ AT_ONCE = {
     "k and v elsewhere": (lambda: on_meta("kv"), "k is on meta and q on "),
     "documents elsewhere": (lambda: attend(documents=document_ids(2, TOKENS).to("meta")), "documents is on meta and q on "),
     "lists elsewhere": (lambda: attend(diagonals()._replace(bits=diagonals().bits.to("meta"))), "blocks is on meta and q on "),
+    "groups of no share": (lambda: attend(kernels.KeyGroups(density=0.0)), r"density is 0; it must lie in \(0, 1\]"),
+    "groups of another length": (lambda: attend(kernels.KeyGroups()(*(x[:, :, :100] for x in q_k_v()[:2]))),
+                                 "blocks.diagonals|blocks.bits must be dense"),
+    "groups under another mask": (lambda: attend(kernels.KeyGroups(), mask="full"), "blocks is a KeyGroups"),
     "k of a choice elsewhere": (lambda: kernels.XAttention()(q_k_v()[0], q_k_v()[1].to("meta")), "k is on meta and q on "),
 }
 
@@ -107,6 +111,22 @@ def test_refused_at_once(name):
     call, message = AT_ONCE[name]
     with pytest.raises((RuntimeError, ValueError, TypeError), match=message):
         call()
+
+
+@pytest.mark.skipif(not CUDA, reason="the CPU adds gradients in order")
+def test_key_groups_have_no_deterministic_gradients_on_gpus():
+    q, k, v = q_k_v()
+    out = sparse_attention(q.requires_grad_(), k, v, kernels.KeyGroups(), deterministic=True)
+    with pytest.raises(RuntimeError, match="deterministic: GPUs add gradients of key groups in any order"):
+        out.sum().backward()
+
+
+@pytest.mark.skipif(CUDA, reason="values are checked on the device, without waiting for it")
+def test_key_groups_whose_rows_are_not_theirs():
+    q, k, v = q_k_v()
+    choice = kernels.KeyGroups()(q, k)
+    with pytest.raises(RuntimeError, match="blocks.rows are not where the bits of 300 tokens begin"):
+        sparse_attention(q, k, v, choice._replace(rows=choice.rows + 1))
 
 
 CU_SEQLENS = "cu_seqlens must be sums of lengths, which ascend from 0 to tokens"

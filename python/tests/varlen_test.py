@@ -17,6 +17,7 @@ ENDS = {
 CHOICES = {
     "moba": kernels.Moba(block_size=64, topk_blocks=2, tile=64),
     "xattention": kernels.XAttention(density=0.5, tile=64),
+    "key_groups": kernels.KeyGroups(density=0.5),
     "vertical_slash": kernels.VerticalSlash(estimate_queries=32, max_columns=8, sink_tokens=4, max_diagonals=2, tile=64),
 }
 

@@ -145,13 +145,6 @@ absl::StatusOr<VisitedPairs> VisitedBy(const Setting& setting, const Problem& pr
   return visited;
 }
 
-bool IsSupported(const Setting& setting, int64_t tokens) {
-  for (const int64_t length : {CheckedTokens(setting.scheme), tokens}) {
-    if (!IsPossible(setting, {length, kSeed}, kTile)) return false;
-  }
-  return true;
-}
-
 }  // namespace
 
 struct CpuRingCells::Checked {
@@ -161,12 +154,19 @@ struct CpuRingCells::Checked {
   kernels::reference::testing::MaskedAttention expected;
 };
 
+bool CpuRingCells::IsSupported(const Setting& setting, int64_t tokens) const {
+  for (const int64_t length : {CheckedTokens(setting.scheme), tokens}) {
+    if (!IsPossible(setting, {length, kSeed, lengths_}, kTile)) return false;
+  }
+  return true;
+}
+
 absl::StatusOr<std::shared_ptr<const CpuRingCells::Checked>> CpuRingCells::CheckedOf(
     const Setting& setting, int64_t tokens) {
   const auto& [mask, choice, scheme] = setting;
   std::shared_ptr<const Checked>& known = checked_[{mask, choice.pattern, choice.density, tokens}];
   if (known != nullptr) return known;
-  const Problem problem(tokens, kSeed);
+  const Problem problem(tokens, kSeed, lengths_);
   const kernels::Mask of = problem.MaskOf(mask);
   VisitedPairs visited(tokens);
   kernels::reference::testing::Visible is_visited;
@@ -191,7 +191,7 @@ absl::Status CpuRingCells::Fill(const Setting& setting, int repetitions, std::ve
       error = std::numeric_limits<double>::infinity();
     }
   }
-  const Problem problem(cells->front().tokens, kSeed);
+  const Problem problem(cells->front().tokens, kSeed, lengths_);
   Results results(problem.tokens);
   TakePeakMib();
   ASSIGN_OR_RETURN(const std::vector<RankRun> runs,

@@ -235,7 +235,7 @@ const GpuRingCells::Checked& GpuRingCells::CheckedOf(const Setting& setting, int
   const auto& [mask, choice, scheme] = setting;
   std::shared_ptr<const Checked>& known = checked_[{mask, choice.pattern, choice.density, tokens}];
   if (known != nullptr) return *known;
-  Problem problem(tokens, kSeed);
+  Problem problem(tokens, kSeed, lengths_);
   for (Tensor* x : {&problem.q, &problem.k, &problem.v, &problem.d_out}) RoundToBf16(x);
   VisitedPairs visited(tokens);
   kernels::reference::testing::Visible is_visited;
@@ -256,7 +256,7 @@ const GpuRingCells::Checked& GpuRingCells::CheckedOf(const Setting& setting, int
 absl::Status GpuRingCells::Fill(const Setting& setting, int repetitions, std::vector<Cell>* cells) {
   const Scheme& scheme = setting.scheme;
   const Checked& checked = CheckedOf(setting, CheckedTokens(setting));
-  const MaskedSequence sequence(cells->front().tokens, kSeed);
+  const MaskedSequence sequence(cells->front().tokens, kSeed, lengths_);
   std::vector<RankRun> few(scheme.ranks()), runs(scheme.ranks());
   Results results(checked.problem.tokens);
   Probes probes(checked.problem);
@@ -303,8 +303,8 @@ std::vector<Cell> GpuRingCells::Measure(const Setting& setting, int64_t tokens, 
   std::vector<Cell> cells = EmptyCells(setting, tokens);
   std::string note = "unsupported";
   const int tile = TileOf(setting.choice);
-  if (IsPossible(setting, {CheckedTokens(setting), kSeed}, tile) &&
-      IsPossible(setting, {tokens, kSeed}, tile)) {
+  if (IsPossible(setting, {CheckedTokens(setting), kSeed, lengths_}, tile) &&
+      IsPossible(setting, {tokens, kSeed, lengths_}, tile)) {
     try {
       note = std::string(Fill(setting, repetitions, &cells).message());
     } catch (const c10::OutOfMemoryError&) {

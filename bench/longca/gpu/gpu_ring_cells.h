@@ -7,9 +7,11 @@
 #include <map>
 #include <memory>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "bench/longca/cell.h"
+#include "bench/longca/lengths/document_lengths.h"
 #include "bench/longca/ranks/rank_run.h"
 #include "kernels/masks/masks.h"
 #include "patterns/attention_options.h"
@@ -21,7 +23,8 @@ inline constexpr int kGpuHeads = 64, kGpuKvHeads = 8, kGpuHeadDim = 128;
 // Not thread-safe.
 class GpuRingCells {
  public:
-  explicit GpuRingCells(int gpus) : gpus_(gpus) {}
+  explicit GpuRingCells(int gpus, DocumentLengths lengths = {})
+      : gpus_(gpus), lengths_(std::move(lengths)) {}
 
   // Forward and backward at `tokens`, a multiple of 2 × ranks × 128, of kGpuHeads over kGpuKvHeads,
   // after a check in fp64 in small. Of choices as CpuRingCells::Measure.
@@ -35,6 +38,7 @@ class GpuRingCells {
 
   using Of = std::tuple<kernels::MaskKind, patterns::Pattern, double, int64_t>;
   const int gpus_;
+  const DocumentLengths lengths_;
   std::map<Of, std::shared_ptr<const Checked>> checked_;
 };
 

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "bench/longca/cell.h"
 #include "bench/longca/gpu/gpu_ring_cells.h"
@@ -11,16 +12,27 @@
 
 namespace ringleader::bench {
 
+int GpuCount() {
+  int gpus = 0;
+  return cudaGetDeviceCount(&gpus) == cudaSuccess ? gpus : 0;
+}
+
 absl::StatusOr<int> RunGpuSchemes(const BenchOptions& options) {
   RETURN_IF_ERROR(kernels::ops::LoadTorchCuda());
   RETURN_IF_ERROR(kernels::sm90::CheckHopper());
-  int gpus = 0;
-  if (cudaGetDeviceCount(&gpus) != cudaSuccess) gpus = 0;
-  GpuRingCells bench(gpus);
+  const int gpus = GpuCount();
+  cudaDeviceProp properties;
+  if (cudaGetDeviceProperties(&properties, 0) != cudaSuccess) {
+    return absl::FailedPreconditionError("the first GPU does not say what it is");
+  }
+  const TableFacts facts = {.heads = kGpuHeads,
+                            .head_dim = kGpuHeadDim,
+                            .lengths = options.lengths.name(),
+                            .hardware = absl::StrCat(gpus, " x ", properties.name),
+                            .commit = options.commit};
+  GpuRingCells bench(gpus, options.lengths);
   std::vector<Cell> cells;
-  const auto write = [&] {
-    return WriteTable(options.folder, "longca_gpu_rings", cells, kGpuHeads, kGpuHeadDim);
-  };
+  const auto write = [&] { return WriteTable(options.folder, "longca_gpu_rings", cells, facts); };
   RETURN_IF_ERROR(write());  // what cannot be is said at once
   int wrong = 0;
   for (const int64_t tokens : options.tokens) {

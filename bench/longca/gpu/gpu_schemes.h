@@ -11,4 +11,7 @@ namespace ringleader::bench {
 // LibTorch's CUDA libraries, or kernels for GPUs in this build, and where it cannot write.
 absl::StatusOr<int> RunGpuSchemes(const BenchOptions& options);
 
+// The GPUs that it runs on; 0 in a build without kernels for them.
+int GpuCount();
+
 }  // namespace ringleader::bench

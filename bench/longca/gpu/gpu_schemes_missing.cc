@@ -9,4 +9,8 @@ absl::StatusOr<int> RunGpuSchemes(const BenchOptions&) {
       "leave --engine cuda out");
 }
 
+int GpuCount() {
+  return 0;
+}
+
 }  // namespace ringleader::bench

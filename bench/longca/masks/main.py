@@ -200,15 +200,15 @@ def main():
     parser.add_argument("--kernels", nargs="+", default=list(filter(is_installed, KERNELS)), choices=KERNELS,
                         help=f"{', '.join(KERNELS)}; those that are installed where none is named")
     parser.add_argument("--lengths", type=pathlib.Path, metavar="FILE",
-                        help="of documents: a histogram in the form of LongCA-bench's. Where none is named, lengths "
-                             "are ProLong-like and scaled to --tokens; rows of figures are of these alone")
+                        help="of documents: a histogram in the form of LongCA-bench's, as those of its data sets in "
+                             "bench/longca/lengths. Where none is named, lengths are ProLong-like and scaled to --tokens")
     parser.add_argument("--seconds", type=float, default=1.0, help="of a cell's repetitions in each direction")
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--command", default="unknown", help="that rows name")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     options = parser.parse_args()
     on_gpu = options.device == "cuda"
-    has_figures = on_gpu and options.figures is not None and options.lengths is None
+    has_figures = on_gpu and options.figures is not None
     options.lengths = lengths.of_histogram(options.lengths) if options.lengths else lengths.PROLONG_LIKE
     common = {"hardware": torch.cuda.get_device_name() if on_gpu else "cpu", "commit": options.commit,
               "date": datetime.date.today().isoformat(), "command": options.command, "lengths": options.lengths.name}

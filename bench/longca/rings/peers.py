@@ -207,7 +207,7 @@ def main():
     cells, wrong = [], 0
     all_tokens = [bench.ranks * each for each in flags.tokens_per_gpu] if flags.tokens_per_gpu else flags.tokens
     for tokens in all_tokens:
-        multiple = 2 * bench.ranks * 128
+        multiple = 2 * bench.ranks * (128 if flags.device == "cuda" else 64)  # as in ringleader-bench
         for mask in ("full", "causal"):
             for name in BACKENDS[flags.device]:
                 for rotation in ROTATIONS:

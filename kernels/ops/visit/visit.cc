@@ -86,11 +86,21 @@ TilePattern PatternOf(int64_t pattern, size_t lists, int64_t size) {
   }
   TORCH_CHECK(
       false, "pattern ", pattern,
-      ": full (0), causal (1), window (2), diagonals (3), lists (4) and lists without a mask "
-      "(5) are supported");
+      ": full (0), causal (1), window (2), diagonals (3), lists (4), lists without a mask (5) and "
+      "key groups (6) are supported");
+}
+
+// The TilePattern that a pattern of the operators walks.
+int64_t WalkedBy(int64_t pattern) {
+  if (pattern == kUnmaskedLists) return static_cast<int64_t>(TilePattern::kCsr);
+  return pattern == kKeyGroups ? static_cast<int64_t>(TilePattern::kToeplitz) : pattern;
 }
 
 }  // namespace
+
+void CheckGroupDensity(double density) {
+  TORCH_CHECK(density > 0 && density <= 1, "density is ", density, "; it must lie in (0, 1]");
+}
 
 AttentionSizes SizesOf(const Tensor& q, const Tensor& k) {
   TORCH_CHECK(q.dim() == 4, "q is ", q.sizes(), "; it must be [batch, heads, tokens, head_dim]");
@@ -138,8 +148,8 @@ Visit::Visit(const Tensor& q, const AttentionSizes& sizes, int64_t pattern, torc
              int64_t tile, int64_t size, const KeptBlocks& kept)
     : sizes_(sizes),
       is_unmasked_(pattern == kUnmaskedLists),
-      pattern_(PatternOf(is_unmasked_ ? static_cast<int64_t>(TilePattern::kCsr) : pattern,
-                         lists.size(), size)),
+      has_groups_(pattern == kKeyGroups),
+      pattern_(PatternOf(WalkedBy(pattern), lists.size(), size)),
       lists_(lists.vec()),
       documents_(documents),
       intervals_(intervals),
@@ -162,6 +172,10 @@ Visit::Visit(const Tensor& q, const AttentionSizes& sizes, int64_t pattern, torc
   const int64_t tiles = sizes.Tiles(tile), batch = sizes.batch, heads = sizes.heads;
   if (pattern_ == TilePattern::kToeplitz) {
     CheckList("blocks.diagonals", lists_[0], q, torch::kLong, {batch, heads, (tiles + 63) / 64});
+    if (has_groups_) {
+      CheckGroups(q);
+      return;
+    }
     if (lists_.size() == 1) return;
     CheckList("blocks.column_positions", lists_[1], q, torch::kLong, {batch, heads, -1});
     CheckList("blocks.column_counts", lists_[2], q, torch::kInt, {batch, heads});
@@ -183,6 +197,33 @@ Visit::Visit(const Tensor& q, const AttentionSizes& sizes, int64_t pattern, torc
                 "blocks.topk_blocks is ", kept.topk_blocks, " and blocks.density ", kept.density,
                 "; they must not be negative, and the second at most 1");
   }
+}
+
+void Visit::CheckGroups(const Tensor& q) const {
+  TORCH_CHECK(lists_.size() == 3 && tile_ == kGroupTile, "blocks: ", lists_.size(),
+              " lists and a tile of ", tile_, " for key groups; there must be 3 of tiles of ",
+              kGroupTile);
+  CheckGroupDensity(kept_.density);
+  const std::vector<int64_t> rows = GroupRows(sizes_.layout());
+  CheckList("blocks.bits", lists_[1], q, torch::kInt,
+            {sizes_.batch, sizes_.heads, GroupWords(sizes_)});
+  CheckList("blocks.rows", lists_[2], q, torch::kLong, {static_cast<int64_t>(rows.size())});
+  TORCH_CHECK(
+      !q.is_cpu() || std::equal(rows.begin(), rows.end(), lists_[2].const_data_ptr<int64_t>()),
+      "blocks.rows are not where the bits of ", sizes_.tokens,
+      " tokens begin; take blocks as KeyGroups makes them");
+}
+
+ChosenGroups Visit::Groups(int64_t b) const {
+  return {.rows = lists_[2].const_data_ptr<int64_t>(),
+          .chosen = reinterpret_cast<const uint32_t*>(lists_[1].const_data_ptr<int32_t>()) +
+                    b * lists_[1][0].numel()};
+}
+
+int32_t Visit::most_groups() const {
+  const int64_t last = (sizes_.Tiles(kGroupTile) - 1) * kGroupTile;
+  const KeyGroupBudget budget = KeyGroupBudgetOf(static_cast<float>(kept_.density), sizes_.tokens);
+  return std::max<int32_t>(1, budget.MostGroups(last, 0));
 }
 
 TileSelection Visit::Tiles(int64_t b) const {

@@ -4,10 +4,12 @@
 
 #include <torch/types.h>
 
+#include <algorithm>
 #include <optional>
 #include <vector>
 
 #include "ringleader/kernels/attention.h"
+#include "ringleader/kernels/block_choice.h"
 #include "ringleader/kernels/earlier_blocks.h"
 
 namespace ringleader::kernels::ops {
@@ -35,6 +37,14 @@ const int32_t* StartsOf(const std::optional<torch::Tensor>& documents, int64_t b
 inline constexpr int64_t kMostBlockTokens = int64_t{1} << 30;
 void CheckBlockSize(const char* name, int64_t block_size, int64_t tile);
 
+// ChosenGroups' words of a head, and one where tiles have none.
+inline int64_t GroupWords(const AttentionSizes& sizes) {
+  return std::max<int64_t>(GroupRows(sizes.layout()).back(), 1);
+}
+
+// Throws c10::Error, naming it, unless a choice of key groups can have it.
+void CheckGroupDensity(double density);
+
 // What a query keeps of the blocks of a choice at most, its own counted, as QueryGateStep has it:
 // so many, or a share of those that it sees. Neither: not known.
 struct KeptBlocks {
@@ -50,9 +60,12 @@ struct KeptBlocks {
 //     and rows, int32, offsets into the lists of the whole batch, each ascending; then, if queries
 //     chose for themselves, their bits [batch, heads, blocks, QueryWords(tokens)] int32
 //   kUnmaskedLists: the four lists of kCsr, in whole tiles
-// This last stands beside TilePattern's: kCsr of which queries see every key. It walks the
-// instances of kCsr, for which all keys lie before all queries.
-inline constexpr int64_t kUnmaskedLists = 5;
+//   kKeyGroups: diagonals, as kToeplitz's, with each tile's own alone; ChosenGroups' bits, [batch,
+//     heads, words] int32, and rows, [tiles + 1] int64
+// The last two stand beside TilePattern's. kUnmaskedLists is kCsr of which queries see every key:
+// it walks the instances of kCsr, for which all keys lie before all queries. kKeyGroups is
+// kToeplitz with groups of keys that tiles of 64 queries chose (KeyGroupGateStep), of `density`.
+inline constexpr int64_t kUnmaskedLists = 5, kKeyGroups = 6;
 
 class Visit {
  public:
@@ -71,21 +84,28 @@ class Visit {
   // What sequence `b` visits.
   TileSelection Tiles(int64_t b) const;
   ColumnSelection Columns(int64_t b) const;
+  // The groups that tiles of queries chose beside what Tiles() says, and how many one keeps at
+  // most.
+  bool has_groups() const { return has_groups_; }
+  ChosenGroups Groups(int64_t b) const;
+  int32_t most_groups() const;
   // How queries that chose blocks are gathered, of any sequence; nothing where their tiles are to
   // be visited whole, or it is not known how many they chose.
   std::optional<QueryRowsPlan> Rows() const;
   int64_t max_columns() const {
-    return pattern_ == TilePattern::kToeplitz && lists_.size() == 3 ? lists_[1].size(2) : 0;
+    const bool has_columns = pattern_ == TilePattern::kToeplitz && lists_.size() == 3;
+    return has_columns && !has_groups_ ? lists_[1].size(2) : 0;
   }
 
  private:
+  void CheckGroups(const torch::Tensor& q) const;
   ShardLayout Layout(int32_t half) const {
     if (!is_unmasked_) return sizes_.layout();
     return {.ranks = 2, .rank = half, .tokens = 2 * sizes_.tokens};
   }
 
   const AttentionSizes sizes_;
-  const bool is_unmasked_;
+  const bool is_unmasked_, has_groups_;
   const TilePattern pattern_;
   const std::vector<torch::Tensor> lists_;
   const std::optional<torch::Tensor> documents_;

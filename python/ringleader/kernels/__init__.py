@@ -3,6 +3,7 @@
 from ringleader.kernels.attention import sparse_attention
 from ringleader.kernels.block_mask import tiles_from_block_mask
 from ringleader.kernels.blocks import (
+    ChosenGroups,
     Columns,
     Diagonals,
     QueryBlocks,
@@ -14,7 +15,7 @@ from ringleader.kernels.blocks import (
     tiles_from_lists,
     tiles_from_mask,
 )
-from ringleader.kernels.choices import Moba, VerticalSlash, XAttention
+from ringleader.kernels.choices import KeyGroups, Moba, VerticalSlash, XAttention
 from ringleader.kernels.documents import (
     Documents,
     documents_from_ids,
@@ -25,9 +26,11 @@ from ringleader.kernels.masks import KeyIntervals, intervals_of_mask, key_interv
 from ringleader.kernels.varlen import sparse_attention_varlen
 
 __all__ = [
+    "ChosenGroups",
     "Columns",
     "Diagonals",
     "Documents",
+    "KeyGroups",
     "KeyIntervals",
     "Moba",
     "QueryBlocks",

@@ -118,7 +118,7 @@ def sparse_attention(q, k, v, blocks=None, *, documents=None, columns=None, mask
 
     blocks: None (all tiles), FlexAttention's BlockMask, (counts, indices) lists of blocks of 128 tokens as
         tiles_from_lists takes them, a SlidingWindow, block_diagonals(...), tiles_from_*(...), or a choice that is made
-        from q and k: VerticalSlash(), Moba(), XAttention() or what they returned.
+        from q and k: KeyGroups(), VerticalSlash(), Moba(), XAttention() or what they returned.
     documents: ids [batch, tokens], or Documents; a query sees its own document alone.
     columns: selected_columns(...) beside block_diagonals(...): keys that all later queries of a head see.
     mask: "causal"; "full", within documents if there are any; or key_intervals(...): any mask that is at most two

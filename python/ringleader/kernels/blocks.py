@@ -14,7 +14,7 @@ from ringleader.kernels.masks import KeyIntervals
 from ringleader.kernels.operators import ops
 
 # ringleader::kernels::TilePattern
-FULL, CAUSAL, WINDOW, TOEPLITZ, CSR, UNMASKED_CSR = range(6)
+FULL, CAUSAL, WINDOW, TOEPLITZ, CSR, UNMASKED_CSR, KEY_GROUPS = range(7)
 
 
 def _options(tile=128, **others):
@@ -93,6 +93,19 @@ class QueryBlocks(NamedTuple):
     def visit(self):
         return CSR, [*self.lists[:4], self.queries], _options(
             self.lists.tile, size=self.block_size, topk_blocks=self.topk_blocks, density=self.density)
+
+
+class ChosenGroups(NamedTuple):
+    """Groups of 8 keys that each tile of 64 queries chose of those before it, beside its own tile (KeyGroups), which made
+    this of q and k of some length, with the share `density`. Attention makes lists of them, 4 bytes each, in either direction."""
+
+    diagonals: torch.Tensor  # [batch, heads, words] int64, as Diagonals.bits: each tile's own
+    bits: torch.Tensor  # [batch, heads, words] int32: bit g % 32 of word rows[t] + g / 32: tile t keeps group g
+    rows: torch.Tensor  # [tiles + 1] int64
+    density: float
+
+    def visit(self):
+        return KEY_GROUPS, list(self[:3]), _options(64, density=self.density)
 
 
 def lists_of_all_tiles(kept, tile):

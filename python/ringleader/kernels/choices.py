@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ringleader.kernels import checks
-from ringleader.kernels.blocks import Columns, Diagonals, QueryBlocks, lists_from_bits
+from ringleader.kernels.blocks import ChosenGroups, Columns, Diagonals, QueryBlocks, lists_from_bits
 from ringleader.kernels.documents import as_documents
 from ringleader.kernels.operators import autocast, ops
 
@@ -80,6 +80,21 @@ class Moba:
         chosen, queries = ops.choose_moba(q, k, starts, self.tile, self.block_size, self.topk_blocks, self.density)
         return QueryBlocks(lists_from_bits(chosen, q.shape[2], self.tile, self.block_size), queries, self.block_size,
                            self.topk_blocks, self.density)
+
+
+@dataclass(frozen=True)
+class KeyGroups:
+    """Each tile of 64 queries sees its own tile and the groups of 8 keys before it that hold the largest logits of one of
+    its queries, less that query's largest: what one query looks for is found (docs/patterns.md, `key_groups`, the default of
+    Ringleader's trainers). Tiles keep more with the square root of how far they are into their document, and so many that a
+    sequence visits a share `density` of its causal pairs. On GPUs gradients have other bits every time: `deterministic` is
+    refused there in backward."""
+
+    density: float = 0.2
+
+    def __call__(self, q, k, *, documents=None, scale=None):
+        q, k, starts, scale = _inputs(q, k, documents, scale)
+        return ChosenGroups(*ops.choose_key_groups(q, k, starts, scale, self.density), self.density)
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,19 @@ def _(q, k, documents, tile, block_size, topk_blocks, density):
     )
 
 
+@torch.library.register_fake("ringleader::choose_key_groups")
+def _(q, k, documents, scale, density):
+    _check_devices(q, k=k, documents=documents)
+    batch, heads, tokens, _ = q.shape
+    tiles = _tiles(tokens, 64)
+    fours, rest = (tiles - 1) // 4, (tiles - 1) % 4  # a tile has words for the earlier tiles, four in one
+    return (
+        q.new_empty(batch, heads, _tiles(tiles, 64), dtype=torch.int64),
+        q.new_empty(batch, heads, torch.sym_max((fours + 1) * (2 * fours + rest), 1), dtype=torch.int32),
+        q.new_empty(tiles + 1, dtype=torch.int64),
+    )
+
+
 @torch.library.register_fake("ringleader::choose_xattention")
 def _(q, k, documents, tile, stride, scale, threshold, density):
     _check_devices(q, k=k, documents=documents)

@@ -131,12 +131,17 @@ NcclCommunicator::~NcclCommunicator() {
   for (Lane& lane : lanes_) {
     if (lane.comm != nullptr) {
       const NcclLibrary& nccl = session_->nccl();
-      if (!session_->aborted() && lane.comm->Use(nccl.comm_finalize) == ncclInProgress) {
-        AwaitNccl(*lane.comm, lane.comm->name(), BootNow() + kLeaveTimeout).IgnoreError();
+      bool is_finalized = false;
+      if (!session_->aborted()) {
+        const ncclResult_t asked = lane.comm->Use(nccl.comm_finalize);
+        is_finalized = asked == ncclSuccess ||
+                       (asked == ncclInProgress &&
+                        AwaitNccl(*lane.comm, lane.comm->name(), BootNow() + kLeaveTimeout).ok());
       }
       session_->Forget(lane.comm.get());
       if (const ncclComm_t comm = lane.comm->Take(); comm != nullptr) {
-        session_->aborted() ? nccl.comm_abort(comm) : nccl.comm_destroy(comm);
+        // What NCCL is still at work on may be aborted, not destroyed.
+        is_finalized && !session_->aborted() ? nccl.comm_destroy(comm) : nccl.comm_abort(comm);
       }
     }
     // The watchdog's abort may still be at work on it.
