@@ -76,6 +76,11 @@ FORMS = {
 }
 
 
+def has_order(name):
+    """Whether gradients have the same bits every time: those of key groups have not, on GPUs."""
+    return not CUDA or name != "key_groups"
+
+
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compile(name, dynamic):
@@ -85,9 +90,7 @@ def test_compile(name, dynamic):
         arguments = {"mask": kernels.key_intervals("shared_question", 300, **arguments)}
 
     def attend_twice(q, k, v):
-        # Gradients of key groups have other bits every time on GPUs.
-        out, lse = sparse_attention(q, k, v * 2, blocks, return_lse=True, deterministic=not CUDA or name != "key_groups",
-                                    **arguments)
+        out, lse = sparse_attention(q, k, v * 2, blocks, return_lse=True, deterministic=has_order(name), **arguments)
         return out * lse.sigmoid().unsqueeze(-1).to(out.dtype)
 
     backend = "inductor" if CUDA and name == "vertical_slash" and not dynamic else "aot_eager"
@@ -170,7 +173,7 @@ def test_cuda_graph(name):
     q, k, v = inputs(2, 4, 2, 300, 64)
 
     def step():
-        out = sparse_attention(q, k, v, blocks, deterministic=True, **arguments)
+        out = sparse_attention(q, k, v, blocks, deterministic=has_order(name), **arguments)
         return out, *torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
 
     stream = torch.cuda.Stream()
@@ -186,7 +189,7 @@ def test_cuda_graph(name):
         x.data.copy_(y.data)
     graph.replay()
     for actual, expected in zip(captured, step()):
-        assert torch.equal(actual, expected)
+        assert torch.equal(actual, expected) if has_order(name) else error(actual, expected) < 1e-2
 
 
 @pytest.mark.skipif(not CUDA, reason="the host waits for nothing on the CPU")
