@@ -112,8 +112,12 @@ absl::StatusOr<int> PythonPeers::Run(const BenchOptions& options, bool on_gpus, 
 
   std::vector<int> ranks = options.ranks;
   std::erase_if(ranks, [&](int count) { return count < 2 || (on_gpus && count > gpus); });
-  if (ranks.empty()) {
-    std::printf("PyTorch's ring attention was not run: it takes a GPU for each of several ranks\n");
+  std::erase_if(names, [](const std::string& name) { return name != "full" && name != "causal"; });
+  if (ranks.empty() || names.empty()) {
+    std::printf(
+        "PyTorch's ring attention was not run: it takes several ranks, a GPU for each, and the "
+        "masks "
+        "full and causal\n");
     return failed;
   }
   const std::string most = absl::StrCat(std::ranges::max(ranks));
@@ -137,6 +141,7 @@ absl::StatusOr<int> PythonPeers::Run(const BenchOptions& options, bool on_gpus, 
     }
   }
   Append("--tokens", options.tokens, &rings);
+  Append("--masks", names, &rings);
   ASSIGN_OR_RETURN(const bool has_rings, RunProgram(rings));
   return failed + (has_rings ? 0 : 1);
 }

@@ -10,8 +10,7 @@
 //   Run(args): one call of its kernels, for each argument struct; with Visit::Rows() for tiles, of
 //     which it may gather the queries that chose apart
 //   Groups, ListGroups(of, sizes, most, memory): KeyGroups of one sequence's chosen groups, of
-//   which
-//     a tile keeps so many at most, in memory of that type
+//     which a tile keeps so many at most, in memory of that type
 //   kAddsGroupsInOrder: whether gradients of groups have the same bits every time
 //   GatherColumns, ScatterColumns: those of kernels/sm90/columns.h, without the stream
 // What can fail returns absl::Status. All of it is enqueued on the current stream.

@@ -28,6 +28,7 @@ from picture import picture
 COLUMNS = ("mask", "choice", "scheme", "direction", "tokens", "ranks", "note", "max_ms", "max_p20_ms", "max_p80_ms",
            "mean_ms", "mean_p20_ms", "mean_p80_ms", "plan_ms", "with_plan_ms", "gflops", "share", "mib_moved", "mib_whole",
            "imbalance", "peak_mib", "error")
+MASKS = ("full", "causal")  # that context_parallel knows
 ROTATIONS = {"all-gather": ring._RotateMethod.ALL_GATHER, "round": ring._RotateMethod.ALL_TO_ALL}
 TOLERANCE = {"cuda": 2e-2, "cpu": 1e-4}  # bf16 in, out, and in what backward multiplies; float32
 SEED = 20251125
@@ -100,7 +101,7 @@ def beside(cells, path):
         mine = max((cell for cell in ours if cell_of(cell) == key), key=speed, default=None)
         what = "{}, {}, {} tokens, {} ranks".format(*key)
         yield f"{what}: nothing of ours ran" if mine is None else (
-            f"{what}: {mine['scheme']} {speed(mine) / 1e3:.1f} TFLOP/s, {peer['scheme']} {speed(peer) / 1e3:.1f}: "
+            f"{what}: {mine['scheme']} {speed(mine) / 1e3:.4g} TFLOP/s, {peer['scheme']} {speed(peer) / 1e3:.4g}: "
             f"{speed(mine) / speed(peer):.3f} x")
 
 
@@ -196,6 +197,7 @@ def main():
     lengths = parser.add_mutually_exclusive_group()
     lengths.add_argument("--tokens", type=int, nargs="+", default=[32768], help="of the sequence that ranks share")
     lengths.add_argument("--tokens-per-gpu", type=int, nargs="+", help="of the part that each rank has")
+    parser.add_argument("--masks", nargs="+", choices=MASKS, default=list(MASKS))
     parser.add_argument("--csv", type=pathlib.Path, required=True, help="gets the cells, and a file .svg beside it")
     parser.add_argument("--beside", help="longca_gpu_rings.csv, to compare with")
     parser.add_argument("--device", choices=BACKENDS, default="cuda")
@@ -208,7 +210,7 @@ def main():
     all_tokens = [bench.ranks * each for each in flags.tokens_per_gpu] if flags.tokens_per_gpu else flags.tokens
     for tokens in all_tokens:
         multiple = 2 * bench.ranks * (128 if flags.device == "cuda" else 64)  # as in ringleader-bench
-        for mask in ("full", "causal"):
+        for mask in flags.masks:
             for name in BACKENDS[flags.device]:
                 for rotation in ROTATIONS:
                     cells += bench.cells(-(-tokens // multiple) * multiple, mask, name, rotation)
