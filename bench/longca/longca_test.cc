@@ -209,7 +209,7 @@ TEST(RingCellsTest, HelpersEvenOutContiguousRanks) {
                                 .scheme = {.ring = {ring::RingKind::kFlat, ranks, 1},
                                            .layout = kernels::LayoutKind::kContiguous,
                                            .has_helpers = has_helpers}},
-                               ranks * 512, 1);
+                               int64_t{512} * ranks, 1);
     EXPECT_EQ(cells[0].note, "");
     return cells[0].imbalance;
   };
@@ -231,8 +231,8 @@ TEST(RingCellsTest, BytesOfHelpersAreKeysQueriesAndWhatWasFound) {
                                                         .layout = kernels::LayoutKind::kContiguous,
                                                         .has_helpers = true}},
                                             384, 1);
-  const int64_t keys = int64_t{2} * 128 * kKvHeads * kHeadDim, queries = 128 * kHeads * kHeadDim,
-                rows = 128 * kHeads;
+  const int64_t keys = int64_t{2} * 128 * kKvHeads * kHeadDim,
+                queries = int64_t{128} * kHeads * kHeadDim, rows = int64_t{128} * kHeads;
   EXPECT_EQ(cells[0].mib_moved, MibOf(keys + queries + rows));
   EXPECT_EQ(cells[1].mib_moved, MibOf(2 * queries + 2 * rows + keys));
 }
