@@ -13,6 +13,7 @@
 #include "base/testing/fake_clock.h"
 #include "base/testing/temp_dir.h"
 #include "coordinator/store/sqlite/sqlite_store.h"
+#include "coordinator/store/testing/forwarding_store.h"
 
 namespace ringleader::access {
 namespace {
@@ -61,6 +62,22 @@ TEST_F(AuditLogTest, WhatIsNotedIsStoredWithItsReason) {
   EXPECT_EQ(records[1].message(), "no \\x1b[2J such job");
   EXPECT_EQ(records[1].time().seconds(), absl::ToUnixSeconds(clock_.Now()));
   EXPECT_EQ(records[0].message().size(), 500u);
+}
+
+// A disk that stays full: the log waits for space, and not for ever where it ends.
+TEST_F(AuditLogTest, EndsWhileThereIsNoSpace) {
+  class FullStore : public store::testing::ForwardingStore {
+   public:
+    using ForwardingStore::ForwardingStore;
+    absl::Status Space() override { return absl::ResourceExhaustedError("full"); }
+  };
+  FullStore full(store_.get());
+  {
+    AuditLog log(&full, &clock_);
+    log.Note(Record("alice"), absl::NotFoundError("no such job"));
+    EXPECT_TRUE(Records().empty());
+  }
+  EXPECT_EQ(Records().size(), 1u);
 }
 
 TEST_F(AuditLogTest, AFloodOfRefusedCallsIsCountedInsteadOfNoted) {

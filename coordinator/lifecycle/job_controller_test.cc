@@ -105,6 +105,18 @@ TEST_F(JobControllerTest, JobsThatHaveNotEndedAreBounded) {
   const auto cancel = [&](const std::string& name) {
     return Do([&] { return controller_->CancelJob(name, "", {}); }).status();
   };
+  const absl::Status failed = sqlite_->Write([&](store::WriteTransaction& t) {
+    v1::Job job;
+    *job.mutable_spec() = Spec("failed");
+    job.set_name("jobs/failed");
+    job.set_owner("alice");
+    job.set_state(v1::Job::FAILED);
+    return t.CreateJob(&job);
+  });
+  ASSERT_TRUE(failed.ok()) << failed;
+  const auto resume = [&] {
+    return Do([&] { return controller_->ResumeJob("failed", "", {}); }).status();
+  };
   there_are("alice", 1999);
   EXPECT_EQ(create("last", "alice"), absl::OkStatus());
   const absl::Status refused = create("more", "alice");
@@ -112,6 +124,7 @@ TEST_F(JobControllerTest, JobsThatHaveNotEndedAreBounded) {
   EXPECT_EQ(refused.message(),
             "alice may have 2000 jobs that have not ended, with specifications of 64 MiB; wait "
             "until some have, or cancel some");
+  EXPECT_EQ(resume(), refused);  // no less than a new one
   EXPECT_EQ(create("of-bob", "bob"), absl::OkStatus());
   EXPECT_EQ(cancel("last"), absl::OkStatus());
   EXPECT_EQ(create("more", "alice"), absl::OkStatus());

@@ -96,6 +96,41 @@ TEST_F(LogServiceTest, TheLinesOfARankAreFoundBehindMuchOfAnother) {
   }
 }
 
+// Lines that went for want of room are told, however many pages of other ranks' come first.
+TEST_F(LogServiceTest, LinesThatAreGoneAreToldBehindMuchOfAnotherRank) {
+  log_bytes_per_job_ = int64_t{3} << 20;
+  Start({.listen = Loopback(), .check_files = false});
+  Created("a");
+  PutAttempt("a", 1, v1::Attempt::FAILED);
+  const auto log = [&](int rank, const std::string& text) {
+    v1::LogLine line;
+    line.set_rank(rank);
+    line.set_text(text);
+    ASSERT_TRUE(
+        store_->Write([&](store::WriteTransaction& t) { return t.AppendLogs("a", 1, {line}); })
+            .ok());
+  };
+  log(1, "hello");
+  for (int i = 0; i < 500; ++i) log(0, std::string(10'000, 'x'));
+  log(1, "fatal");
+  v1::TailLogsRequest request;
+  request.set_job("jobs/a");
+  request.set_rank(1);
+  request.set_after_offset(1);
+  const auto context = Context();
+  const auto stream = logs_->TailLogs(context.get(), request);
+  v1::TailLogsResponse response;
+  std::vector<std::string> texts;
+  uint64_t dropped = 0;
+  while (stream->Read(&response)) {
+    for (const v1::LogLine& line : response.lines()) texts.push_back(line.text());
+    dropped += response.dropped();
+  }
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_EQ(texts, std::vector<std::string>{"fatal"});
+  EXPECT_GT(dropped, 100u);
+}
+
 TEST_F(LogServiceTest, ARankThatTheAttemptDoesNotHaveIsAnError) {
   Created("a");
   ASSERT_TRUE(store_

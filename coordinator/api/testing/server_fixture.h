@@ -61,7 +61,9 @@ class ServerTest : public ::testing::Test {
     limits_.reset();
     controller_.reset();
     store_.reset();
-    auto store = store::OpenSqliteStore({.path = database_, .reserve_bytes = reserve_bytes_});
+    auto store = store::OpenSqliteStore({.path = database_,
+                                         .log_bytes_per_job = log_bytes_per_job_,
+                                         .reserve_bytes = reserve_bytes_});
     ASSERT_TRUE(store.ok()) << store.status();
     store_ = *std::move(store);
     auto controller =
@@ -194,6 +196,7 @@ class ServerTest : public ::testing::Test {
   TempDir dir_;
   std::string database_ = dir_.File("coordinator.db");
   int64_t reserve_bytes_ = 0;
+  int64_t log_bytes_per_job_ = store::SqliteOptions().log_bytes_per_job;
   FakeClock clock_;  // of limits
   lifecycle::testing::FixedPlan plans_;
   std::unique_ptr<store::Store> store_;
