@@ -1,5 +1,6 @@
 #include "coordinator/lifecycle/job_controller.h"
 
+#include <SQLiteCpp/SQLiteCpp.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -79,6 +80,22 @@ TEST_F(JobControllerTest, SpecificationsOfAllJobsTogetherAreBounded) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(refused.message()), HasSubstr("all owners together"));
   EXPECT_EQ(create("d", 1), absl::OkStatus());
+}
+
+TEST_F(JobControllerTest, NothingIsDoneThatTheAuditLogCannotHold) {
+  SQLite::Database file(dir_.File("db"), SQLite::OPEN_READWRITE, /*aBusyTimeoutMs=*/60'000);
+  file.exec("CREATE TRIGGER refuse BEFORE INSERT ON audit BEGIN SELECT RAISE(ABORT, 'no'); END");
+  const auto create = [&] {
+    return Do([&] { return controller_->CreateJob(Spec("j"), {.audit = v1::AuditRecord()}); });
+  };
+  const auto stored = [&] {
+    return sqlite_->Read([](store::ReadTransaction& t) { return t.GetJob("j").status(); });
+  };
+  EXPECT_FALSE(create().ok());
+  EXPECT_EQ(stored().code(), absl::StatusCode::kNotFound);
+  file.exec("DROP TRIGGER refuse");
+  EXPECT_EQ(create().status(), absl::OkStatus());
+  EXPECT_EQ(stored(), absl::OkStatus());
 }
 
 TEST_F(JobControllerTest, JobsThatHaveNotEndedAreBounded) {
