@@ -10,7 +10,7 @@ EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 
 
 @pytest.mark.parametrize("arguments, lines, says", [
-    (["attention.py"], 4, "differs from dense by"),
+    (["attention.py"], 5, "differs from dense by"),
     (["packed.py"], 3, "differ from alone by 0.00"),
     (["train_transformers.py", "--steps", "3"], 3, "loss"),
     (["train_transformers.py", "--steps", "3", "--documents", "--tokens", "8192"], 3, "loss"),
