@@ -6,7 +6,18 @@ namespace {
 
 using ::testing::HasSubstr;
 
-class LogServiceTest : public testing::ServerTest {};
+class LogServiceTest : public testing::ServerTest {
+ protected:
+  // A line of a rank of job a's first attempt.
+  void LogOf(int rank, const std::string& text) {
+    v1::LogLine line;
+    line.set_rank(rank);
+    line.set_text(text);
+    const absl::Status written =
+        store_->Write([&](store::WriteTransaction& t) { return t.AppendLogs("a", 1, {line}); });
+    ASSERT_TRUE(written.ok()) << written;
+  }
+};
 
 TEST_F(LogServiceTest, TailFollowsAnAttemptToItsEnd) {
   Created("a");
@@ -67,17 +78,9 @@ TEST_F(LogServiceTest, TailReadsOneAttemptFromAnOffset) {
 TEST_F(LogServiceTest, TheLinesOfARankAreFoundBehindMuchOfAnother) {
   Created("a");
   PutAttempt("a", 1, v1::Attempt::FAILED);
-  const auto log = [&](int rank, const std::string& text) {
-    v1::LogLine line;
-    line.set_rank(rank);
-    line.set_text(text);
-    ASSERT_TRUE(
-        store_->Write([&](store::WriteTransaction& t) { return t.AppendLogs("a", 1, {line}); })
-            .ok());
-  };
-  log(1, "hello");
-  for (int i = 0; i < 300; ++i) log(0, std::string(10'000, 'x'));
-  log(1, "fatal");
+  LogOf(1, "hello");
+  for (int i = 0; i < 300; ++i) LogOf(0, std::string(10'000, 'x'));
+  LogOf(1, "fatal");
   for (const uint32_t last_lines : {0u, 1u}) {
     v1::TailLogsRequest request;
     request.set_job("jobs/a");
@@ -102,17 +105,9 @@ TEST_F(LogServiceTest, LinesThatAreGoneAreToldBehindMuchOfAnotherRank) {
   Start({.listen = Loopback(), .check_files = false});
   Created("a");
   PutAttempt("a", 1, v1::Attempt::FAILED);
-  const auto log = [&](int rank, const std::string& text) {
-    v1::LogLine line;
-    line.set_rank(rank);
-    line.set_text(text);
-    ASSERT_TRUE(
-        store_->Write([&](store::WriteTransaction& t) { return t.AppendLogs("a", 1, {line}); })
-            .ok());
-  };
-  log(1, "hello");
-  for (int i = 0; i < 500; ++i) log(0, std::string(10'000, 'x'));
-  log(1, "fatal");
+  LogOf(1, "hello");
+  for (int i = 0; i < 500; ++i) LogOf(0, std::string(10'000, 'x'));
+  LogOf(1, "fatal");
   v1::TailLogsRequest request;
   request.set_job("jobs/a");
   request.set_rank(1);
