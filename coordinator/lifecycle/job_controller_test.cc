@@ -1,6 +1,5 @@
 #include "coordinator/lifecycle/job_controller.h"
 
-#include <SQLiteCpp/SQLiteCpp.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -80,22 +79,6 @@ TEST_F(JobControllerTest, SpecificationsOfAllJobsTogetherAreBounded) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(refused.message()), HasSubstr("all owners together"));
   EXPECT_EQ(create("d", 1), absl::OkStatus());
-}
-
-TEST_F(JobControllerTest, NothingIsDoneThatTheAuditLogCannotHold) {
-  SQLite::Database file(dir_.File("db"), SQLite::OPEN_READWRITE, /*aBusyTimeoutMs=*/60'000);
-  file.exec("CREATE TRIGGER refuse BEFORE INSERT ON audit BEGIN SELECT RAISE(ABORT, 'no'); END");
-  const auto create = [&] {
-    return Do([&] { return controller_->CreateJob(Spec("j"), {.audit = v1::AuditRecord()}); });
-  };
-  const auto stored = [&] {
-    return sqlite_->Read([](store::ReadTransaction& t) { return t.GetJob("j").status(); });
-  };
-  EXPECT_FALSE(create().ok());
-  EXPECT_EQ(stored().code(), absl::StatusCode::kNotFound);
-  file.exec("DROP TRIGGER refuse");
-  EXPECT_EQ(create().status(), absl::OkStatus());
-  EXPECT_EQ(stored(), absl::OkStatus());
 }
 
 TEST_F(JobControllerTest, JobsThatHaveNotEndedAreBounded) {
@@ -411,20 +394,6 @@ TEST_F(JobControllerTest, OfARepeatedChangeNoMoreIsKeptThanItsJob) {
   EXPECT_EQ(again->uid(), paused->uid());
   EXPECT_EQ(again->state(), v1::Job::PAUSED);
   EXPECT_EQ(again->spec().name(), "j");
-}
-
-TEST_F(JobControllerTest, WhatCannotBeWrittenNeverHappened) {
-  auto session = RunJob();
-  store_.full = true;
-  const absl::StatusOr<v1::Job> refused = Create("other");
-  EXPECT_TRUE(absl::IsResourceExhausted(refused.status())) << refused.status();
-  EXPECT_TRUE(session->closed().has_value());
-  store_.full = false;
-  auto again = Connect("a", "folder.1", {Running()});
-  EXPECT_EQ(Job().state(), v1::Job::RUNNING);
-  EXPECT_TRUE(Create("other").ok());
-  Say(again, 4, Log("still here"));
-  EXPECT_EQ(again->acknowledged(), 4);
 }
 
 TEST_F(JobControllerTest, TheQueueIsInTheOrderOfSubmissionWhicheverWayTheClockWasSet) {

@@ -1,4 +1,7 @@
-// What becomes of the controller when the store cannot be read back after a commit that failed.
+// What becomes of requests whose commit fails, and of the controller when the store cannot be read
+// back after it.
+#include <SQLiteCpp/SQLiteCpp.h>
+
 #include <fstream>
 #include <iterator>
 #include <string>
@@ -12,6 +15,38 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+
+class FailedCommitTest : public testing::ControllerTest {};
+
+TEST_F(FailedCommitTest, NothingIsDoneThatTheAuditLogCannotHold) {
+  SQLite::Database file(dir_.File("db"), SQLite::OPEN_READWRITE, /*aBusyTimeoutMs=*/60'000);
+  file.exec("CREATE TRIGGER refuse BEFORE INSERT ON audit BEGIN SELECT RAISE(ABORT, 'no'); END");
+  const auto create = [&] {
+    return Do([&] { return controller_->CreateJob(Spec("j"), {.audit = v1::AuditRecord()}); });
+  };
+  const auto stored = [&] {
+    return sqlite_->Read([](store::ReadTransaction& t) { return t.GetJob("j").status(); });
+  };
+  EXPECT_FALSE(create().ok());
+  EXPECT_EQ(stored().code(), absl::StatusCode::kNotFound);
+  file.exec("DROP TRIGGER refuse");
+  EXPECT_EQ(create().status(), absl::OkStatus());
+  EXPECT_EQ(stored(), absl::OkStatus());
+}
+
+TEST_F(FailedCommitTest, WhatCannotBeWrittenNeverHappened) {
+  auto session = RunJob();
+  store_.full = true;
+  const absl::StatusOr<v1::Job> refused = Create("other");
+  EXPECT_TRUE(absl::IsResourceExhausted(refused.status())) << refused.status();
+  EXPECT_TRUE(session->closed().has_value());
+  store_.full = false;
+  auto again = Connect("a", "folder.1", {Running()});
+  EXPECT_EQ(Job().state(), v1::Job::RUNNING);
+  EXPECT_TRUE(Create("other").ok());
+  Say(again, 4, Log("still here"));
+  EXPECT_EQ(again->acknowledged(), 4);
+}
 
 // A store that another program holds locked for a while.
 class LockedStore : public store::testing::ForwardingStore {
