@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from oracle import CUDA, DEVICE, TOLERANCE, attend, causal, check, error, inputs, pairs_of_tiles, random_tiles
+from oracle import (CUDA, DEVICE, TOLERANCE, attend, causal, check, error, inputs, pairs_of_diagonals, pairs_of_tiles,
+                    random_tiles)
 from torch.nn.attention.flex_attention import and_masks, create_block_mask, create_mask, flex_attention
 
 from ringleader import kernels
@@ -85,6 +86,16 @@ def test_intervals_of_groups_of_heads(groups, heads, kv_heads, with_tiles):
         check(attend(counts, mask=mask), *inputs(2, heads, kv_heads, tokens, 64), pairs & diagonal)
 
 
+def test_windows_and_diagonals_beside_intervals_of_groups():
+    mask, visible = masks_by_hand(300, 2)
+    pairs = visible.repeat_interleave(2, 0).unsqueeze(0)
+    i = torch.arange(300, device=DEVICE)
+    check(attend(kernels.SlidingWindow(25), mask=mask), *inputs(2, 4, 2, 300, 64), pairs & (i.unsqueeze(1) - i < 25))
+    apart = torch.tensor([True, False, True, False, True], device=DEVICE).expand(2, 4, 5)
+    check(attend(kernels.block_diagonals(apart, tile=64), mask=mask), *inputs(2, 4, 2, 300, 64),
+          pairs & pairs_of_diagonals(apart, 300, 64))
+
+
 def test_results_are_like_q():
     mask, _ = masks_by_hand(300, 4)
     q, k, v = inputs(2, 4, 2, 300, 64)
@@ -149,5 +160,5 @@ def test_refused():
     mask, _ = masks_by_hand(300, 2)
     with pytest.raises(ValueError, match="documents beside a mask of intervals"):
         sparse_attention(q, k, v, mask=mask, documents=torch.zeros(1, 300, dtype=torch.int64, device=DEVICE))
-    with pytest.raises(NotImplementedError, match="blocks is a SlidingWindow"):
-        sparse_attention(q, k, v, kernels.SlidingWindow(5), mask=mask)
+    with pytest.raises(NotImplementedError, match="blocks is a Moba"):
+        sparse_attention(q, k, v, kernels.Moba(block_size=64, tile=64), mask=mask)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from oracle import DEVICE, attend, causal, check, document_ids, inputs, pairs_of_tiles, random_tiles, same_document
+from oracle import DEVICE, attend, causal, check, document_ids, inputs, pairs_of_diagonals, pairs_of_tiles, random_tiles, same_document
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
 from ringleader import kernels
@@ -62,6 +62,21 @@ def test_masks(name, tokens):
           visible.unsqueeze(1) & pairs_of_tiles(kept, tokens, 64))
 
 
+@pytest.mark.parametrize("name", masks.NAMES)
+def test_windows_and_diagonals_beside_masks(name):
+    tokens, ids = 300, document_ids(2, 300)
+    visible = visible_of(name, tokens, kernels.documents_from_ids(ids).starts.long(), 60, 70, 50).unsqueeze(1)
+    mask = kernels.key_intervals(name, tokens, documents=ids if name in OF_DOCUMENTS else None, window=60, prefix=70,
+                                 block=50, device=DEVICE)
+    i = torch.arange(tokens, device=DEVICE)
+    near = (i.unsqueeze(1) - i).abs() < 37
+    check(attend(kernels.SlidingWindow(37), mask=mask), *inputs(2, 4, 2, tokens, 64), visible & near)
+    kept = torch.rand(2, 4, 5, generator=torch.Generator().manual_seed(3)).to(DEVICE) < 0.5
+    kept[..., 0] = True
+    check(attend(kernels.block_diagonals(kept, tile=64), mask=mask), *inputs(2, 4, 2, tokens, 64),
+          visible & pairs_of_diagonals(kept, tokens, 64))
+
+
 def test_full():
     everything = torch.ones(300, 300, dtype=torch.bool, device=DEVICE)
     check(attend(mask="full"), *inputs(2, 4, 2, 300, 64), everything)
@@ -70,6 +85,9 @@ def test_full():
     kept = random_tiles(2, 1, 300, 128)
     lists = kept.sum(-1), kept.int().argsort(-1, descending=True)
     check(attend(lists, mask="full"), *inputs(2, 4, 2, 300, 64), pairs_of_tiles(kept, 300, 128))
+    near = (torch.arange(300, device=DEVICE).unsqueeze(1) - torch.arange(300, device=DEVICE)).abs() < 50
+    check(attend(kernels.SlidingWindow(50), mask="full"), *inputs(2, 4, 2, 300, 64), near)
+    check(attend(kernels.SlidingWindow(50), mask="full", documents=ids), *inputs(2, 4, 2, 300, 64), near & same_document(ids))
 
 
 @pytest.mark.parametrize("tile,head_dim", [(64, 64), (64, 128), (128, 64), (128, 128)])

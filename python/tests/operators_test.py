@@ -234,8 +234,8 @@ def error_cases():
         (lambda: sparse_attention(q.double(), k.double(), v.double()), "q is Double.*bfloat16"),
         (lambda: sparse_attention(q, k, v, mask="window"), "mask is 'window'; it may be 'causal', 'full'"),
         (lambda: sparse_attention(q, k, v, mask=torch.ones(300, 300)), "mask is a Tensor"),
-        (lambda: sparse_attention(q, k, v, kernels.SlidingWindow(5), mask="full"), "blocks is a SlidingWindow"),
-        (lambda: sparse_attention(q, k, v, diagonals, mask="full"), "blocks is a Diagonals"),
+        (lambda: sparse_attention(q, k, v, kernels.SlidingWindow(0), mask="full"), "window is 0"),
+        (lambda: sparse_attention(*short, diagonals, mask="full"), "5 diagonals of 64 x 64 tokens; q's 200 tokens have 4"),
         (lambda: sparse_attention(q, k, v, kernels.Moba(block_size=64, tile=64)(q, k), mask="full"),
          "blocks is a QueryBlocks"),
         (lambda: sparse_attention(q, k, v, lists, mask="full"), "blocks lists no tiles ahead.*causal=False"),
@@ -243,6 +243,10 @@ def error_cases():
         (lambda: sparse_attention(q, k, v, mask=kernels.key_intervals("causal", 300, device=DEVICE),
                                   documents=document_ids(2, 300)), "documents beside a mask of intervals"),
         (lambda: sparse_attention(q, k, v, diagonals, columns=columns, mask="full"), "columns go with mask='causal'"),
+        (lambda: sparse_attention(q, k, v, diagonals._replace(columns=columns), mask="full"), "columns go with mask='causal'"),
+        (lambda: sparse_attention(q, k, v, kernels.KeyGroups(), mask="full"), "blocks is a KeyGroups"),
+        (lambda: sparse_attention(q, k, v, kernels.SlidingWindow(5), documents=document_ids(2, 300),
+                                  mask=kernels.key_intervals("full", 300, device=DEVICE)), "documents beside a mask"),
         (lambda: kernels.key_intervals("sliding", 300), "name is 'sliding'; masks are full, causal"),
         (lambda: kernels.key_intervals("full_window", 300, window=0), "window is 0"),
         (lambda: kernels.key_intervals("full_documents", 300), "full_documents needs documents"),
@@ -280,10 +284,10 @@ def error_cases():
     ]
 
 
-@pytest.mark.parametrize("number", range(43))
+@pytest.mark.parametrize("number", range(46))
 def test_errors_name_the_argument(number):
     cases = error_cases()
-    assert len(cases) == 43
+    assert len(cases) == 46
     call, message = cases[number]
     with pytest.raises((RuntimeError, ValueError, TypeError, NotImplementedError), match=message):
         call()

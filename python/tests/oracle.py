@@ -31,6 +31,13 @@ def pairs_of_tiles(tiles, tokens, tile):
     return tiles.repeat_interleave(tile, -1).repeat_interleave(tile, -2)[..., :tokens, :tokens]
 
 
+def pairs_of_diagonals(kept, tokens, tile):
+    """kept: [..., blocks], whether a block sees the one so many before it -> [..., tokens, tokens], without the causal mask."""
+    blocks = torch.arange(kept.shape[-1], device=kept.device)
+    apart = blocks.unsqueeze(1) - blocks
+    return pairs_of_tiles(kept[..., apart.clamp(min=0)] & (apart >= 0), tokens, tile)
+
+
 def same_document(ids):
     """[batch, 1, tokens, tokens]; ids: [batch, tokens]"""
     return (ids.unsqueeze(1) == ids.unsqueeze(2)).unsqueeze(1)

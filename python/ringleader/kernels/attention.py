@@ -5,7 +5,8 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from ringleader.kernels import checks
 from ringleader.kernels.block_mask import tiles_of
-from ringleader.kernels.blocks import CAUSAL, FULL, UNMASKED_CSR, Columns, Diagonals, TileLists, tiles_from_lists
+from ringleader.kernels.blocks import (CAUSAL, FULL, UNMASKED_CSR, Columns, Diagonals, SlidingWindow, TileLists,
+                                       tiles_from_lists)
 from ringleader.kernels.documents import as_documents
 from ringleader.kernels.masks import KeyIntervals, key_intervals
 from ringleader.kernels.operators import ops
@@ -44,29 +45,40 @@ def _lists(q, blocks, causal):
     """What can be visited under a mask other than causal -> TileLists or None"""
     if blocks is None or isinstance(blocks, TileLists):
         return blocks
+    if isinstance(blocks, Diagonals):
+        return blocks.lists(q.shape[2])
     if isinstance(blocks, tuple) and len(blocks) == 2 and all(isinstance(x, torch.Tensor) for x in blocks):
         return tiles_from_lists(*blocks, tokens=q.shape[2], heads=q.shape[1], batch=q.shape[0], causal=causal)
-    raise NotImplementedError(f"mask goes with lists of tiles (tiles_from_lists, tiles_from_mask, tiles_from_edges) or "
-                              f"blocks=None; blocks is a {type(blocks).__name__}")
+    raise NotImplementedError("mask goes with lists of tiles (tiles_from_lists, tiles_from_mask, tiles_from_edges), "
+                              f"block_diagonals, a SlidingWindow or blocks=None; blocks is a {type(blocks).__name__}")
 
 
-def _visit_masked(q, k, blocks, documents, columns, mask):
-    """-> (pattern, lists, other arguments) of the operator, for a mask other than causal"""
-    batch, _, tokens, _ = q.shape
-    if columns is not None:
-        raise NotImplementedError("columns go with mask='causal'")
+def _check_mask(q, mask, documents):
+    """`mask` is one other than causal, and goes with `documents`."""
     if isinstance(mask, str):
         if mask != "full":
             raise NotImplementedError(f"mask is {mask!r}; it may be 'causal', 'full' or what key_intervals returns, which "
                                       "knows more names")
-        is_full, is_causal = documents is None, False
     elif not isinstance(mask, KeyIntervals):
         raise TypeError(f"mask is a {type(mask).__name__}; it may be 'causal', 'full' or what key_intervals returns")
     elif documents is not None:
         raise ValueError("documents beside a mask of intervals; make the mask of them: key_intervals(..., documents=...)")
     else:
-        mask.check(batch, tokens)
-        is_full, is_causal = mask.full, mask.causal
+        mask.check(q.shape[0], q.shape[2])
+
+
+def _intervals(q, mask, documents):
+    if isinstance(mask, KeyIntervals):
+        return mask
+    return key_intervals("full" if documents is None else "full_documents", q.shape[2], documents=documents, device=q.device)
+
+
+def _visit_masked(q, blocks, documents, columns, mask):
+    """-> (pattern, lists, other arguments) of the operator, for a mask other than causal"""
+    batch, _, tokens, _ = q.shape
+    if columns is not None or isinstance(blocks, Diagonals) and blocks.columns is not None:
+        raise NotImplementedError("columns go with mask='causal'")
+    is_full, is_causal = (documents is None, False) if isinstance(mask, str) else (mask.full, mask.causal)
     lists = _lists(q, blocks, is_causal)
     if lists is not None and lists.mask is not None:
         raise ValueError("mask beside blocks that come from a BlockMask with a mask of its own; leave one of them out")
@@ -77,9 +89,7 @@ def _visit_masked(q, k, blocks, documents, columns, mask):
         return pattern, listed, more
     if is_full and tokens % lists.tile == 0:  # without comparisons
         return UNMASKED_CSR, listed, more
-    if isinstance(mask, str):
-        mask = key_intervals("full" if is_full else "full_documents", tokens, documents=documents, device=q.device)
-    return pattern, listed, {**more, "intervals": mask.of(batch, tokens)}
+    return pattern, listed, {**more, "intervals": _intervals(q, mask, documents).of(batch, tokens)}
 
 
 def _attend_by_head(q, k, v, blocks, mask, **arguments):
@@ -122,7 +132,8 @@ def sparse_attention(q, k, v, blocks=None, *, documents=None, columns=None, mask
     documents: ids [batch, tokens], or Documents; a query sees its own document alone.
     columns: selected_columns(...) beside block_diagonals(...): keys that all later queries of a head see.
     mask: "causal"; "full", within documents if there are any; or key_intervals(...): any mask that is at most two
-        intervals of keys for each query. Beside masks other than causal, blocks are None or lists of tiles.
+        intervals of keys for each query. Beside masks other than causal, blocks are None, lists of tiles, block_diagonals
+        without columns, or a SlidingWindow, of which a query then sees what is near to both sides.
     scale: of logits; 1 / sqrt(head_dim) by default.
     deterministic: gradients with the same bits every time; by default as torch.use_deterministic_algorithms says.
     return_lse: also return the natural logarithm of each row's sum, [batch, heads, tokens] float32, differentiable.
@@ -145,10 +156,13 @@ def sparse_attention(q, k, v, blocks=None, *, documents=None, columns=None, mask
         if documents is not None:
             more["documents"] = as_documents(documents, q.shape[0], q.shape[2])
     else:
+        _check_mask(q, mask, documents)
+        if isinstance(blocks, SlidingWindow):
+            mask, blocks, documents = _intervals(q, mask, documents).within_window(blocks.tokens), None, None
         if isinstance(mask, KeyIntervals) and mask.rows.dim() == 4:
             return _attend_by_head(q, k, v, blocks, mask, documents=documents, columns=columns, scale=scale,
                                    deterministic=deterministic, return_lse=return_lse)
-        pattern, lists, more = _visit_masked(q, k, blocks, documents, columns, mask)  # documents are in the intervals
+        pattern, lists, more = _visit_masked(q, blocks, documents, columns, mask)  # documents are in the intervals
     if scale is not None:
         more["scale"] = scale
     if deterministic is not None:

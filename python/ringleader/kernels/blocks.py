@@ -52,15 +52,29 @@ class Diagonals(NamedTuple):
 
     def visit(self, tokens=None):
         """tokens: q's. Raises where these are diagonals, or columns, of sequences of another length."""
-        bits, columns, tile, _, blocks = self
-        if tokens is not None and blocks is not None and blocks != -(-tokens // tile):
-            raise ValueError(f"blocks has {blocks} diagonals of {tile} x {tile} tokens; q's {tokens} tokens have "
-                             f"{-(-tokens // tile)}")
+        bits, columns, tile, _, _ = self
+        if tokens is not None:
+            self._check(tokens)
         if columns is None:
             return TOEPLITZ, [bits], _options(tile)
         if tokens is not None and columns.tokens is not None and columns.tokens != tokens:
             raise ValueError(f"columns were selected from {columns.tokens} tokens; q has {tokens}")
         return TOEPLITZ, [bits, columns.positions, columns.counts], _options(tile)
+
+    def lists(self, tokens):
+        """The tiles of the diagonals -> TileLists, none of which lies ahead of its queries. tokens: q's"""
+        self._check(tokens)
+        tiles = -(-tokens // self.tile)
+        apart = torch.arange(tiles, device=self.bits.device)
+        kept = (self.bits.unsqueeze(-1) >> torch.arange(64, device=self.bits.device) & 1).flatten(-2).bool()
+        apart = apart.unsqueeze(1) - apart
+        chosen = _pack(kept[..., apart.clamp(min=0)] & (apart >= 0), 32, torch.int32)
+        return lists_from_bits(chosen, tokens, self.tile, self.tile)._replace(causal=False)
+
+    def _check(self, tokens):
+        if self.blocks is not None and self.blocks != -(-tokens // self.tile):
+            raise ValueError(f"blocks has {self.blocks} diagonals of {self.tile} x {self.tile} tokens; q's {tokens} tokens "
+                             f"have {-(-tokens // self.tile)}")
 
 
 class TileLists(NamedTuple):

@@ -38,9 +38,18 @@ class KeyIntervals(NamedTuple):
 
     def within(self, documents):
         """The same where a query's document is, and nothing elsewhere."""
-        starts = documents.starts
-        self.check(starts.shape[0], starts.shape[1])
-        begins, ends = (x.view(len(x), *[1] * (self.rows.dim() - 3), -1, 1) for x in (starts, _ends(starts)))
+        self.check(*documents.starts.shape)
+        return self._cut(documents.starts, _ends(documents.starts))
+
+    def within_window(self, window):
+        """The same where keys are less than `window` tokens away."""
+        checks.positive(window=window)
+        query = torch.arange(self.rows.shape[-2], device=self.rows.device, dtype=torch.int32).unsqueeze(0)
+        return self._cut((query + 1 - window).clamp(min=0), (query + window).clamp(max=len(query[0])))
+
+    def _cut(self, begins, ends):
+        """Of each query's intervals what lies in [begins, ends), [batch or 1, tokens]."""
+        begins, ends = (x.view(len(x), *[1] * (self.rows.dim() - 3), -1, 1) for x in (begins, ends))
         return KeyIntervals(torch.minimum(torch.maximum(self.rows, begins), ends), self.causal)
 
 
