@@ -111,9 +111,9 @@ PLANS["long"] = dataclasses.replace(
     more=Stage(131072, 60, 1, 3e-4, weights=LONG), texts=[], densities=[0.05, 0.1], eval_documents=1,
     eval_weights={"text": 4}, repeats=[],
     patterns=("key-groups", "vertical-slash, spread", "block-topk", f"block-topk{CAUSAL}", "window"))
-# The same in sequences of 65,536 tokens, and of that model in sequences of 4,096 and 8,192.
+# The same in sequences of 65,536 tokens, and of that model in sequences of 4,096 and 8,192, of all patterns.
 PLANS["lengths"] = dataclasses.replace(
-    PLANS["long"], tokens=65536, eval_documents=2, patterns=("key-groups", "vertical-slash, spread", "block-topk"),
+    PLANS["long"], tokens=65536, eval_documents=2, patterns=(), densities=PLANS["gpu"].densities,
     curriculum=[stage for stage in PLANS["long"].curriculum if stage.length < 32768] +
                [Stage(65536, 100, 1, 6e-4, rounds=4, weights=LONG)],
     more=Stage(65536, 60, 1, 3e-4, weights=LONG),
@@ -151,6 +151,8 @@ def attentions(density, tokens):
         "vertical-slash, spread": {"pattern": "vertical_slash", "select": "top_k", "density": density,
                                    "estimate_at": "spread"},
         "xattention": {"pattern": "xattention", "threshold": 1, "density": density},
+        **{f"xattention, stride {stride}": {"pattern": "xattention", "threshold": 1, "density": density, "stride": stride}
+           for stride in (32, 64)},
         "adaspa": {"pattern": "adaspa", "density": density},
         "moba": {"pattern": "moba", "block_size": tasks.TILE, "density": density},
         "key-groups": {"pattern": "key_groups", "density": density},
@@ -387,14 +389,16 @@ class Suite:
 
     def go_on(self, curriculum, init):
         """Dense attention, also with products in FP8; the default, which is what a job gets that says nothing of
-        attention; vertical-slash by its defaults; and each pattern at each density. Some once more with other seeds: how
-        far an answer moves from run to run. Then the same but FP8 and those defaults in sequences of other lengths, and
+        attention; vertical-slash and XAttention by theirs, which follow from masses; and each pattern at each density. Some
+        once more with other seeds: how far an answer moves from run to run. Then the same but FP8 in sequences of other lengths, and
         text alone in longer ones, by dense attention and the default. What is found so far is written after every job."""
         plan = self.plan
-        of_one = [("dense in FP8", 1.0, {"pattern": "dense"}), ("vertical-slash, top-p", None, {"pattern": "vertical_slash"})]
+        by_mass = [("vertical-slash, top-p", None, {"pattern": "vertical_slash"}),
+                   ("xattention, threshold", None, {"pattern": "xattention"})]
         jobs = []
         for stage in (plan.more, *plan.other_lengths):
-            of_stage = [("dense", 1.0, {"pattern": "dense"}), *(of_one if stage is plan.more else [])]
+            of_stage = [("dense", 1.0, {"pattern": "dense"}),
+                        *([("dense in FP8", 1.0, {"pattern": "dense"})] if stage is plan.more else []), *by_mass]
             if self.tokens_of(stage) >= DENSE_BELOW or self.flags.engine == "cpu":
                 of_stage.insert(1, (DEFAULT, None, {}))
             for density in plan.densities:
