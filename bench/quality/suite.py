@@ -154,7 +154,7 @@ def attentions(density, tokens):
         **{f"xattention, stride {stride}": {"pattern": "xattention", "threshold": 1, "density": density, "stride": stride}
            for stride in (32, 64)},
         "adaspa": {"pattern": "adaspa", "density": density},
-        "moba": {"pattern": "moba", "block_size": tasks.TILE, "density": density},
+        "moba": {"pattern": "moba", "block_size": max(tasks.TILE, tokens // 512), "density": density},
         "key-groups": {"pattern": "key_groups", "density": density},
         "block-topk": block_topk,
         f"block-topk{CAUSAL}": {**block_topk, "selection": "causal"},
