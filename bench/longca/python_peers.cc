@@ -116,8 +116,7 @@ absl::StatusOr<int> PythonPeers::Run(const BenchOptions& options, bool on_gpus, 
   if (ranks.empty() || names.empty()) {
     std::printf(
         "PyTorch's ring attention was not run: it takes several ranks, a GPU for each, and the "
-        "masks "
-        "full and causal\n");
+        "masks full and causal\n");
     return failed;
   }
   const std::string most = absl::StrCat(std::ranges::max(ranks));
@@ -131,6 +130,8 @@ absl::StatusOr<int> PythonPeers::Run(const BenchOptions& options, bool on_gpus, 
                      device,
                      "--repetitions",
                      absl::StrCat(options.repetitions),
+                     "--commit",
+                     options.commit,
                      "--csv",
                      folder / "longca_ring_peers.csv",
                      "--beside",

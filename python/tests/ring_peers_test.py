@@ -31,7 +31,7 @@ def test_cells(tmp_path):
     ours.write_text("mask,choice,scheme,direction,tokens,ranks,note,gflops\n"
                     "causal,all,flat striped,forward,1024,2,,4e12\ncausal,all,flat zigzag,forward,1024,2,,2e12\n"
                     "causal,uniform 5 %,flat striped,forward,1024,2,,9e12\nfull,all,flat striped,forward,1024,2,unsupported,\n")
-    done = run(tmp_path, "--heads", 4, 4, "--beside", ours)
+    done = run(tmp_path, "--heads", 4, 4, "--beside", ours, "--commit", "1234abcd")
     assert done.returncode == 0, done.stdout + done.stderr
     with open(tmp_path / "peers.csv", newline="") as file:
         cells = list(csv.DictReader(file))
@@ -39,6 +39,7 @@ def test_cells(tmp_path):
         ("full", "causal"), ("PyTorch all-gather flash", "PyTorch round flash"), ("forward", "backward")))
     for cell in cells:
         assert (cell["note"], cell["tokens"], cell["ranks"]) == ("", "1024", "2")  # whole tiles for every rank
+        assert (cell["hardware"], cell["commit"]) == ("2 x CPU rank", "1234abcd") and cell["date"]
         assert 0 < float(cell["error"]) < 1e-5 and float(cell["max_ms"]) >= float(cell["mean_ms"]) > 0
     fastest = max(float(cell["gflops"]) for cell in cells if (cell["mask"], cell["direction"]) == ("causal", "forward"))
     line, = [line for line in done.stdout.splitlines() if line.startswith("causal, forward, 1024 tokens, 2 ranks: flat striped")]

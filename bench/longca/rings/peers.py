@@ -10,6 +10,7 @@ tries it on CPU ranks, in float32 and without heads that share keys; its times a
 
 import argparse
 import csv
+import datetime
 import os
 import pathlib
 import statistics
@@ -27,7 +28,7 @@ from picture import picture
 
 COLUMNS = ("mask", "choice", "scheme", "direction", "tokens", "ranks", "note", "max_ms", "max_p20_ms", "max_p80_ms",
            "mean_ms", "mean_p20_ms", "mean_p80_ms", "plan_ms", "with_plan_ms", "gflops", "share", "mib_moved", "mib_whole",
-           "imbalance", "peak_mib", "error")
+           "imbalance", "peak_mib", "error", "hardware", "commit", "date")
 MASKS = ("full", "causal")  # that context_parallel knows
 ROTATIONS = {"all-gather": ring._RotateMethod.ALL_GATHER, "round": ring._RotateMethod.ALL_TO_ALL}
 TOLERANCE = {"cuda": 2e-2, "cpu": 1e-4}  # bf16 in, out, and in what backward multiplies; float32
@@ -204,6 +205,7 @@ def main():
     parser.add_argument("--heads", type=int, nargs=2, default=[64, 8], metavar=("QUERY", "KEY"))
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--repetitions", type=int, default=9)
+    parser.add_argument("--commit", default="unknown", help="that the table names")
     flags = parser.parse_args()
     bench = Bench(flags)
     cells, wrong = [], 0
@@ -224,10 +226,14 @@ def main():
                             print(f"{cell['mask']}, {cell['scheme']}, {cell['direction']}, {cell['tokens']} tokens, "
                                   f"{cell['ranks']} ranks: {found}", flush=True)
     if bench.rank == 0:
+        processor = torch.cuda.get_device_name() if flags.device == "cuda" else "CPU rank"
+        facts = {"hardware": f"{bench.ranks} x {processor}", "commit": flags.commit,
+                 "date": datetime.date.today().isoformat()}
         with open(flags.csv, "w", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
-            writer.writerows({k: f"{x:.4g}" if isinstance(x, float) else x for k, x in cell.items()} for cell in cells)
+            writer.writerows({**{k: f"{x:.4g}" if isinstance(x, float) else x for k, x in cell.items()}, **facts}
+                             for cell in cells)
         picture(cells, flags.csv.with_suffix(".svg"))
         if flags.beside:
             print("\n".join(beside(cells, flags.beside)))

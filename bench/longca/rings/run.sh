@@ -37,11 +37,13 @@ tokens=${tokens:-32768 131072}
 source "$root/deploy/gpu_libraries.sh"
 if [[ -f $root/CMakeLists.txt ]]; then use_gpu_libraries; else use_gpu_libraries "$root"; fi
 
+commit=$(cat "$root/COMMIT" 2>/dev/null || git -C "$root" rev-parse --short HEAD 2>/dev/null || echo unknown)
 mkdir -p "$folder"
 # shellcheck disable=SC2086
 "$bin/ringleader-bench" --engine cuda --folder "$folder" --ranks "$gpus" --tokens $tokens --masks full causal \
-  --patterns none --repetitions "$repetitions"
+  --patterns none --repetitions "$repetitions" --commit "$commit"
 # The libraries that our programs were pointed to are not the peer's.
 # shellcheck disable=SC2086
 env -u LD_LIBRARY_PATH python3 -m torch.distributed.run --nproc-per-node "$gpus" "$root/bench/longca/rings/peers.py" \
-  --tokens $tokens --repetitions "$repetitions" --csv "$folder/longca_ring_peers.csv" --beside "$folder/longca_gpu_rings.csv"
+  --tokens $tokens --repetitions "$repetitions" --commit "$commit" --csv "$folder/longca_ring_peers.csv" \
+  --beside "$folder/longca_gpu_rings.csv"
