@@ -140,11 +140,15 @@ TEST_F(BatchQueueTest, WhileTheDiskIsFullEventsWaitAndRequestsAreRefused) {
 
 TEST_F(BatchQueueTest, WhileTheDiskIsFullAHelloTakesThePlaceOfItsNodesEarlierSession) {
   const auto earlier = Session("a"), other = Session("b"), later = Session("a");
+  BatchItem plan = Request();
+  plan.vital = true;  // of no session
+  queue_.Push(std::move(plan));
   queue_.Push(Event(earlier));
   queue_.Push(Event(other));
   queue_.Push(Event(later));
   queue_.Push(Hello(later));
-  EXPECT_THAT(queue_.Take(kFull), SizeIs(1));
+  EXPECT_THAT(queue_.Take(kFull), SizeIs(2));
+  EXPECT_THAT(heard_, IsEmpty()) << "it was taken up";
   EXPECT_THAT(earlier->closed(),
               Optional(absl::AbortedError("another session of this node has begun")));
   EXPECT_EQ(earlier->taken(), 1);

@@ -100,6 +100,7 @@ TEST_F(ControllerMessagesTest, AJobIsCreatedWithAllThatIsKnownOfIt) {
 }
 
 TEST_F(ControllerMessagesTest, AWorkerIsToldAllThatItLivesBy) {
+  worker_version_ = "0.0.9";
   const auto session = Connect("a", "folder.1");
   session->Commands();
   EXPECT_THAT(session->welcome(),
@@ -107,7 +108,8 @@ TEST_F(ControllerMessagesTest, AWorkerIsToldAllThatItLivesBy) {
                                          "heartbeat_milliseconds: 2000 fence_milliseconds: 90000 "
                                          "protocol_version: %d",
                                          kProtocolVersion)));
-  RunJob();  // another session of the same process, which got as far as 3
+  worker_version_ = std::string(kVersion);
+  RunJob();  // another session, which got as far as 3
   EXPECT_THAT(controller_->ListNodes(),
               ElementsAre(EqualsText(absl::StrFormat(
                   R"(name: "nodes/a" state: READY inventory { trainers: 2 } trainers_in_use: 2
@@ -244,6 +246,8 @@ TEST_F(ControllerMessagesTest, WhatWasTakenInIsNotTakenInAgain) {
   controller_->RunOnce();
   EXPECT_EQ(trainers(), 5u);
   EXPECT_FALSE(session->closed().has_value());
+  Restart();
+  EXPECT_EQ(trainers(), 5u) << "it was written down";
 }
 
 TEST_F(ControllerMessagesTest, AMessageThatSaysNothingChangesNothing) {
@@ -315,6 +319,16 @@ TEST_F(ControllerMessagesTest, APreviewIsOfWhatIsFreeNow) {
   request = Previewed(Spec("k"), &pending_reason);
   EXPECT_EQ(request.placements.at(0).node(), "nodes/any");
   EXPECT_THAT(pending_reason, HasSubstr("0 free on"));
+}
+
+TEST_F(ControllerMessagesTest, APreviewComesAfterAllThatWaits) {
+  Connect("a", "folder.1");
+  ASSERT_TRUE(Do([&] { return controller_->CreateJob(Spec("runs", 1), {}); }).ok());
+  ASSERT_TRUE(Create("waits").ok());
+  ASSERT_EQ(Job("waits").state(), v1::Job::PENDING);
+  std::string pending_reason;
+  EXPECT_EQ(Previewed(Spec("k", 1), &pending_reason).placements.at(0).node(), "nodes/any");
+  EXPECT_THAT(pending_reason, HasSubstr("held for jobs/waits, which is ahead in the queue"));
 }
 
 TEST_F(ControllerMessagesTest, ThePlannerHearsWhichJobsBeganAndWhichAreOver) {
@@ -462,6 +476,7 @@ TEST_F(ControllerMessagesTest, WhatHappensIsCounted) {
   EXPECT_EQ(counted[prefix + "job_transitions_totalFAILED"], 1);
   EXPECT_EQ(counted[prefix + "attempts_ended_totalFAILED"], 1);
   EXPECT_GE(counted[prefix + "failed_batches_total"], 1);
+  EXPECT_EQ(counted[prefix + "batch_items_total"], 13) << "plans of both jobs are two";
 }
 
 TEST_F(ControllerMessagesTest, WhatCameBeforeTheStopIsTakenIn) {

@@ -465,16 +465,22 @@ TEST_F(JobControllerTest, AnotherEtagIsRefused) {
   };
   EXPECT_TRUE(absl::IsAborted(cancel("77")));
   EXPECT_TRUE(cancel(Job().etag()).ok());
+  const auto remove = [&](const std::string& etag) {
+    return Do([&] { return controller_->DeleteJob("j", etag, {}); });
+  };
+  EXPECT_TRUE(absl::IsAborted(remove("77")));
+  EXPECT_EQ(remove(Job().etag()), absl::OkStatus());
 }
 
-TEST(OptionsTest, ContradictionsAreNamed) {
-  Options options;
-  EXPECT_TRUE(Validate(options).ok());
-  options.fence_after = options.adoption_timeout;
-  EXPECT_THAT(std::string(Validate(options).message()), HasSubstr("--adoption-timeout"));
-  options = {};
-  options.lease = options.heartbeat_interval;
-  EXPECT_THAT(std::string(Validate(options).message()), HasSubstr("--lease"));
+TEST_F(JobControllerTest, ARepeatedRequestWhoseJobIsGoneGetsNoOtherOfItsName) {
+  const absl::StatusOr<v1::Job> first = Create("j", "r1");
+  ASSERT_TRUE(Do([&] { return controller_->CancelJob("j", "", {}); }).ok());
+  ASSERT_EQ(Do([&] { return controller_->DeleteJob("j", "", {}); }), absl::OkStatus());
+  EXPECT_TRUE(absl::IsNotFound(Create("j", "r1").status()));
+  clock_.Advance(absl::Seconds(1));
+  ASSERT_TRUE(Create("j", "r2").ok());
+  EXPECT_EQ(Create("j", "r1").status(),
+            absl::NotFoundError("jobs/j was deleted since this was asked"));
 }
 
 }  // namespace

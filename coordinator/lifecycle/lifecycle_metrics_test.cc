@@ -11,7 +11,7 @@
 namespace ringleader::lifecycle {
 namespace {
 
-// By name and label; of histograms the number of observations.
+// By name and label; of histograms the number of observations, and their sum.
 std::map<std::string, double> Collected(prometheus::Registry& registry) {
   std::map<std::string, double> values;
   for (const prometheus::MetricFamily& family : registry.Collect()) {
@@ -20,9 +20,10 @@ std::map<std::string, double> Collected(prometheus::Registry& registry) {
       for (const auto& label : metric.label) {
         absl::StrAppend(&name, " ", label.name, "=", label.value);
       }
-      values[name] = family.type == prometheus::MetricType::Histogram
-                         ? static_cast<double>(metric.histogram.sample_count)
-                         : metric.counter.value;
+      values[name] = metric.counter.value;
+      if (family.type != prometheus::MetricType::Histogram) continue;
+      values[name] = static_cast<double>(metric.histogram.sample_count);
+      values[name + " sum"] = metric.histogram.sample_sum;
     }
   }
   return values;
@@ -33,8 +34,9 @@ std::map<std::string, double> AllSeries() {
   const std::string prefix = "ringleader_coordinator_";
   std::map<std::string, double> values;
   for (const char* const name :
-       {"batch_duration_seconds", "batch_items_total", "failed_batches_total",
-        "worker_sessions_total", "leases_expired_total", "steps_recorded_total"}) {
+       {"batch_duration_seconds", "batch_duration_seconds sum", "batch_items_total",
+        "failed_batches_total", "worker_sessions_total", "leases_expired_total",
+        "steps_recorded_total"}) {
     values[prefix + name] = 0;
   }
   for (const char* const state :
@@ -54,14 +56,15 @@ TEST(LifecycleMetricsTest, EverySeriesBeginsAtZeroAndCountsItsOwn) {
   std::map<std::string, double> expected = AllSeries();
   EXPECT_EQ(Collected(registry), expected);
   for (const size_t items : {1, 2})
-    metrics.Batch(items, absl::Milliseconds(30), /*committed=*/true);
-  metrics.Batch(4, absl::Milliseconds(30), /*committed=*/false);
+    metrics.Batch(items, absl::Milliseconds(250), /*committed=*/true);
+  metrics.Batch(4, absl::Milliseconds(1500), /*committed=*/false);
   metrics.JobBecame(v1::Job::RETRYING);
   metrics.AttemptEnded(v1::Attempt::FENCED);
   metrics.SessionBegan();
   metrics.LeaseRanOut();
   metrics.StepsRecorded(5);
   expected["ringleader_coordinator_batch_duration_seconds"] = 3;
+  expected["ringleader_coordinator_batch_duration_seconds sum"] = 2;
   expected["ringleader_coordinator_batch_items_total"] = 7;
   expected["ringleader_coordinator_failed_batches_total"] = 1;
   expected["ringleader_coordinator_job_transitions_total to=RETRYING"] = 1;

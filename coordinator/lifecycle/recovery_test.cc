@@ -292,6 +292,22 @@ TEST_F(RecoveryTest, ANodeThatWasSetAsideComesBackByItself) {
   EXPECT_EQ(StartOf(a).job(), "waits");
 }
 
+TEST_F(RecoveryTest, AStepOnANodeWipesOutWhatFailedThereBefore) {
+  auto a = Connect("a", "a.1");
+  auto far = Connect("z", "z.1");
+  for (const char* name : {"j1", "j2"}) FailAJob(name, a);
+  ASSERT_TRUE(Create("j").ok());
+  controller_->RunOnce();
+  const v1::Command start = StartOf(a);
+  Answer(a, start, true);
+  for (const v1::AttemptEvent& event :
+       {Ready(0), Ready(1), Step(1, 0), Step(1, 1), Failed(0), Failed(1)}) {
+    SayOf("j", start, a, event);
+  }
+  EXPECT_EQ(Job().state(), v1::Job::RETRYING);
+  EXPECT_EQ(Node("a").state(), v1::Node::READY);
+}
+
 TEST_F(RecoveryTest, FailuresThatLieFarApartSetNoNodeAside) {
   auto a = Connect("a", "a.1");
   auto far = Connect("z", "z.1");
@@ -388,6 +404,8 @@ TEST_F(RecoveryTest, ASecondJobInOneCheckpointFolderIsRefusedBeforeItQueues) {
   spec.mutable_checkpoint()->set_directory("/checkpoints/run");
   EXPECT_EQ(controller_->PreviewJob(spec, {}, "").status().code(),
             absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(CreateIn("first", "/checkpoints/run").status().code(),
+            absl::StatusCode::kAlreadyExists);
   EXPECT_TRUE(CreateIn("third", "/checkpoints/run2").ok());
   Restart();
   EXPECT_FALSE(CreateIn("second", "/checkpoints/run").ok());

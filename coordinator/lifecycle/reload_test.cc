@@ -34,6 +34,20 @@ TEST_F(FailedCommitTest, NothingIsDoneThatTheAuditLogCannotHold) {
   EXPECT_EQ(stored(), absl::OkStatus());
 }
 
+TEST_F(FailedCommitTest, TheAuditLogHoldsOfAJobsRequestsThoseThatWereGranted) {
+  for (const bool granted : {true, false}) {
+    const auto created =
+        Do([&] { return controller_->CreateJob(Spec("j"), {.audit = v1::AuditRecord()}); });
+    EXPECT_EQ(created.ok(), granted) << created.status();
+    const absl::Status read = sqlite_->Read([&](store::ReadTransaction& t) {
+      const auto page = t.ListAudit({});
+      EXPECT_THAT(page->records, ::testing::SizeIs(1)) << granted;
+      return page.status();
+    });
+    EXPECT_EQ(read, absl::OkStatus());
+  }
+}
+
 TEST_F(FailedCommitTest, WhatCannotBeWrittenNeverHappened) {
   auto session = RunJob();
   store_.full = true;

@@ -31,14 +31,11 @@ class RestoreTest : public testing::ControllerTest {
     store_.MoveTo(sqlite_.get());
     Restart();
   }
-  void AwaitEndOfRestore() {
-    clock_.Advance(options_.adoption_timeout + absl::Seconds(1));
-    controller_->RunOnce();
-  }
 };
 
 TEST_F(RestoreTest, AWorkerGoesOnWhereItIsAndTheGapIsSaid) {
   auto session = RunJob();
+  ASSERT_TRUE(Create("waits").ok());
   BackUp();
   for (uint64_t step = 1; step <= 3; ++step) {
     for (const int32_t rank : {0, 1}) {
@@ -83,6 +80,24 @@ TEST_F(RestoreTest, RanksThatEndedMeanwhileAreLostAndTheJobGoesOn) {
   EXPECT_EQ(commands.back().stop().mode(), v1::StopTrainers::ABORT);
 }
 
+// The worker runs the job's next attempt, of which the database does not know.
+TEST_F(RestoreTest, RanksOfALaterAttemptAreNotTakenForThoseThatTheDatabaseKnows) {
+  auto session = RunJob();
+  BackUp();
+  Restore();
+  v1::RunningAttempt later = Running();
+  later.set_attempt(2);
+  later.set_fencing_token(token_ + 1);
+  session = Connect("a", "folder.1", {later}, 9);
+  for (const int rank : {0, 1}) {
+    EXPECT_EQ(Job().attempts(0).ranks(rank).state(), v1::RankStatus::LOST);
+  }
+  const std::vector<v1::Command> commands = session->Commands();
+  ASSERT_FALSE(commands.empty());
+  EXPECT_TRUE(commands[0].has_stop());
+  EXPECT_EQ(commands[0].fencing_token(), token_ + 1);
+}
+
 // Attempts that the database does not know of may run on nodes that have not said hello.
 TEST_F(RestoreTest, NothingIsStartedUntilWhatIsNotKnownHasEnded) {
   auto session = RunJob();
@@ -97,9 +112,11 @@ TEST_F(RestoreTest, NothingIsStartedUntilWhatIsNotKnownHasEnded) {
   // Also across a restart.
   Restart();
   other = Connect("b", "folder.2");
+  clock_.Advance(options_.adoption_timeout - absl::Milliseconds(1));
+  controller_->RunOnce();
   EXPECT_THAT(other->Commands(), IsEmpty());
-  AwaitEndOfRestore();
-  other = Connect("b", "folder.2");
+  clock_.Advance(absl::Milliseconds(1));
+  controller_->RunOnce();
   const std::vector<v1::Command> commands = other->Commands();
   ASSERT_THAT(commands, SizeIs(1));
   EXPECT_EQ(commands[0].job(), "k");

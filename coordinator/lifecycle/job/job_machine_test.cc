@@ -60,6 +60,8 @@ TEST_F(JobMachineTest, ARunningJobIsProfiledThroughRankZero) {
   EXPECT_EQ(machine_.Profile(2).code(), absl::StatusCode::kFailedPrecondition);
   Run();
   EXPECT_TRUE(machine_.Profile(2).ok());
+  ASSERT_EQ(machine_.effects().commands.size(), 1u);
+  EXPECT_EQ(machine_.effects().commands[0].command.profile().steps(), 2u);
   EXPECT_THAT(Commands(), ElementsAre("a:profile"));
   EXPECT_EQ(state(), Job::RUNNING);
 }
@@ -272,6 +274,7 @@ TEST_F(JobMachineTest, CancelMayWaitForACheckpointAndNeedNot) {
   ASSERT_TRUE(machine_.Cancel(now_, /*checkpoint=*/true).ok());
   EXPECT_THAT(Commands(), IsEmpty());
   ASSERT_TRUE(machine_.Cancel(now_).ok());
+  EXPECT_EQ(machine_.job().state_reason(), "cancelled by a user");
   EXPECT_THAT(Commands(), ElementsAre("b:ABORT"));
   for (const uint32_t rank : {2, 3}) Exit(rank, TrainerExited::FAILED, true);
   EXPECT_EQ(state(), Job::CANCELLED);

@@ -92,7 +92,7 @@ TEST_F(NodesLostTest, TrainersThatStillRunAreNotLost) {
 TEST_F(NodesLostTest, AJobThatSucceedsHasNoFailure) {
   Run();
   machine_.OnDeadlyCommand("nodes/a", /*is_start=*/false, now_);
-  EXPECT_TRUE(attempt().has_failure());
+  EXPECT_THAT(attempt().failure().message(), HasSubstr("was sent a command for the job, which"));
   for (uint32_t rank = 0; rank < 4; ++rank) Exit(rank, TrainerExited::COMPLETED);
   EXPECT_EQ(state(), Job::SUCCEEDED);
   EXPECT_FALSE(attempt().has_failure());
@@ -146,6 +146,10 @@ TEST_F(NodesLostTest, ARefusalForNowBesideAFailureCostsARetry) {
     machine.OnStartRefused("nodes/a", "no room", now_, /*later=*/first);
     machine.OnStartRefused("nodes/b", "no room", now_, /*later=*/!first);
     EXPECT_EQ(machine.job().retries_used(), first ? 0u : 1u);
+    EXPECT_THAT(
+        machine.job().state_reason(),
+        HasSubstr(first ? "no room; it does not count as a retry, and goes elsewhere for 30s"
+                        : "no room; retry 1 of 2"));
   }
 }
 
@@ -160,6 +164,35 @@ TEST_F(NodesLostTest, ANodeThatRefusedIsAvoidedForItsTime) {
   machine_.OnStartRefused("nodes/b", "why", now_);
   EXPECT_FALSE(machine_.EndAvoidance(now_ + 2 * options_.refusal_pause - absl::Milliseconds(1)));
   EXPECT_TRUE(machine_.EndAvoidance(now_ + 2 * options_.refusal_pause));
+  for (int i = 0; i < 10; ++i) machine_.OnStartRefused("nodes/b", "why", now_);
+  EXPECT_FALSE(machine_.EndAvoidance(now_ + options_.max_retry_backoff - absl::Milliseconds(1)));
+  EXPECT_TRUE(machine_.EndAvoidance(now_ + options_.max_retry_backoff));
+}
+
+// A node may be set aside for what is held against it.
+TEST_F(NodesLostTest, OnlyWhatARankFailsOfByItselfAndCouldTryAgainIsHeldAgainstItsNode) {
+  const auto held = [&](const std::function<void()>& happens) {
+    machine_.mutable_job()->set_retries_used(0);
+    Place();
+    happens();
+    for (uint32_t rank = 0; rank < 4; ++rank) Exit(rank, TrainerExited::FAILED, true);
+    const Effects effects = machine_.Take();
+    EXPECT_THAT(effects.ended, ElementsAre(Attempt::FAILED));
+    Pass(options_.max_retry_backoff);
+    return effects.node_failures;
+  };
+  const auto fails = held([&] { Exit(2, TrainerExited::FAILED); });
+  ASSERT_EQ(fails.size(), 1u);
+  EXPECT_EQ(fails[0].node, "nodes/b");
+  EXPECT_EQ(fails[0].message, "out of memory");
+  const auto refuses = [&](bool later) {
+    return held([&] { machine_.OnStartRefused("nodes/a", "no room", now_, later); }).size();
+  };
+  EXPECT_EQ(refuses(/*later=*/false), 1u);
+  EXPECT_EQ(refuses(/*later=*/true), 0u);
+  EXPECT_EQ(held([&] { machine_.OnWorkerDied("nodes/b", "how", now_); }).size(), 0u);
+  EXPECT_EQ(held([&] { machine_.OnEndsLost("nodes/b", {}, "how", now_); }).size(), 0u);
+  EXPECT_EQ(held([&] { Exit(2, TrainerExited::FAILED, false, /*retryable=*/false); }).size(), 0u);
 }
 
 // Ranks on another node lost a peer: that is no word about a node whose own ranks had completed.

@@ -50,6 +50,25 @@ TEST(OptionsTest, EveryFlagIsItsOwn) {
   }
 }
 
+TEST(OptionsTest, TimesAreTheseUnlessTheyAreSet) {
+  const Options options;
+  EXPECT_EQ(options.heartbeat_interval, absl::Seconds(2));
+  EXPECT_EQ(options.lease, absl::Seconds(10));
+  EXPECT_EQ(options.adoption_timeout, absl::Seconds(120));
+  EXPECT_EQ(options.fence_after, absl::Seconds(90));
+  EXPECT_EQ(options.start_timeout, absl::Minutes(10));
+  EXPECT_EQ(options.blame_window, absl::Seconds(3));
+  EXPECT_EQ(options.retry_backoff, absl::Seconds(2));
+  EXPECT_EQ(options.max_retry_backoff, absl::Minutes(5));
+  EXPECT_EQ(options.refusal_pause, absl::Seconds(30));
+  EXPECT_EQ(options.set_aside_after_jobs, 3u);
+  EXPECT_EQ(options.set_aside_window, absl::Minutes(15));
+  EXPECT_EQ(options.set_aside_for, absl::Minutes(30));
+  EXPECT_EQ(options.checkpoint_grace, absl::Seconds(120));
+  EXPECT_EQ(options.abort_grace, absl::Seconds(5));
+  EXPECT_EQ(options.batch_window, absl::Milliseconds(25));
+}
+
 TEST(OptionsTest, NodesAreKeptForDays) {
   Options options;
   ASSERT_EQ(Parse({"--keep-nodes", "3"}, &options), absl::OkStatus());

@@ -72,6 +72,20 @@ TEST_F(OrdersTest, AStopSaysHowMuchTimeThereIs) {
   EXPECT_EQ(cancel.commands[0].command.stop().reason(), "the job was cancelled");
 }
 
+TEST_F(OrdersTest, RanksAreToldWhatTheyStopFor) {
+  for (const bool collateral : {true, false}) {
+    Run();
+    Exit(3, TrainerExited::FAILED, collateral);
+    const std::string reason =
+        collateral ? "another rank failed" : "rank 3 on nodes/b: out of memory";
+    EXPECT_EQ(attempt().state_reason(), reason);
+    ASSERT_EQ(machine_.effects().commands.size(), 2u);
+    EXPECT_EQ(machine_.effects().commands[0].command.stop().reason(), reason);
+    for (const uint32_t rank : {0, 1, 2}) Exit(rank, TrainerExited::FAILED, true);
+    Pass(options_.max_retry_backoff);
+  }
+}
+
 TEST_F(OrdersTest, EachAttemptIsStoppedAnew) {
   for (uint32_t number = 1; number <= 2; ++number) {
     Run();
@@ -134,6 +148,15 @@ TEST_F(OrdersTest, ChangesOfThePlanAreRecorded) {
   report(5, 2);
   EXPECT_EQ(attempt().plan_changes(0).state(), v1::PlanChange::IN_FORCE);
   EXPECT_EQ(attempt().plan_changes(1).state(), v1::PlanChange::MISSED);
+  // The next change overtakes one that had not begun.
+  for (const uint64_t version : {4, 5}) {
+    plan.set_version(version);
+    plan.set_effective_step(9);
+    machine_.Replan(plan);
+  }
+  report(8, 5);
+  EXPECT_EQ(attempt().plan_changes(2).state(), v1::PlanChange::MISSED);
+  EXPECT_EQ(attempt().plan_changes(3).state(), v1::PlanChange::IN_FORCE);
 }
 
 // The attempt died before all ranks had reported the step, so nothing was merged that would have

@@ -375,5 +375,60 @@ TEST_F(OutcomeTest, AJobThatCompletedWhileItWasCancelledHasSucceeded) {
   EXPECT_TRUE(absl::IsFailedPrecondition(machine_.Resume(now_)));
 }
 
+TEST_F(OutcomeTest, AJobThatIsBeingCancelledIsNeitherPausedNorResumed) {
+  Run();
+  ASSERT_TRUE(machine_.Cancel(now_).ok());
+  machine_.Take();
+  EXPECT_TRUE(absl::IsFailedPrecondition(machine_.Pause(now_)));
+  EXPECT_TRUE(absl::IsFailedPrecondition(machine_.Resume(now_)));
+  EXPECT_EQ(state(), Job::CANCELLING);
+  EXPECT_FALSE(machine_.Take().any());
+}
+
+TEST_F(OutcomeTest, ToResumeAJobThatWaitsOrRunsChangesNothing) {
+  EXPECT_TRUE(machine_.Resume(now_).ok());
+  EXPECT_EQ(state(), Job::PENDING);
+  Run();
+  EXPECT_TRUE(machine_.Resume(now_).ok());
+  EXPECT_EQ(state(), Job::RUNNING);
+  EXPECT_FALSE(machine_.Take().any());
+  for (uint32_t rank = 0; rank < 4; ++rank) Exit(rank, TrainerExited::FAILED, rank > 0);
+  EXPECT_TRUE(machine_.Resume(now_).ok());
+  EXPECT_EQ(state(), Job::RETRYING);
+  EXPECT_EQ(machine_.job().retries_used(), 1u);
+}
+
+// The attempt ended without a node that was out of sight, where ranks leave as they are asked to.
+TEST_F(OutcomeTest, ARankThatLeavesAfterTheEndChangesNothingOfIt) {
+  Run();
+  machine_.OnSight("nodes/b", now_, now_);
+  for (const uint32_t rank : {0, 1}) Exit(rank, TrainerExited::FAILED, true);
+  Pass(options_.blame_window);
+  ASSERT_EQ(attempt().state(), Attempt::FAILED);
+  machine_.OnSight("nodes/b", std::nullopt, now_);
+  machine_.Take();
+  Exit(2, TrainerExited::STOPPED);
+  EXPECT_EQ(attempt().state(), Attempt::FAILED);
+  EXPECT_THAT(Commands(), IsEmpty());
+  Exit(3, TrainerExited::STOPPED);
+  Pass(options_.retry_backoff);
+  EXPECT_EQ(state(), Job::PENDING);
+  EXPECT_EQ(attempt().state(), Attempt::FAILED);
+}
+
+TEST_F(OutcomeTest, AJobThatMovesOffBeforeItTrainsOrOutOfSightWaitsAgain) {
+  for (const bool is_unknown : {false, true}) {
+    Place();
+    if (is_unknown) machine_.OnSight("nodes/b", now_, now_);
+    machine_.MoveOff("nodes/a", "it is being drained");
+    machine_.OnSight("nodes/b", std::nullopt, now_);
+    EXPECT_EQ(state(), is_unknown ? Job::UNKNOWN : Job::STARTING);
+    for (uint32_t rank = 0; rank < 4; ++rank) Exit(rank, TrainerExited::STOPPED);
+    EXPECT_EQ(attempt().state(), Attempt::PAUSED);
+    EXPECT_EQ(state(), Job::PENDING);
+    EXPECT_EQ(machine_.job().retries_used(), 0u);
+  }
+}
+
 }  // namespace
 }  // namespace ringleader::lifecycle

@@ -117,5 +117,29 @@ TEST_F(ProgressTest, SlowRanksAreThoseOfNow) {
   EXPECT_THAT(machine_.SlowNodes(), IsEmpty());
 }
 
+// A worker may report what it likes, and dashboards read the record.
+TEST_F(ProgressTest, NoStepBeganBeforeAllTimes) {
+  Run();
+  Report(1, 1e300, 3);
+  ASSERT_TRUE(attempt().has_train_time());
+  EXPECT_THAT(attempt().train_time(), EqualsText(""));
+}
+
+TEST_F(ProgressTest, TokensOfBeforeARestartLieOnALine) {
+  Run();
+  for (uint64_t step = 1; step <= 4; ++step) Step(step);
+  for (uint32_t rank = 0; rank < 4; ++rank) Exit(rank, v1::TrainerExited::FAILED);
+  JobMachine successor(machine_.job(), &options_);
+  successor.Place({On("nodes/a", 0)}, {}, ++token_, now_);
+  for (int rank = 0; rank < 2; ++rank) {
+    v1::StepReport report;
+    report.set_step(3);  // from a checkpoint of step 2
+    report.set_rank(rank);
+    report.set_tokens(70);
+    successor.OnStep(report, {});
+  }
+  EXPECT_EQ(successor.job().progress().tokens(), 270u);
+}
+
 }  // namespace
 }  // namespace ringleader::lifecycle

@@ -115,11 +115,39 @@ TEST_F(StepMergerTest, AReportThatComesAgainIsHeldOnce) {
   EXPECT_THAT(Released(), ElementsAre(1, 2));
 }
 
+TEST_F(StepMergerTest, WhatIsGoneOrComesAgainTakesNoRoom) {
+  constexpr uint64_t kMany = 5000;
+  merger_ = StepMerger(2, 0, size_t{1} << 20);
+  for (uint64_t step = 1; step <= kMany; ++step) {
+    EXPECT_FALSE(Add(step, 0));
+    EXPECT_TRUE(Add(step, 1));
+  }
+  Released();
+  v1::StepReport detailed = Report(kMany + 1, 0);
+  detailed.add_layers();
+  for (uint64_t i = 0; i < kMany; ++i) merger_.Add(detailed, {"n", "i", next_}, &released_);
+  EXPECT_THAT(Released(), IsEmpty());
+  const auto merged = merger_.Add(Report(kMany + 1, 1), {"n", "i", ++next_}, &released_);
+  ASSERT_TRUE(merged);
+  EXPECT_EQ(merged->layers_size(), 1);
+}
+
 TEST_F(StepMergerTest, ARankMayBeAhead) {
   EXPECT_FALSE(Add(1, 0));
   EXPECT_FALSE(Add(2, 0));
   EXPECT_TRUE(Add(1, 1));
   EXPECT_TRUE(Add(2, 1));
+}
+
+// Ranks report in order: what is missing of it will not come any more.
+TEST_F(StepMergerTest, AnEarlierStepThatStaysIncompleteIsLetGo) {
+  EXPECT_FALSE(Add(1, 0));
+  EXPECT_FALSE(Add(2, 0));
+  EXPECT_TRUE(Add(2, 1));
+  EXPECT_THAT(Released(), ElementsAre(1, 2, 3));
+  EXPECT_FALSE(Add(1, 1));
+  EXPECT_THAT(Released(), ElementsAre(4));
+  EXPECT_THAT(merger_.Finish(&released_), IsEmpty());
 }
 
 TEST_F(StepMergerTest, RepeatedAndLateReportsAreLetGo) {

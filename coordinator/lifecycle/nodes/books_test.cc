@@ -181,6 +181,36 @@ TEST_F(BooksTest, AReportThatWaitsForOtherRanksIsAskedForAgainAfterAReconnect) {
   EXPECT_THAT(LogTexts(), ElementsAre("once"));
 }
 
+// Its step was recorded, and the worker did not hear so before the coordinator was gone.
+TEST_F(BooksTest, AReportOfARecordedStepThatComesAgainAfterARestartIsLetGo) {
+  auto session = RunJob();
+  Say(session, 4, Step(1, 0));
+  Say(session, 5, Step(1, 1));
+  Restart();
+  session = Connect("a", "folder.1", {Running()}, 3);
+  Say(session, 4, Step(1, 0));
+  EXPECT_EQ(session->acknowledged(), 4u);
+  Say(session, 5, Step(1, 1));
+  EXPECT_EQ(session->acknowledged(), 5u);
+  EXPECT_THAT(Steps(), ElementsAre(1));
+}
+
+// No other rank's report is waited for, and the job has no other attempt yet.
+TEST_F(BooksTest, AReportOfAnAttemptThatIsOverIsRecordedAtOnce) {
+  auto session = RunJob();
+  Say(session, 4, Step(1, 0));
+  controller_->OnClosed(session);
+  Pass(options_.lease + absl::Seconds(1));
+  Pass(options_.adoption_timeout);
+  ASSERT_EQ(Job().attempts(0).state(), v1::Attempt::FENCED);
+  EXPECT_THAT(Steps(), ElementsAre(1));
+  session = Connect("a", "folder.1", {}, 3);
+  Say(session, 4, Step(1, 0));
+  Say(session, 5, Step(2, 0));
+  EXPECT_THAT(Steps(), ElementsAre(1, 2));
+  EXPECT_EQ(session->acknowledged(), 5u);
+}
+
 TEST_F(BooksTest, AMessageThatIsMissingIsAskedFor) {
   auto session = RunJob();
   Say(session, 5, Log("after the one that is missing"));
@@ -255,6 +285,30 @@ TEST_F(BooksTest, ADrainedNodeIsEmptiedAndGetsNothing) {
   EXPECT_EQ(Node("a").state(), v1::Node::READY);
   EXPECT_EQ(Node("a").state_reason(), "");
   EXPECT_THAT(session->Commands(), SizeIs(1));
+}
+
+TEST_F(BooksTest, ADrainOutlivesTheCoordinatorWhileTrainersRunThereAndSoDoesItsEnd) {
+  RunJob();
+  ASSERT_TRUE(Do([&] { return controller_->DrainNode("a", {}); }).ok());
+  Restart();
+  EXPECT_EQ(Node("a").state(), v1::Node::DRAINING);
+  EXPECT_EQ(Node("a").state_reason(), "drained by a user");
+  ASSERT_TRUE(Do([&] { return controller_->UndrainNode("a", {}); }).ok());
+  Restart();
+  EXPECT_EQ(Node("a").state(), v1::Node::READY);
+}
+
+TEST_F(BooksTest, AWorkerThatShutsDownDoesSoBehindABrokenConnectionToo) {
+  auto session = Connect("a", "folder.1");
+  v1::WorkerMessage message;
+  message.set_sequence(1);
+  message.mutable_drain()->set_reason("SIGTERM");
+  controller_->OnMessage(session, message);
+  controller_->OnClosed(session);
+  session = Connect("a", "folder.1");
+  ASSERT_TRUE(Create("j").ok());
+  EXPECT_THAT(session->Commands(), IsEmpty());
+  EXPECT_EQ(Node("a").state_reason(), "its worker is shutting down");
 }
 
 TEST_F(BooksTest, AWorkerThatShutsDownIsLeftInPeaceUntilItsNextProcess) {
@@ -344,6 +398,18 @@ TEST_F(BooksTest, ANodeOutOfSightSaysSinceWhen) {
   Connect("a", "folder.1");
   EXPECT_EQ(Node("a").state(), v1::Node::READY);
   EXPECT_EQ(Job().state(), v1::Job::STARTING);
+}
+
+// The connection of a silent worker ends late, which is no word of the worker.
+TEST_F(BooksTest, TheEndOfASessionRenewsNoLease) {
+  auto session = Connect("a", "folder.1");
+  session->FallSilent();
+  clock_.Advance(options_.lease);
+  controller_->OnClosed(session);
+  controller_->RunOnce();
+  EXPECT_EQ(Node("a").state(), v1::Node::READY);
+  Pass(absl::Milliseconds(1));
+  EXPECT_EQ(Node("a").state(), v1::Node::UNREACHABLE);
 }
 
 TEST_F(BooksTest, AnEventOfNoKindEndsTheSession) {

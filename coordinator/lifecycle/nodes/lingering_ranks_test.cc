@@ -77,6 +77,7 @@ class LingeringRanksTest : public testing::ControllerTest {
 TEST_F(LingeringRanksTest, ThoseOfAJobThatFailedAreGivenUpAfterARestartToo) {
   FailWithoutA();
   Restart();
+  EXPECT_FALSE(plans_.restored.has_value()) << "it trains no more";
   EXPECT_EQ(TrainersOn("a"), 2u);
   EXPECT_THAT(std::string(Resume().message()), HasSubstr("until its trainers are known to be"));
   EXPECT_THAT(std::string(Do([&]() -> absl::StatusOr<v1::Job> {
@@ -164,6 +165,15 @@ TEST_F(LingeringRanksTest, ATrainerOfAnAttemptThatIsOverIsStopped) {
   EXPECT_THAT(Waits(4), HasSubstr("3 free"));
   Say(a_, 3, Failed(1));
   EXPECT_EQ(Waits(4), "");
+}
+
+TEST_F(LingeringRanksTest, AStartThatOneWorkerHasNotHeardKeepsNoOthersTrainersAlive) {
+  controller_->OnClosed(b_);
+  Connect("b", "b.2");
+  EXPECT_EQ(Job().attempts(0).ranks(2).state(), v1::RankStatus::LOST);
+  EXPECT_EQ(Job().attempts(0).ranks(3).state(), v1::RankStatus::LOST);
+  EXPECT_EQ(Job().attempts(0).failure().rank(), 2);
+  EXPECT_EQ(Job().attempts(0).ranks(0).state(), v1::RankStatus::STARTING);
 }
 
 }  // namespace

@@ -138,6 +138,7 @@ TEST_F(ReportOriginTest, WhatRankZeroReportsComesFromItsNode) {
 
 TEST_F(ReportOriginTest, FiguresThatAreNoneAreIgnored) {
   AllReady();
+  constexpr int64_t kLastSecond = 253'402'300'799;  // of the year 9999
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const auto with = [](auto set) {
     v1::AttemptEvent event = Step(1, 0);
@@ -148,13 +149,17 @@ TEST_F(ReportOriginTest, FiguresThatAreNoneAreIgnored) {
   Say(a_, ++sequence, with([&](auto* step) { step->set_loss(nan); }));
   Say(a_, ++sequence, with([&](auto* step) { step->set_gradient_norm(nan); }));
   Say(a_, ++sequence, with([&](auto* step) { step->set_learning_rate(nan); }));
-  Say(a_, ++sequence, with([&](auto* step) { step->set_step_seconds(-1); }));
+  for (const double seconds : {-1.0, std::numeric_limits<double>::infinity()}) {
+    Say(a_, ++sequence, with([&](auto* step) { step->set_step_seconds(seconds); }));
+  }
   Say(a_, ++sequence, with([&](auto* step) { step->set_step(0); }));
   // Times that JSON has no words for.
-  for (const int64_t seconds : {int64_t{-1}, int64_t{1} << 60}) {
+  for (const int64_t seconds : {int64_t{-1}, kLastSecond + 1, int64_t{1} << 60}) {
     Say(a_, ++sequence, with([&](auto* step) { step->mutable_time()->set_seconds(seconds); }));
   }
-  Say(a_, ++sequence, with([](auto* step) { step->mutable_time()->set_nanos(1'000'000'000); }));
+  for (const int32_t nanos : {-1, 1'000'000'000}) {
+    Say(a_, ++sequence, with([&](auto* step) { step->mutable_time()->set_nanos(nanos); }));
+  }
   Say(a_, ++sequence, Step(1, 1));
   Say(b_, 3, Step(1, 2));
   Say(b_, 4, Step(1, 3));
@@ -163,6 +168,8 @@ TEST_F(ReportOriginTest, FiguresThatAreNoneAreIgnored) {
   Say(a_, ++sequence, with([&](auto* step) {
         step->set_loss(nan);
         step->set_skipped(true);
+        step->mutable_time()->set_seconds(kLastSecond);
+        step->mutable_time()->set_nanos(999'999'999);
       }));
   EXPECT_THAT(Steps(), ElementsAre(1));
 }
@@ -342,10 +349,12 @@ TEST_F(ReportOriginTest, TrainersThatBelongElsewhereAreStopped) {
   claimed.set_attempt(1);
   claimed.set_fencing_token(token_);
   claimed.add_ranks(0);
-  const std::vector<v1::Command> commands = Connect("c", "c.1", {claimed})->Commands();
-  ASSERT_THAT(commands, SizeIs(1));
-  EXPECT_EQ(commands[0].stop().mode(), v1::StopTrainers::ABORT);
-  EXPECT_EQ(Job().state(), v1::Job::RUNNING);
+  for (const std::string node : {"c", "b"}) {  // b has others
+    const std::vector<v1::Command> commands = Connect(node, node + ".1", {claimed})->Commands();
+    ASSERT_FALSE(commands.empty()) << node;
+    EXPECT_EQ(commands[0].stop().mode(), v1::StopTrainers::ABORT) << node;
+    EXPECT_EQ(Job().state(), v1::Job::RUNNING);
+  }
 }
 
 // Of a job that had the name before, and was deleted while its worker was away.
@@ -392,6 +401,25 @@ TEST_F(ReportOriginTest, ARestartedCoordinatorHandsThePlannerPlanAndReports) {
   EXPECT_EQ(plans_.restored->version(), 1u);
   ASSERT_THAT(plans_.relearned, SizeIs(2));
   EXPECT_EQ(plans_.relearned[1].step(), 2u);
+}
+
+TEST_F(ReportOriginTest, ARestartedCoordinatorHandsThePlannerNoMoreThanTheLastReports) {
+  AllReady();
+  const absl::Status written = sqlite_->Write([&](store::WriteTransaction& t) {
+    v1::StepReport report;
+    for (uint64_t step = 1; step <= 200; ++step) {
+      report.set_step(step);
+      EXPECT_EQ(t.PutStep("j", report), absl::OkStatus());
+    }
+    v1::Job job = *t.GetJob("j");
+    job.mutable_progress()->set_step(200);
+    return t.UpdateJob(&job);
+  });
+  ASSERT_EQ(written, absl::OkStatus());
+  Restart();
+  ASSERT_THAT(plans_.relearned, SizeIs(128));
+  EXPECT_EQ(plans_.relearned.front().step(), 73u);
+  EXPECT_EQ(plans_.relearned.back().step(), 200u);
 }
 
 }  // namespace

@@ -148,14 +148,14 @@ TEST_F(PlanningTest, WorkersOfOneReleaseAloneAreAskedToMeasure) {
 }
 
 TEST_F(PlanningTest, OneWorkerOfAnotherReleaseIsReasonEnoughNotToMeasure) {
-  plans_.held = false;
   auto of_this = Connect("a", "folder.1");
   worker_version_ = "0.0.9";
   auto of_another = Connect("b", "folder.2");
   ASSERT_TRUE(Do([&] {
                 return controller_->CreateJob(Spec("j", 4), {"", "CreateJob", "fingerprint"});
               }).ok());
-  controller_->RunOnce();
+  EXPECT_EQ(Job().state_reason(), "planning how to run on nodes/a and 1 more");
+  Answer();
   for (const auto& each : {of_this, of_another}) {
     const std::vector<v1::Command> commands = each->Commands();
     ASSERT_THAT(commands, SizeIs(1));
