@@ -31,7 +31,7 @@ grpc::Status RawPeer::Line::Finish() {
   return writer_->Finish();
 }
 
-RawPeer::RawPeer() {
+RawPeer::RawPeer(uint64_t token) : token_(token) {
   grpc::ServerBuilder builder;
   int port = 0;
   builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
@@ -43,18 +43,22 @@ RawPeer::RawPeer() {
 
 std::unique_ptr<Communicator> RawPeer::Connect() {
   const auto listener =
-      GrpcListener::Listen({.rank = 0, .size = 2, .fencing_token = kToken}).value();
-  address_of_rank_0_ = listener->address();
-  stub_ = v1::PeerExchange::NewStub(
-      grpc::CreateChannel(address_of_rank_0_, grpc::InsecureChannelCredentials()));
-  life_line_ = Open(kLifeLine);
+      GrpcListener::Listen({.rank = 0, .size = 2, .fencing_token = token_}).value();
+  Dial(listener->address());
   return listener->Connect({address_of_rank_0_, address_}).value();
 }
 
-v1::Frame RawPeer::Hello(uint32_t stream) {
+void RawPeer::Dial(const std::string& address_of_rank_0) {
+  address_of_rank_0_ = address_of_rank_0;
+  stub_ = v1::PeerExchange::NewStub(
+      grpc::CreateChannel(address_of_rank_0_, grpc::InsecureChannelCredentials()));
+  life_line_ = Open(kLifeLine);
+}
+
+v1::Frame RawPeer::Hello(uint32_t stream, uint64_t token) {
   v1::Frame hello;
   hello.set_sender(1);
-  hello.set_fencing_token(kToken);
+  hello.set_fencing_token(token);
   hello.set_channel(stream);
   hello.set_protocol_version(kProtocolVersion);
   return hello;
@@ -62,7 +66,7 @@ v1::Frame RawPeer::Hello(uint32_t stream) {
 
 std::unique_ptr<RawPeer::Line> RawPeer::Open(uint32_t stream) {
   auto line = std::make_unique<Line>(*stub_);
-  line->Write(Hello(stream));
+  line->Write(Hello(stream, token_));
   return line;
 }
 

@@ -43,16 +43,19 @@ class RawPeer : private v1::PeerExchange::Service {
     std::unique_ptr<grpc::ClientWriter<v1::Frame>> writer_;
   };
 
-  RawPeer();
+  explicit RawPeer(uint64_t token = kToken);
   ~RawPeer() override { server_->Shutdown(); }
 
   // Rank 0, connected with this peer.
   std::unique_ptr<Communicator> Connect();
+  // Where this peer listens; and dials a rank 0 that another process is, and hears from there.
+  const std::string& address() const { return address_; }
+  void Dial(const std::string& address_of_rank_0);
   // Known once Connect() was called.
   const std::string& address_of_rank_0() const { return address_of_rank_0_; }
 
   // What this peer says first on a stream, and a stream on which it has said so.
-  static v1::Frame Hello(uint32_t stream);
+  static v1::Frame Hello(uint32_t stream, uint64_t token = kToken);
   std::unique_ptr<Line> Open(uint32_t stream);
   std::unique_ptr<Line> Open(Channel channel) { return Open(static_cast<uint32_t>(channel)); }
   Line& life_line() { return *life_line_; }
@@ -73,6 +76,7 @@ class RawPeer : private v1::PeerExchange::Service {
   grpc::Status Stream(grpc::ServerContext* context, grpc::ServerReader<v1::Frame>* reader,
                       v1::StreamEnd* end) override;
 
+  const uint64_t token_;
   std::string address_, address_of_rank_0_;
   std::unique_ptr<v1::PeerExchange::Stub> stub_;
   std::unique_ptr<Line> life_line_;

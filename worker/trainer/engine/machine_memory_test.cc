@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <vector>
 
 #include "base/testing/temp_dir.h"
 
@@ -77,6 +78,22 @@ TEST(HostMemoryShareTest, IsAnEqualPartOfNineTenths) {
                 0.09 * available / ranks)
         << ranks;
   }
+}
+
+TEST(PeakMemoryTest, IsWhatWasHeldAtMost) {
+  constexpr size_t kBytes = size_t{256} << 20;
+  {
+    const std::vector<char> held(kBytes, 'x');
+    EXPECT_EQ(held.back(), 'x');
+  }
+  EXPECT_GE(PeakMemoryBytes(), kBytes) << "though it has been given back";
+}
+
+TEST(FormatBytesTest, IsInTheLargestUnitThatFits) {
+  EXPECT_EQ(FormatBytes(1023), "1023 B");
+  EXPECT_EQ(FormatBytes(1024), "1.0 KiB");
+  EXPECT_EQ(FormatBytes(3435973837), "3.2 GiB");
+  EXPECT_EQ(FormatBytes(uint64_t{5} << 50), "5120.0 TiB");
 }
 
 }  // namespace

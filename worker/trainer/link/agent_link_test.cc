@@ -3,7 +3,9 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <functional>
+#include <future>
 #include <optional>
 #include <string>
 #include <thread>
@@ -245,6 +247,7 @@ TEST_F(AgentLinkTest, SaysWhoItIsAndWhereItListens) {
 
 TEST_F(AgentLinkTest, PulsesTellOfProgressWithinAPhaseAndWhoWaitsIsNotBlamed) {
   FakeAgent agent(socket_, Spec(1), {}, 1);
+  const absl::Time attached = BootNow();
   auto link = Attach();
   ASSERT_TRUE(link->WaitForAssignment().ok());
   Progress::Tick();
@@ -269,6 +272,44 @@ TEST_F(AgentLinkTest, PulsesTellOfProgressWithinAPhaseAndWhoWaitsIsNotBlamed) {
     EXPECT_TRUE(pulses_above(count + 1, 2));
   }
   link->Close();
+  const size_t pulses = agent.Finish()[0].pulses.size();
+  EXPECT_LE(static_cast<int64_t>(pulses), absl::ToInt64Seconds(BootNow() - attached));
+}
+
+TEST_F(AgentLinkTest, MeasuresWhatItIsAskedForAndTellsWhatItFound) {
+  FakeAgent agent(socket_, Spec(1), {}, 1);
+  v1::MeasureRequest request;
+  request.set_budget_milliseconds(1500);
+  agent.set_measure(request);
+  auto link = Attach();
+  ASSERT_TRUE(link->WaitForAssignment().ok());
+  EXPECT_EQ(link->measure().budget_seconds, 1.5);
+  balance::Measurements measured;
+  measured.links = {{.between_nodes = true, .bytes_per_second = 3}};
+  link->ReportMeasurements(measured);
+  link->Close();
+  const RankLog log = agent.Finish()[0];
+  ASSERT_EQ(log.measurements.size(), 1u);
+  ASSERT_EQ(log.measurements[0].links_size(), 1);
+  EXPECT_EQ(log.measurements[0].links(0).bytes_per_second(), 3);
+}
+
+// Its slots are another attempt's by then, and nothing is left to be said.
+TEST_F(AgentLinkTest, AWorkerThatKeepsTheStreamIsNotWaitedForForEver) {
+  FakeAgent agent(socket_, Spec(1), {}, 1);
+  agent.set_keeps_streams();
+  auto link = Attach();
+  ASSERT_TRUE(link->WaitForAssignment().ok());
+  link->ReportResult({.kind = Result::Kind::kStopped});
+  std::promise<void> promise;
+  const std::future<void> closed = promise.get_future();
+  std::thread([link = std::move(link), promise = std::move(promise)]() mutable {
+    link.reset();
+    promise.set_value();
+  }).detach();
+  EXPECT_EQ(closed.wait_for(std::chrono::seconds(20)), std::future_status::ready);
+  EXPECT_TRUE(agent.WaitFor(
+      [](const std::vector<RankLog>& logs) { return logs[0].gone && logs[0].result.has_value(); }));
 }
 
 TEST_F(AgentLinkTest, ReportsEveryFieldOfANotice) {
@@ -336,9 +377,11 @@ TEST_F(AgentLinkTest, ListensOnLoopbackWhenToldNothing) {
 }
 
 TEST_F(AgentLinkTest, TheNewestPlanAndTraceAreTakenOnce) {
-  FakeAgent agent(socket_, Spec(2), {}, 1);
+  v1::JobSpec spec = Spec(4);
+  spec.mutable_parallelism()->set_heads(2);
+  FakeAgent agent(socket_, spec, {}, 1);
   auto link = Attach();
-  EXPECT_FALSE(link->WaitForAssignment().ok()) << "one rank cannot be two";
+  EXPECT_FALSE(link->WaitForAssignment().ok()) << "one rank cannot be four";
   EXPECT_EQ(link->TakeProfileSteps(), 0u);
   v1::AgentMessage message;
   for (const uint32_t number : {5, 6}) {
@@ -354,7 +397,7 @@ TEST_F(AgentLinkTest, TheNewestPlanAndTraceAreTakenOnce) {
   EXPECT_EQ(link->TakeProfileSteps(), 0u);
   const Plan plan = link->ParsePlan(link->TakePlan()).value();
   EXPECT_EQ(plan.version, 6u);
-  EXPECT_EQ(plan.ring.inner, 2) << "of as many ranks as the assignment says";
+  EXPECT_EQ(plan.ring.inner, 2) << "of as many pairs as the assignment says";
   EXPECT_EQ(link->TakePlan(), "");
 }
 

@@ -96,6 +96,7 @@ TEST(AssignmentFieldsTest, WhatItTrainsOn) {
   EXPECT_EQ(job.train_data, "/data/train");
   EXPECT_EQ(job.eval_data, "/data/eval");
   EXPECT_EQ(job.sequence_length, 768u);
+  EXPECT_EQ(job.attention.sequence_length, 768);
   EXPECT_TRUE(job.batching.samples);
   EXPECT_EQ(job.batching.overlong, data::Overlong::kDrop);
   EXPECT_TRUE(job.deals_in_order);
@@ -137,6 +138,12 @@ TEST(AssignmentFieldsTest, WhatProductsRead) {
   v1::TrainingSpec* const training = assignment.mutable_spec()->mutable_training();
   training->set_precision(v1::TrainingSpec::FP8);
   EXPECT_EQ(JobOf(assignment).precision, model::Precision::kFp8);
+  EXPECT_EQ(JobOf(assignment).first_cast_step, TrainingJob().first_cast_step);
+  EXPECT_EQ(JobOf(assignment).last_cast_step, TrainingJob().last_cast_step);
+  training->set_fp8_first_step(20);
+  training->set_fp8_last_step(80);
+  EXPECT_EQ(JobOf(assignment).first_cast_step, 20u);
+  EXPECT_EQ(JobOf(assignment).last_cast_step, 80u);
   training->set_precision(v1::TrainingSpec::BFLOAT16);
   EXPECT_EQ(JobOf(assignment).precision, model::Precision::kModelType);
 }

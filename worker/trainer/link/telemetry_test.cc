@@ -51,6 +51,7 @@ TEST(TelemetryFieldsTest, OfSamples) {
   record.rank_tokens = 512;
   record.documents = {{64, 5}, {1024, 2}};
   EXPECT_EQ(ToProto(record, 0).micro_batches(), 0u) << "packed";
+  EXPECT_EQ(ToProto(record, 0).padding_tokens(), 192u) << "by documents these have some, too";
   record.samples = 4;
   record.group_micro_batches = 2;
   record.group_tokens = 768;
@@ -82,6 +83,8 @@ TEST(TelemetryFieldsTest, OfALayer) {
   record.layers[1] = {.density = 0.125,
                       .verticals = 20,
                       .slashes = 30,
+                      .verticals_at_budget = 0.25,
+                      .slashes_at_budget = 0.375,
                       .recall = 0.875,
                       .balanced = 6,
                       .anchor_missed = 2,
@@ -104,6 +107,8 @@ TEST(TelemetryFieldsTest, OfALayer) {
   EXPECT_EQ(layer.verticals(), 20);
   EXPECT_EQ(layer.slashes(), 30);
   EXPECT_EQ(layer.recall(), 0.875);
+  EXPECT_EQ(layer.verticals_at_budget(), 0.25);
+  EXPECT_EQ(layer.slashes_at_budget(), 0.375);
   EXPECT_EQ(layer.balanced(), 6u);
   EXPECT_EQ(layer.anchor_missed(), 2u);
   EXPECT_THAT(layer.tiles_per_ring_step(), ElementsAre(10, 4));

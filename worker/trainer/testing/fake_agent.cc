@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/boot_clock.h"
 
 namespace ringleader::trainer::testing {
@@ -54,6 +55,11 @@ void FakeAgent::set_fencing_token(uint64_t token) {
   fencing_token_ = token;
 }
 
+void FakeAgent::set_measure(const v1::MeasureRequest& measure) {
+  absl::MutexLock lock(&mutex_);
+  measure_ = measure;
+}
+
 FakeAgent::~FakeAgent() {
   for (const auto& [rank, pid] : pids_) {
     kill(pid, SIGKILL);
@@ -64,32 +70,38 @@ FakeAgent::~FakeAgent() {
 
 void FakeAgent::Spawn(const std::string& binary, const std::string& log_directory, int hosts) {
   for (int rank = 0; rank < ranks_; ++rank) {
-    std::string host = absl::StrCat("NCCL_HOSTID=host-", rank * hosts / ranks_);
-    std::vector<char*> environment;
-    if (hosts > 1) environment.push_back(host.data());
-    for (char** variable = environ; *variable != nullptr; ++variable) {
-      environment.push_back(*variable);
-    }
-    environment.push_back(nullptr);
-    std::vector<std::string> arguments = {
-        binary, "--socket", socket_, "--rank", absl::StrCat(rank), "--token", absl::StrCat(kToken)};
-    if (!owner_.empty()) arguments.push_back("--owner=" + owner_);
-    std::vector<char*> pointers;
-    pointers.reserve(arguments.size() + 1);
-    for (const std::string& argument : arguments) {
-      pointers.push_back(const_cast<char*>(argument.c_str()));
-    }
-    pointers.push_back(nullptr);
-    const std::string log = absl::StrCat(log_directory, "/rank-", rank, ".log");
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_addopen(&actions, 1, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
-    posix_spawn_file_actions_adddup2(&actions, 1, 2);
-    const int error = posix_spawn(&pids_[rank], binary.c_str(), &actions, nullptr, pointers.data(),
-                                  environment.data());
-    posix_spawn_file_actions_destroy(&actions);
-    if (error != 0) throw std::runtime_error("cannot start " + binary);
+    SpawnRank(rank, binary, log_directory,
+              hosts > 1 ? absl::StrCat("host-", rank * hosts / ranks_) : "");
   }
+}
+
+void FakeAgent::SpawnRank(int rank, const std::string& binary, const std::string& log_directory,
+                          const std::string& host) {
+  std::string host_variable = absl::StrCat("NCCL_HOSTID=", host);
+  std::vector<char*> environment;
+  if (!host.empty()) environment.push_back(host_variable.data());
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    environment.push_back(*variable);
+  }
+  environment.push_back(nullptr);
+  std::vector<std::string> arguments = {
+      binary, "--socket", socket_, "--rank", absl::StrCat(rank), "--token", absl::StrCat(kToken)};
+  if (!owner_.empty()) arguments.push_back("--owner=" + owner_);
+  std::vector<char*> pointers;
+  pointers.reserve(arguments.size() + 1);
+  for (const std::string& argument : arguments) {
+    pointers.push_back(const_cast<char*>(argument.c_str()));
+  }
+  pointers.push_back(nullptr);
+  const std::string log = absl::StrCat(log_directory, "/rank-", rank, ".log");
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, 1, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
+  posix_spawn_file_actions_adddup2(&actions, 1, 2);
+  const int error = posix_spawn(&pids_[rank], binary.c_str(), &actions, nullptr, pointers.data(),
+                                environment.data());
+  posix_spawn_file_actions_destroy(&actions);
+  if (error != 0) throw std::runtime_error("cannot start " + binary);
 }
 
 void FakeAgent::Send(int rank, const v1::AgentMessage& message) {
@@ -127,7 +139,7 @@ std::vector<RankLog> FakeAgent::Finish() {
   return logs_;
 }
 
-grpc::Status FakeAgent::Attach(grpc::ServerContext* /*context*/, Stream* stream) {
+grpc::Status FakeAgent::Attach(grpc::ServerContext* context, Stream* stream) {
   v1::TrainerMessage message;
   if (!stream->Read(&message) || !message.has_hello() ||
       message.hello().fencing_token() != kToken ||
@@ -152,6 +164,7 @@ grpc::Status FakeAgent::Attach(grpc::ServerContext* /*context*/, Stream* stream)
     absl::MutexLock lock(&mutex_);
     assignment->set_job_uid(absl::StrCat(spec_.name(), "-1", owner_));
     assignment->set_fencing_token(fencing_token_);
+    *assignment->mutable_measure() = measure_;
     if (lease_end_) *assignment->mutable_lease() = LeaseUntil(*lease_end_).lease();
     logs_[rank].hello = message.hello();
     streams_[rank] = stream;
@@ -161,6 +174,7 @@ grpc::Status FakeAgent::Attach(grpc::ServerContext* /*context*/, Stream* stream)
     absl::MutexLock lock(&mutex_);
     Record(rank, message);
   }
+  while (keeps_streams_ && !context->IsCancelled()) absl::SleepFor(absl::Milliseconds(10));
   absl::MutexLock lock(&mutex_);
   streams_.erase(rank);
   logs_[rank].gone = true;
@@ -192,6 +206,9 @@ void FakeAgent::Record(int rank, const v1::TrainerMessage& message) {
       break;
     case v1::TrainerMessage::kModelExported:
       log.model_path = message.model_exported().path();
+      break;
+    case v1::TrainerMessage::kMeasurements:
+      log.measurements.push_back(message.measurements());
       break;
     case v1::TrainerMessage::kResult:
       log.result = message.result();

@@ -28,6 +28,7 @@ struct RankLog {
   std::vector<v1::EvalReport> evals;
   std::vector<v1::CheckpointNotice> checkpoints;
   std::string model_path;
+  std::vector<v1::Measurements> measurements;
   std::vector<v1::TrainerPulse> pulses;
   std::optional<v1::TrainerResult> result;
   bool gone = false;  // its stream has ended
@@ -56,6 +57,10 @@ class FakeAgent : private v1::TrainerLink::Service {
   void set_peer_address(const std::string& address) { peer_address_ = address; }
   // Sets what assignments say from here on (BootNow()); a day from now unless set, nullopt: none.
   void set_lease_end(std::optional<absl::Time> end);
+  // Sets what assignments ask to be measured from here on; nothing unless set.
+  void set_measure(const v1::MeasureRequest& measure);
+  // Keeps streams open that trainers have closed. Called before the first attaches.
+  void set_keeps_streams() { keeps_streams_ = true; }
   // Sets who submitted the job, of which processes that are spawned from here on are told; nobody
   // unless set. Jobs of two owners are two.
   void set_owner(const std::string& owner) { owner_ = owner; }
@@ -67,6 +72,9 @@ class FakeAgent : private v1::TrainerLink::Service {
   // `hosts`, NCCL takes as many equal parts of the ranks for machines of their own: they exchange
   // data through the network, and those of different hosts may share a GPU.
   void Spawn(const std::string& binary, const std::string& log_directory, int hosts = 1);
+  // Starts that of one rank alone, on the host of this name if it has one.
+  void SpawnRank(int rank, const std::string& binary, const std::string& log_directory,
+                 const std::string& host = "");
   pid_t pid(int rank) const { return pids_.at(rank); }
 
   void Send(int rank, const v1::AgentMessage& message);
@@ -102,6 +110,8 @@ class FakeAgent : private v1::TrainerLink::Service {
   std::string listen_host_ = "127.0.0.1";
   std::string peer_address_;  // empty: their own
   std::string owner_;
+  bool keeps_streams_ = false;
+  v1::MeasureRequest measure_ ABSL_GUARDED_BY(mutex_);
   std::optional<absl::Time> lease_end_ ABSL_GUARDED_BY(mutex_);
   uint64_t fencing_token_ ABSL_GUARDED_BY(mutex_) = kToken;
 };
