@@ -71,6 +71,7 @@ absl::StatusOr<std::vector<v1::StepReport>> SqliteTransaction::SampleSteps(std::
         // Clear() would keep their memory.
         google::protobuf::RepeatedPtrField<v1::LayerReport>().Swap(report->mutable_layers());
         google::protobuf::RepeatedField<uint64_t>().Swap(report->mutable_rank_tiles());
+        google::protobuf::RepeatedField<float>().Swap(report->mutable_rank_paces());
         return absl::OkStatus();
       });
 }

@@ -21,6 +21,8 @@ class SampleTest : public testing::OpenedStoreTest {
         v1::StepReport report;
         report.set_step(step);
         report.add_layers()->set_density(0.5);
+        report.add_rank_tiles(7);
+        report.add_rank_paces(7);
         if (absl::Status put = t.PutStep("a", report); !put.ok()) return put;
       }
       return absl::OkStatus();
@@ -68,7 +70,11 @@ TEST_F(SampleTest, FindsStepsThatKeepTheirLayers) {
   EXPECT_EQ(steps.front(), 1u);
   EXPECT_EQ(steps.back(), 4096u);
   const auto thin = Read([](ReadTransaction& t) { return t.SampleSteps("a", 40); });
-  for (const v1::StepReport& report : *thin) EXPECT_EQ(report.layers_size(), 0) << report.step();
+  for (const v1::StepReport& report : *thin) {
+    EXPECT_EQ(report.layers_size(), 0) << report.step();
+    EXPECT_EQ(report.rank_tiles_size(), 0) << report.step();
+    EXPECT_EQ(report.rank_paces_size(), 0) << report.step();
+  }
 }
 
 TEST_F(SampleTest, EvaluationsAreSampledByTheirSteps) {
