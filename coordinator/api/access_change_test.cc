@@ -95,6 +95,35 @@ TEST_F(AccessChangeTest, TheAccessFileIsTakenUpWithoutARestart) {
   EXPECT_THAT(still_out.error_message(), HasSubstr("shut out"));
 }
 
+// Those that are open when a token expires end, for nobody knows which of them it opened. They are
+// opened again, and the token has ended them once.
+TEST_F(AccessChangeTest, ATokenThatExpiredEndsNothingThatIsOpenedLater) {
+  Client root = As("root");
+  ASSERT_TRUE(root.Create("x").ok());
+  v1::WatchJobRequest watch;
+  watch.set_name("jobs/x");
+  v1::WatchJobResponse seen;
+  const auto before_context = Client::Context();
+  const auto before = root.jobs->WatchJob(before_context.get(), watch);
+  ASSERT_TRUE(before->Read(&seen));
+  ASSERT_TRUE(root.CreateToken("rlt_brief", v1::VIEWER, "erin", 1).ok());
+  while (before->Read(&seen)) continue;
+  EXPECT_EQ(before->Finish().error_code(), StatusCode::UNAVAILABLE);
+
+  const auto context = Client::Context();
+  const auto stream = root.jobs->WatchJob(context.get(), watch);
+  ASSERT_TRUE(stream->Read(&seen));
+  // Whoever has found the second slip has looked at the tokens after the first.
+  WriteAccess("roles_in_certificates: [");
+  EXPECT_TRUE(log_->Await("access.yaml", "stays in force"));
+  WriteAccess("roles: all\n");
+  EXPECT_TRUE(log_->Await("unknown key roles", "stays in force"));
+  EXPECT_EQ(root.Cancel("jobs/x"), StatusCode::OK);
+  while (stream->Read(&seen)) continue;
+  EXPECT_EQ(seen.job().state(), v1::Job::CANCELLED);
+  EXPECT_TRUE(stream->Finish().ok());
+}
+
 TEST_F(AccessTest, OffLoopbackNothingStartsWithoutRoles) {
   const Address everywhere{.host = "0.0.0.0", .port = 0, .path = ""};
   const auto complaint = [&](const ServerOptions& options) {
