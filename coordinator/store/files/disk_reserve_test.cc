@@ -3,16 +3,21 @@
 #include <SQLiteCpp/SQLiteCpp.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <spdlog/sinks/ringbuffer_sink.h>
+#include <spdlog/spdlog.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <memory>
 #include <thread>
 
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "base/status_macros.h"
@@ -103,7 +108,8 @@ TEST_F(DiskReserveTest, AFullDiskIsSaidAndWhatIsVitalIsWritten) {
   const absl::Status refused = Create("refused", Need::kOrdinary);
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(refused.message()),
-              AllOf(HasSubstr("the disk is full"), HasSubstr(small_), HasSubstr("MiB free")));
+              AllOf(HasSubstr("the disk is full"), HasSubstr(small_),
+                    HasSubstr("and 0 MiB are free"), HasSubstr("make at least 2 MiB free")));
   EXPECT_EQ(store_->Space().code(), absl::StatusCode::kResourceExhausted);
   for (int i = 0; i < 200; ++i) {
     const absl::Status vital = Create(absl::StrCat("vital-", i), Need::kVital);
@@ -291,6 +297,28 @@ TEST_F(DiskReserveTest, IsGivenUpWhileHalfOfItIsStillFree) {
   std::ofstream(small_ + "/more") << std::string(kMebibyte / 2, 'm');
   EXPECT_EQ(reserve.Check().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_FALSE(fs::exists(small_ + "/reserve"));
+}
+
+// The coordinator's health looks at it twice a second.
+TEST_F(DiskReserveTest, ThatTheDiskIsFullAndIsNotAnyMoreIsLoggedOnceEachTime) {
+  store_.reset();
+  const auto log = std::make_shared<spdlog::sinks::ringbuffer_sink_mt>(100);
+  spdlog::default_logger()->sinks().push_back(log);
+  const absl::Cleanup remove = [] { spdlog::default_logger()->sinks().pop_back(); };
+  DiskReserve reserve(small_ + "/reserve", kMebibyte);
+  for (int time = 0; time < 2; ++time) {
+    FillDisk();
+    for (int i = 0; i < 3; ++i) EXPECT_FALSE(reserve.Check().ok());
+    MakeRoom();
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE(reserve.Check().ok());
+  }
+  const std::vector<std::string> lines = log->last_formatted();
+  for (const char* text : {"the disk is full", "there is space again"}) {
+    EXPECT_EQ(std::ranges::count_if(
+                  lines, [&](const std::string& line) { return absl::StrContains(line, text); }),
+              2)
+        << text;
+  }
 }
 
 TEST_F(DiskReserveTest, TheReserveGoesWhenItIsNoLongerWanted) {

@@ -1,5 +1,6 @@
 #include "coordinator/store/files/private_files.h"
 
+#include <SQLiteCpp/SQLiteCpp.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -39,6 +40,30 @@ TEST(PrivateFilesTest, ADatabaseIsItsUsersAlone) {
   // One that an earlier release made, or somebody opened up.
   for (const char* suffix : {"", ".lock"}) fs::permissions(path + suffix, fs::perms(0644));
   open();
+}
+
+// So is what a coordinator that was killed has left beside it.
+TEST(PrivateFilesTest, TheLogOfWritesThatIsTakenUpBecomesItsUsersAlone) {
+  const TempDir dir;
+  const std::string path = dir.File("db");
+  auto store = OpenSqliteStore({.path = path});
+  ASSERT_TRUE(store.ok()) << store.status();
+  ASSERT_TRUE((*store)
+                  ->Write([](WriteTransaction& t) { return t.Next(Counter::kCommandId).status(); })
+                  .ok());
+  {
+    // As long as somebody reads, the store's end leaves them, as a kill does.
+    SQLite::Database other(path, SQLite::OPEN_READONLY);
+    SQLite::Statement(other, "SELECT * FROM counters").executeStep();
+    store->reset();
+    for (const char* suffix : {"-wal", "-shm"}) {
+      ASSERT_TRUE(fs::exists(path + suffix)) << suffix;
+      fs::permissions(path + suffix, fs::perms(0644));
+    }
+    store = OpenSqliteStore({.path = path});
+    ASSERT_TRUE(store.ok()) << store.status();
+    for (const char* suffix : {"-wal", "-shm"}) EXPECT_TRUE(IsPrivate(path + suffix)) << suffix;
+  }
 }
 
 TEST(PrivateFilesTest, AFolderIsMadeOrMendedUnlessItIsForOtherThings) {

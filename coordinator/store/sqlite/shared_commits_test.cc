@@ -179,6 +179,8 @@ TEST_F(ChangesTest, WhateverBelongsToAJobTouchesIt) {
       [](WriteTransaction& t) { return t.PutAttempt("a", v1::Attempt()); },
       [](WriteTransaction& t) { return t.PutStep("a", v1::StepReport()); },
       [](WriteTransaction& t) { return t.PutMissingStep("a", v1::StepReport()); },
+      [](WriteTransaction& t) { return t.DeleteAttempt("a", 1); },
+      [](WriteTransaction& t) { return t.PutPlan("a", v1::StepPlan()); },
       [](WriteTransaction& t) { return t.PutEval("a", v1::EvalReport()); },
       [](WriteTransaction& t) { return t.PutCheckpoint("a", v1::CheckpointNotice()); },
       [](WriteTransaction& t) { return t.TrimCheckpoints("a", 1); },

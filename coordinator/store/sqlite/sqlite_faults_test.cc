@@ -101,6 +101,12 @@ TEST_F(SqliteFaultsTest, AnotherProgramsDatabase) {
   const auto store = OpenSqliteStore({.path = path()});
   EXPECT_EQ(store.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(store.status().message()), HasSubstr("belongs to another program"));
+  // One that holds nothing yet.
+  const std::string fresh = dir_.File("fresh.db");
+  SQLite::Database(fresh, SQLite::OPEN_READWRITE | SQLite::OPEN_CREATE)
+      .exec("PRAGMA application_id = 7");
+  EXPECT_THAT(std::string(OpenSqliteStore({.path = fresh}).status().message()),
+              HasSubstr("belongs to another program"));
 }
 
 TEST_F(SqliteFaultsTest, NewerSchema) {

@@ -3,11 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <thread>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "coordinator/store/testing/opened_store.h"
 
@@ -22,11 +26,13 @@ using ::testing::SizeIs;
 class SqliteStoreTest : public testing::OpenedStoreTest {
  protected:
   SqliteStoreTest()
-      : OpenedStoreTest(
-            {.on_commit = [this](absl::Duration, int writes) { group_sizes_.push_back(writes); }}) {
-  }
+      : OpenedStoreTest({.on_commit = [this](absl::Duration duration, int writes) {
+          group_sizes_.push_back(writes);
+          last_duration_ = duration;
+        }}) {}
 
   std::vector<int> group_sizes_;
+  absl::Duration last_duration_;
 };
 
 TEST_F(SqliteStoreTest, JobSurvivesReopeningWithItsAttempts) {
@@ -40,6 +46,7 @@ TEST_F(SqliteStoreTest, JobSurvivesReopeningWithItsAttempts) {
       RETURN_IF_ERROR(t.PutAttempt("a", attempt));
     }
     job.set_state(v1::Job::RUNNING);
+    *job.add_attempts() = attempt;  // is written by itself
     return t.UpdateJob(&job);
   });
   const uint64_t revision = store_->revision();
@@ -51,6 +58,7 @@ TEST_F(SqliteStoreTest, JobSurvivesReopeningWithItsAttempts) {
   EXPECT_EQ(job->revision(), revision);
   ASSERT_THAT(job->attempts(), SizeIs(2));
   EXPECT_EQ(job->attempts(0).number(), 1u);
+  EXPECT_THAT(List({.terms = {{.value = "RUNNING"}}}), ElementsAre("a"));
 }
 
 TEST_F(SqliteStoreTest, CreateRefusesTakenId) {
@@ -136,6 +144,35 @@ TEST_F(SqliteStoreTest, UnfinishedJobsAndCounts) {
   EXPECT_EQ(jobs->at(0).spec().name(), "running");
   const auto counts = Read([](ReadTransaction& t) { return t.CountJobs(); });
   EXPECT_THAT(*counts, SizeIs(3));
+}
+
+// Ranks of the last attempt may be alive; those before it are known to have ended.
+TEST_F(SqliteStoreTest, FailedJobsAreFoundByTheirLastAttempt) {
+  const auto put = [this](const std::string& id, v1::Job::State state,
+                          const std::vector<const char*>& attempts) {
+    Create(id, state);
+    v1::Attempt attempt;
+    for (const char* reason : attempts) {
+      attempt.set_number(attempt.number() + 1);
+      attempt.set_state_reason(reason);
+      Write([&](WriteTransaction& t) { return t.PutAttempt(id, attempt); });
+    }
+  };
+  put("z", v1::Job::FAILED, {"ended", "lost"});
+  put("known", v1::Job::FAILED, {"lost", "ended"});
+  put("runs", v1::Job::RUNNING, {"lost"});
+  put("done", v1::Job::SUCCEEDED, {"lost"});
+  put("never-ran", v1::Job::FAILED, {});
+  put("b", v1::Job::FAILED, {"lost"});
+  const auto failed = Read([](ReadTransaction& t) {
+    return t.ListFailedJobs([](const v1::Attempt& last) { return last.state_reason() == "lost"; });
+  });
+  ASSERT_TRUE(failed.ok()) << failed.status();
+  ASSERT_THAT(*failed, SizeIs(2));
+  EXPECT_EQ(failed->at(0).spec().name(), "z");
+  EXPECT_EQ(failed->at(0).attempts_size(), 2);
+  EXPECT_EQ(failed->at(1).spec().name(), "b");
+  EXPECT_EQ(failed->at(1).attempts_size(), 1);
 }
 
 TEST_F(SqliteStoreTest, DeleteTakesEverythingOfTheJob) {
@@ -249,6 +286,27 @@ TEST_F(SqliteStoreTest, NodesSurvive) {
   EXPECT_EQ(nodes[0].state(), v1::Node::DRAINING);
 }
 
+TEST_F(SqliteStoreTest, OfANodeThatGoesItsNewestProcessStaysKnown) {
+  v1::Node node;
+  node.set_name("nodes/n1");
+  Write([&](WriteTransaction& t) -> absl::Status {
+    RETURN_IF_ERROR(t.SetAppliedSequence("n1", "folder.1", 3));
+    return t.PutNode(node);
+  });
+  std::vector<std::string> touched;
+  {
+    const auto subscription = store_->Subscribe([&](const Change& change) {
+      touched.insert(touched.end(), change.nodes.begin(), change.nodes.end());
+    });
+    Write([](WriteTransaction& t) { return t.DeleteNode("n1"); });
+  }
+  EXPECT_THAT(touched, ElementsAre("n1"));
+  Write([](WriteTransaction& t) { return t.DeleteNode("n1"); });  // it is not there
+  Reopen();
+  EXPECT_THAT(*Read([](ReadTransaction& t) { return t.ListNodes(); }), IsEmpty());
+  EXPECT_EQ(*Read([](ReadTransaction& t) { return t.GetNewestIncarnation("n1"); }), "folder.1");
+}
+
 TEST_F(SqliteStoreTest, ListenersHearOfEveryCommitInOrder) {
   std::vector<uint64_t> revisions;
   std::vector<std::string> jobs;
@@ -302,6 +360,87 @@ TEST_F(SqliteStoreTest, WaitingWritersShareOneCommit) {
   EXPECT_EQ(writes, kFollowers);
 }
 
+TEST_F(SqliteStoreTest, ACommitLastsAsLongAsItsWrites) {
+  constexpr absl::Duration kLeast = absl::Milliseconds(1);
+  Write([](WriteTransaction& t) {
+    const absl::Time begun = absl::Now();
+    while (absl::Now() - begun < kLeast) std::this_thread::yield();
+    return t.Next(Counter::kCommandId).status();
+  });
+  EXPECT_GE(last_duration_, kLeast);
+}
+
+// Whoever is first waits for no more than so many others.
+TEST_F(SqliteStoreTest, ACommitHoldsAtMost64Writes) {
+  constexpr int kWriters = 80, kMost = 64;
+  int largest = 0;
+  for (int attempt = 0; largest < kMost && attempt < 100; ++attempt) {
+    absl::Notification entered, go_on;
+    std::thread first([&] {
+      Write([&](WriteTransaction&) {
+        entered.Notify();
+        go_on.WaitForNotification();
+        return absl::OkStatus();
+      });
+    });
+    entered.WaitForNotification();
+    std::atomic<int> waiting = 0;
+    std::vector<std::thread> others;
+    others.reserve(kWriters);
+    for (int i = 0; i < kWriters; ++i) {
+      others.emplace_back([&] {
+        ++waiting;
+        Write([](WriteTransaction& t) { return t.Next(Counter::kCommandId).status(); });
+      });
+    }
+    while (waiting < kWriters) std::this_thread::yield();
+    for (int i = 0; i < 1000; ++i) std::this_thread::yield();
+    go_on.Notify();
+    first.join();
+    for (std::thread& other : others) other.join();
+    largest = *std::max_element(group_sizes_.begin(), group_sizes_.end());
+  }
+  EXPECT_EQ(largest, kMost);
+}
+
+// What a burst of readers opened is closed again, but for a few connections.
+TEST_F(SqliteStoreTest, ReadersThatMetLeaveEightConnections) {
+  Create("a");
+  constexpr int kReaders = 20;
+  std::atomic<int> inside = 0;
+  absl::Notification all_inside;
+  std::vector<std::thread> readers;
+  readers.reserve(kReaders);
+  for (int i = 0; i < kReaders; ++i) {
+    readers.emplace_back([&] {
+      EXPECT_TRUE(Read([&](ReadTransaction& t) {
+                    if (++inside == kReaders) all_inside.Notify();
+                    EXPECT_TRUE(all_inside.WaitForNotificationWithTimeout(absl::Minutes(1)));
+                    return t.GetJob("a");
+                  }).ok());
+    });
+  }
+  for (std::thread& reader : readers) reader.join();
+  int open = 0;  // each connection opens the log of writes
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    const std::string file = std::filesystem::read_symlink(entry, gone).string();
+    if (absl::EndsWith(file, "coordinator.db-wal")) ++open;
+  }
+  EXPECT_EQ(open, 8 + 1) << "and the writer's";
+}
+
+TEST_F(SqliteStoreTest, AnEndInGoodOrderLeavesNoLogOfWrites) {
+  for (const int64_t reserve_bytes : {0, 4096}) {
+    options_.reserve_bytes = reserve_bytes;
+    Reopen();
+    Create(absl::StrCat("with-", reserve_bytes));
+    EXPECT_TRUE(std::filesystem::exists(options_.path + "-wal"));
+    store_.reset();
+    EXPECT_FALSE(std::filesystem::exists(options_.path + "-wal")) << reserve_bytes;
+  }
+}
+
 TEST_F(SqliteStoreTest, ReaderSeesOneRevisionWhileOthersWrite) {
   Create("a");
   const absl::Status status = store_->Read([&](ReadTransaction& t) -> absl::Status {
@@ -318,6 +457,7 @@ TEST_F(SqliteStoreTest, ReaderSeesOneRevisionWhileOthersWrite) {
 TEST(NamesTest, IdsAreChecked) {
   EXPECT_EQ(*JobIdFromName("jobs/a-1"), "a-1");
   EXPECT_EQ(*NodeIdFromName("nodes/host.example"), "host.example");
+  EXPECT_EQ(*JobIdFromName("jobs/azAZ09-._"), "azAZ09-._");
   for (const char* name : {"", "jobs/", "a", "nodes/a", "jobs/a/b", "jobs/a b", "jobs/a'"}) {
     EXPECT_FALSE(JobIdFromName(name).ok()) << name;
   }

@@ -2,18 +2,24 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sqlite3.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <thread>
+#include <utility>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
+#include "base/status_macros.h"
 #include "base/testing/temp_dir.h"
 #include "coordinator/store/sqlite/sqlite_store.h"
 
@@ -23,14 +29,15 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
+absl::Status Create(WriteTransaction& transaction, const std::string& id) {
+  v1::Job job;
+  job.set_name("jobs/" + id);
+  job.mutable_spec()->set_name(id);
+  job.set_state_reason(std::string(5000, 'x'));
+  return transaction.CreateJob(&job);
+}
 absl::Status Create(Store& store, const std::string& id) {
-  return store.Write([&](WriteTransaction& t) {
-    v1::Job job;
-    job.set_name("jobs/" + id);
-    job.mutable_spec()->set_name(id);
-    job.set_state_reason(std::string(5000, 'x'));
-    return t.CreateJob(&job);
-  });
+  return store.Write([&](WriteTransaction& t) { return Create(t, id); });
 }
 absl::Status Get(Store& store, const std::string& id) {
   return store.Read([&](ReadTransaction& t) { return t.GetJob(id).status(); });
@@ -72,6 +79,41 @@ TEST_F(BackupTest, FinishesWhileOthersWriteAndHoldsWhatWasThere) {
   }
   for (int i = 0; i < before; ++i) EXPECT_TRUE(Get(**restored, absl::StrCat("b", i)).ok()) << i;
   EXPECT_TRUE(Create(**restored, "new").ok());
+}
+
+// It neither holds what is written while it is made, nor begins anew for it.
+TEST_F(BackupTest, IsOfOneMoment) {
+  auto store = OpenSqliteStore({.path = path_});
+  ASSERT_TRUE(store.ok()) << store.status();
+  constexpr int kJobs = 2400;  // a few steps of the copy
+  ASSERT_EQ((*store)->Write([](WriteTransaction& t) -> absl::Status {
+    for (int i = 0; i < kJobs; ++i) RETURN_IF_ERROR(Create(t, absl::StrCat("a", i)));
+    return absl::OkStatus();
+  }),
+            absl::OkStatus());
+  static std::function<void()> meanwhile;
+  meanwhile = [&] { EXPECT_EQ(Create(**store, "meanwhile"), absl::OkStatus()); };
+  // SQLite's file system calls are what it is given.
+  const auto write_at = +[](int fd, const void* data, size_t bytes, off_t at) -> ssize_t {
+    const std::string file = fs::read_symlink(absl::StrCat("/proc/self/fd/", fd)).string();
+    if (meanwhile != nullptr && absl::EndsWith(file, ".part")) std::exchange(meanwhile, nullptr)();
+    return pwrite(fd, data, bytes, at);
+  };
+  sqlite3_vfs* const files = sqlite3_vfs_find(nullptr);
+  for (const char* name : {"pwrite", "pwrite64"}) {
+    ASSERT_EQ(files->xSetSystemCall(files, name, reinterpret_cast<sqlite3_syscall_ptr>(write_at)),
+              SQLITE_OK);
+  }
+  const absl::Status backed_up = BackUp(path_, copy_);
+  ASSERT_EQ(files->xSetSystemCall(files, nullptr, nullptr), SQLITE_OK);  // its own again
+  ASSERT_EQ(backed_up, absl::OkStatus());
+  EXPECT_EQ(Get(**store, "meanwhile"), absl::OkStatus());
+  const auto restored = OpenSqliteStore({.path = copy_});
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  for (const int job : {0, kJobs - 1}) {
+    EXPECT_EQ(Get(**restored, absl::StrCat("a", job)), absl::OkStatus());
+  }
+  EXPECT_EQ(Get(**restored, "meanwhile").code(), absl::StatusCode::kNotFound);
 }
 
 TEST_F(BackupTest, LeavesNoFileOpen) {

@@ -10,6 +10,7 @@
 #include "base/status_macros.h"
 #include "base/testing/fake_clock.h"
 #include "coordinator/store/testing/damage.h"
+#include "coordinator/store/testing/forwarding_store.h"
 #include "coordinator/store/testing/opened_store.h"
 #include "coordinator/store/upkeep/backup.h"
 #include "coordinator/store/upkeep/retention.h"
@@ -80,6 +81,44 @@ TEST_F(HistoryTimeTest, ADamagedRecordKeepsItFromNothing) {
   testing::DamageRecord(options_.path, "audit");
   Start();
   EXPECT_EQ(BehindAfter(absl::ZeroDuration()), kDay * 3);
+}
+
+TEST_F(HistoryTimeTest, CallsThatWereNotedAreHistoryToo) {
+  const auto note = [this](absl::Duration ago) {
+    Write([&](WriteTransaction& t) {
+      v1::AuditRecord record;
+      SetTime(time_of_day_.Now() - ago, record.mutable_time());
+      return t.AppendAudit(record);
+    });
+  };
+  note(kDay * 3);
+  AddJob("a", kDay * 4);
+  Start();
+  EXPECT_EQ(BehindAfter(absl::ZeroDuration()), kDay * 3);
+}
+
+TEST_F(HistoryTimeTest, WhatPassedWhileNothingCouldBeWrittenIsMadeGood) {
+  class RefusingStore : public testing::ForwardingStore {
+   public:
+    using ForwardingStore::ForwardingStore;
+    absl::Status Write(absl::FunctionRef<absl::Status(WriteTransaction&)> body,
+                       Need need) override {
+      return writes-- > 0 ? ForwardingStore::Write(body, need) : absl::UnavailableError("not now");
+    }
+    int writes = 100;  // before it refuses them
+  };
+  AddJob("a", absl::ZeroDuration());
+  RefusingStore store(store_.get());
+  time_ = std::make_unique<HistoryTime>(&store, &time_of_day_, &steady_);
+  EXPECT_EQ(BehindAfter(absl::Hours(1)), absl::ZeroDuration());
+  time_of_day_.Advance(kDay * 10);
+  steady_.Advance(absl::Hours(1));
+  store.writes = 1;
+  EXPECT_EQ(time_->Advance().status(), absl::UnavailableError("not now"));
+  store.writes = 100;
+  steady_.Advance(absl::Hours(1));
+  EXPECT_EQ(BehindAfter(absl::ZeroDuration()), kDay * 10 - absl::Hours(4));
+  time_.reset();
 }
 
 TEST_F(HistoryTimeTest, RecordsOfAClockThatWasAheadAllowNoLeap) {

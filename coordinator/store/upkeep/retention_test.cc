@@ -6,6 +6,7 @@
 #include <spdlog/sinks/ringbuffer_sink.h>
 #include <spdlog/spdlog.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
 #include <functional>
@@ -25,6 +26,7 @@
 #include "coordinator/store/sqlite/sqlite_store.h"
 #include "coordinator/store/testing/damage.h"
 #include "coordinator/store/testing/forwarding_store.h"
+#include "coordinator/store/upkeep/history_time.h"
 #include "proto/timestamps.h"
 
 namespace ringleader::store {
@@ -32,6 +34,8 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+
+constexpr absl::Duration kDay = absl::Hours(24);
 
 class RetentionTest : public ::testing::Test {
  protected:
@@ -83,6 +87,25 @@ class RetentionTest : public ::testing::Test {
     EXPECT_TRUE(read.ok()) << read;
     return record;
   }
+  // A call that is noted now.
+  void AddCall(const std::string& caller) {
+    Write([&](WriteTransaction& t) {
+      v1::AuditRecord record;
+      record.set_caller(caller);
+      return t.AppendAudit(record);
+    });
+  }
+  // Who made the calls that are noted, the newest first.
+  std::vector<std::string> Callers() {
+    std::vector<std::string> callers;
+    const absl::Status read = store_->Read([&](ReadTransaction& t) -> absl::Status {
+      ASSIGN_OR_RETURN(const AuditPage page, t.ListAudit({.limit = 10}));
+      for (const v1::AuditRecord& record : page.records) callers.push_back(record.caller());
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(read.ok()) << read;
+    return callers;
+  }
 
   const TempDir dir_;
   FakeClock clock_;
@@ -130,48 +153,118 @@ class CountingStore : public testing::ForwardingStore {
 };
 
 TEST_F(RetentionTest, ReportsGoFirstThenTheJob) {
-  const absl::Duration day = absl::Hours(24);
-  for (int i = 0; i < 250; ++i) AddJob(absl::StrCat("old-", i), v1::Job::FAILED, day * 40);
-  AddJob("ancient", v1::Job::SUCCEEDED, day * 400);
-  AddJob("new", v1::Job::CANCELLED, day * 5);
+  for (int i = 0; i < 250; ++i) AddJob(absl::StrCat("old-", i), v1::Job::FAILED, kDay * 40);
+  AddJob("old-success", v1::Job::SUCCEEDED, kDay * 40);
+  AddJob("old-cancelled", v1::Job::CANCELLED, kDay * 40);
+  AddJob("ancient", v1::Job::SUCCEEDED, kDay * 400);
+  AddJob("new", v1::Job::CANCELLED, kDay * 5);
   AddJob("runs", v1::Job::RUNNING, absl::ZeroDuration());
-  const RetentionOptions options = {.events = day * 30, .jobs = day * 365};
-  EXPECT_EQ(DeleteOld(*store_, clock_.Now(), options)->jobs, 251);
+  const RetentionOptions options = {.events = kDay * 30, .jobs = kDay * 365};
+  EXPECT_EQ(DeleteOld(*store_, clock_.Now(), options)->jobs, 253);
   EXPECT_EQ(Record("ancient"), "-");
   EXPECT_EQ(Record("old-0"), "1 0 0 0");
   EXPECT_EQ(Record("old-249"), "1 0 0 0");
+  EXPECT_EQ(Record("old-success"), "1 0 0 0");
+  EXPECT_EQ(Record("old-cancelled"), "1 0 0 0");
   EXPECT_EQ(Record("new"), "1 1 1 1");
   EXPECT_EQ(Record("runs"), "1 1 1 1");
   EXPECT_EQ(DeleteOld(*store_, clock_.Now(), options)->jobs, 0);
-  EXPECT_EQ(DeleteOld(*store_, clock_.Now() + day * 400, options)->jobs, 251);
+  EXPECT_EQ(DeleteOld(*store_, clock_.Now() + kDay * 400, options)->jobs, 253);
   EXPECT_EQ(Record("old-0"), "-");
   EXPECT_EQ(Record("runs"), "1 1 1 1");
 }
 
+TEST_F(RetentionTest, WhatHasReachedItsAgeStaysAndWhatIsOlderGoes) {
+  constexpr absl::Duration kMoment = absl::Microseconds(1);
+  const RetentionOptions options = {.events = kDay * 30, .jobs = kDay * 365, .audit = kDay * 20};
+  const absl::Time now = clock_.Now();
+  AddJob("reports-of-age", v1::Job::SUCCEEDED, options.events);
+  AddJob("reports-too-old", v1::Job::SUCCEEDED, options.events + kMoment);
+  AddJob("of-age", v1::Job::SUCCEEDED, options.jobs);
+  AddJob("too-old", v1::Job::SUCCEEDED, options.jobs + kMoment);
+  clock_.Advance(-options.audit - kMoment);
+  AddCall("too-old");
+  clock_.Advance(kMoment);
+  AddCall("of-age");
+  EXPECT_EQ(DeleteOld(*store_, now, options)->jobs, 3);
+  EXPECT_EQ(Record("reports-of-age"), "1 1 1 1");
+  EXPECT_EQ(Record("reports-too-old"), "1 0 0 0");
+  EXPECT_EQ(Record("of-age"), "1 0 0 0");
+  EXPECT_EQ(Record("too-old"), "-");
+  EXPECT_THAT(Callers(), ElementsAre("of-age"));
+}
+
+// What goes makes room, and what is written for that is little.
+TEST_F(RetentionTest, WhatIsOldGoesWhileTheDiskIsFull) {
+  class FullStore : public testing::ForwardingStore {
+   public:
+    using ForwardingStore::ForwardingStore;
+    absl::Status Write(absl::FunctionRef<absl::Status(WriteTransaction&)> body,
+                       Need need) override {
+      if (need == Need::kOrdinary) return absl::ResourceExhaustedError("the disk is full");
+      return ForwardingStore::Write(body, need);
+    }
+  };
+  AddJob("old", v1::Job::FAILED, kDay * 40);
+  AddCall("old");
+  const FakeClock steady(clock_.Now());
+  clock_.Advance(kDay * 100);
+  FullStore full(store_.get());
+  HistoryTime time(&full, &clock_, &steady);
+  EXPECT_EQ(time.Begin(), absl::OkStatus());
+  EXPECT_EQ(time.Advance().status(), absl::OkStatus());
+  const absl::StatusOr<Deleted> deleted = DeleteOld(full, clock_.Now(), {});
+  ASSERT_TRUE(deleted.ok()) << deleted.status();
+  EXPECT_EQ(deleted->jobs, 1);
+  EXPECT_EQ(Record("old"), "1 0 0 0");
+  EXPECT_THAT(Callers(), ElementsAre());
+}
+
+TEST_F(RetentionTest, FlagsCountDaysAndNoReportOutlivesItsJob) {
+  RetentionOptions options;
+  EXPECT_EQ(options.events, kDay * 90);
+  EXPECT_EQ(options.jobs, kDay * 365);
+  EXPECT_EQ(options.audit, kDay * 90);
+  EXPECT_EQ(options.interval, absl::Hours(1));
+  CLI::App app;
+  AddRetentionFlags(app, &options);
+  app.parse("--keep-events 10 --keep-jobs 36500 --audit-days 1 --retention-interval 0.5");
+  EXPECT_EQ(options.events, kDay * 10);
+  EXPECT_EQ(options.jobs, kDay * 36500);
+  EXPECT_EQ(options.audit, kDay);
+  EXPECT_EQ(options.interval, absl::Milliseconds(500));
+  for (const char* wrong :
+       {"--keep-events 0", "--keep-jobs 36501", "--audit-days 0", "--retention-interval 0"}) {
+    EXPECT_THROW(app.parse(wrong), CLI::ValidationError) << wrong;
+  }
+  options.jobs = options.events;
+  EXPECT_EQ(Validate(options), absl::OkStatus());
+  options.jobs -= kDay;
+  EXPECT_EQ(Validate(options).code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST_F(RetentionTest, AJobThatRunsAgainByNowKeepsEverything) {
-  const absl::Duration day = absl::Hours(24);
-  AddJob("a", v1::Job::CANCELLED, day * 400);
-  AddJob("b", v1::Job::CANCELLED, day * 400);
+  AddJob("a", v1::Job::CANCELLED, kDay * 400);
+  AddJob("b", v1::Job::CANCELLED, kDay * 400);
   // The list of jobs that were cancelled is the first.
   BusyStore busy(store_.get(), [&] {
     Write([](WriteTransaction& t) { return t.DeleteJob("a"); });
     AddJob("a", v1::Job::RUNNING, absl::ZeroDuration());
     Write([](WriteTransaction& t) { return t.DeleteJob("b"); });
-    AddJob("b", v1::Job::FAILED, day);  // it ran again, and ended
+    AddJob("b", v1::Job::FAILED, kDay);  // it ran again, and ended
   });
-  EXPECT_EQ(DeleteOld(busy, clock_.Now(), {.events = day * 30, .jobs = day * 365})->jobs, 0);
+  EXPECT_EQ(DeleteOld(busy, clock_.Now(), {.events = kDay * 30, .jobs = kDay * 365})->jobs, 0);
   EXPECT_EQ(Record("a"), "1 1 1 1");
   EXPECT_EQ(Record("b"), "1 1 1 1");
 }
 
 TEST_F(RetentionTest, AJobThatIsGoneByNowHoldsNothingUp) {
-  const absl::Duration day = absl::Hours(24);
-  AddJob("a", v1::Job::CANCELLED, day * 400);
-  AddJob("b", v1::Job::SUCCEEDED, day * 400);
+  AddJob("a", v1::Job::CANCELLED, kDay * 400);
+  AddJob("b", v1::Job::SUCCEEDED, kDay * 400);
   BusyStore busy(store_.get(),
                  [&] { Write([](WriteTransaction& t) { return t.DeleteJob("a"); }); });
   const absl::StatusOr<Deleted> deleted =
-      DeleteOld(busy, clock_.Now(), {.events = day * 30, .jobs = day * 365});
+      DeleteOld(busy, clock_.Now(), {.events = kDay * 30, .jobs = kDay * 365});
   ASSERT_TRUE(deleted.ok()) << deleted.status();
   EXPECT_EQ(deleted->jobs, 1);
   EXPECT_EQ(Record("b"), "-");
@@ -179,10 +272,9 @@ TEST_F(RetentionTest, AJobThatIsGoneByNowHoldsNothingUp) {
 
 // Before, one such record kept all others for ever.
 TEST_F(RetentionTest, ADamagedRecordIsPassedOverByName) {
-  const absl::Duration day = absl::Hours(24);
-  const RetentionOptions options = {.events = day * 30, .jobs = day * 365};
-  for (const char* id : {"a", "b", "c"}) AddJob(id, v1::Job::SUCCEEDED, day * 400);
-  AddJob("d", v1::Job::FAILED, day * 40);
+  const RetentionOptions options = {.events = kDay * 30, .jobs = kDay * 365};
+  for (const char* id : {"a", "b", "c"}) AddJob(id, v1::Job::SUCCEEDED, kDay * 400);
+  AddJob("d", v1::Job::FAILED, kDay * 40);
   testing::DamageRecord(dir_.File("db"), "jobs", "id = 'b'");
   testing::DamageRecord(dir_.File("db"), "attempts", "job = 'c'");
   for (const int jobs : {3, 0}) {
@@ -219,20 +311,10 @@ TEST_F(RetentionTest, DamageIsLoggedOnce) {
 TEST_F(RetentionTest, RecordsOfTheAuditLogGoWhenTheyAreOld) {
   for (const char* caller : {"old", "new"}) {
     clock_.Advance(absl::Hours(48));
-    Write([&](WriteTransaction& t) {
-      v1::AuditRecord record;
-      record.set_caller(caller);
-      return t.AppendAudit(record);
-    });
+    AddCall(caller);
   }
   ASSERT_TRUE(DeleteOld(*store_, clock_.Now(), {.audit = absl::Hours(47)}).ok());
-  const absl::Status read = store_->Read([&](ReadTransaction& t) -> absl::Status {
-    ASSIGN_OR_RETURN(const AuditPage page, t.ListAudit({.limit = 10}));
-    EXPECT_EQ(page.records.size(), 1u);
-    for (const v1::AuditRecord& record : page.records) EXPECT_EQ(record.caller(), "new");
-    return absl::OkStatus();
-  });
-  EXPECT_TRUE(read.ok()) << read;
+  EXPECT_THAT(Callers(), ElementsAre("new"));
 }
 
 // Before, a clock that was ahead when the coordinator started deleted the whole history.
@@ -241,6 +323,12 @@ TEST_F(RetentionTest, NothingGoesByAClockThatIsAhead) {
   const FakeClock ahead(clock_.Now() + absl::Hours(24 * 3650));
   { const Retention retention(store_.get(), &ahead, &clock_, {}); }
   EXPECT_EQ(Record("a"), "1 1 1 1") << "not at the start";
+  const absl::Status read = store_->Read([&](ReadTransaction& t) -> absl::Status {
+    ASSIGN_OR_RETURN(const absl::Time begun, t.GetHistoryTime());
+    EXPECT_EQ(begun, clock_.Now() - kDay) << "whatever is recorded from now on";
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(read.ok()) << read;
   class MovingClock : public Clock {
    public:
     absl::Time Now() const override { return absl::UnixEpoch() + absl::Hours(24 * days.load()); }

@@ -113,8 +113,13 @@ TEST_F(SqliteAccessTest, TokensAreKeptUntilTheyAreDeletedOrExpire) {
   clock_.Advance(absl::Hours(2));
   ASSERT_TRUE(Create(Token("c", now + absl::Hours(3))).ok());
   EXPECT_THAT(TokenNames(), ElementsAre("tokens/a", "tokens/c"));
-  const auto remove = [](WriteTransaction& t) { return t.DeleteToken("tokens/a").status(); };
+  v1::Token removed;
+  const auto remove = [&](WriteTransaction& t) -> absl::Status {
+    ASSIGN_OR_RETURN(removed, t.DeleteToken("tokens/a"));
+    return absl::OkStatus();
+  };
   EXPECT_TRUE(store_->Write(remove).ok());
+  EXPECT_EQ(removed.expire_time().seconds(), absl::ToUnixSeconds(now + absl::Hours(3)));
   EXPECT_EQ(store_->Write(remove).code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(TokenNames(), ElementsAre("tokens/c"));
 }

@@ -11,6 +11,7 @@
 #include "base/status_macros.h"
 #include "coordinator/store/testing/damage.h"
 #include "coordinator/store/testing/opened_store.h"
+#include "proto/timestamps.h"
 
 namespace ringleader::store {
 namespace {
@@ -19,6 +20,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Property;
+using ::testing::ResultOf;
 
 class DamageTest : public testing::OpenedStoreTest {
  protected:
@@ -27,8 +29,12 @@ class DamageTest : public testing::OpenedStoreTest {
   // Jobs a and b, with a record of every kind of both.
   DamageTest() {
     for (const char* id : {"a", "b"}) {
-      Create(id);
       Write([&](WriteTransaction& t) -> absl::Status {
+        v1::Job job = NewJob(id);
+        job.set_owner(absl::StrCat("owner-of-", id));
+        job.set_project(absl::StrCat("project-of-", id));
+        SetTime(created_, job.mutable_create_time());
+        RETURN_IF_ERROR(t.CreateJob(&job));
         v1::Attempt attempt;
         attempt.set_number(1);
         attempt.set_state_reason("an attempt");
@@ -96,13 +102,19 @@ class DamageTest : public testing::OpenedStoreTest {
       EXPECT_THAT(
           page.damaged,
           ElementsAre(AllOf(Property(&v1::Job::name, "jobs/b"), Property(&v1::Job::sequence, 2),
+                            Property(&v1::Job::spec, Property(&v1::JobSpec::name, "b")),
                             Property(&v1::Job::state, v1::Job::PENDING),
+                            Property(&v1::Job::owner, "owner-of-b"),
+                            Property(&v1::Job::project, "project-of-b"),
+                            Property(&v1::Job::create_time, ResultOf(ToTime, created_)),
                             Property(&v1::Job::state_reason, HasSubstr(what)))));
       return absl::OkStatus();
     });
     EXPECT_EQ(listed, absl::OkStatus());
   }
   void ExpectWhole(const ReadCall& call) { EXPECT_EQ(Read(call), absl::OkStatus()); }
+
+  const absl::Time created_ = absl::FromUnixMicros(1'700'000'000'123'456);
 };
 
 TEST_F(DamageTest, OfAJob) {

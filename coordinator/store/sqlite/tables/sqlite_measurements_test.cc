@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "coordinator/store/testing/opened_store.h"
+#include "proto/timestamps.h"
 
 namespace ringleader::store {
 namespace {
@@ -62,6 +63,27 @@ TEST_F(MeasurementsTest, TheNewestOfAKindReplacesTheOneBefore) {
   EXPECT_THAT(Times(), ElementsAre(40, 30, 20));
 }
 
+TEST_F(MeasurementsTest, OfAnyOtherMachineOrShapeAreApart) {
+  Put(Measured("H200", "580", 1));
+  int others = 0;
+  for (const auto change : std::vector<void (*)(v1::LatencyTable*)>{
+           [](v1::LatencyTable* table) { table->mutable_machine()->set_device("H100"); },
+           [](v1::LatencyTable* table) { table->mutable_machine()->set_clocks("SM"); },
+           [](v1::LatencyTable* table) { table->mutable_machine()->set_driver("590"); },
+           [](v1::LatencyTable* table) { table->mutable_machine()->set_build("2"); },
+           [](v1::LatencyTable* table) { table->mutable_shape()->set_pattern("other"); },
+           [](v1::LatencyTable* table) { table->mutable_shape()->set_tile(64); },
+           [](v1::LatencyTable* table) { table->mutable_shape()->set_heads(32); },
+           [](v1::LatencyTable* table) { table->mutable_shape()->set_kv_heads(8); },
+           [](v1::LatencyTable* table) { table->mutable_shape()->set_head_dim(128); }}) {
+    v1::Measurements measured = Measured("H200", "580", 2);
+    change(measured.mutable_layers());
+    Put(measured);
+    ++others;
+    EXPECT_THAT(All().tables, SizeIs(1 + others));
+  }
+}
+
 TEST_F(MeasurementsTest, HaveTheTimeAtWhichTheyCame) {
   v1::Measurements measured = Measured("H200", "580", 10);
   measured.mutable_layers()->mutable_time()->set_seconds(1);  // by some trainer's clock
@@ -69,8 +91,8 @@ TEST_F(MeasurementsTest, HaveTheTimeAtWhichTheyCame) {
   const MeasurementList list = All();
   ASSERT_THAT(list.tables, SizeIs(1));
   ASSERT_THAT(list.links, SizeIs(1));
-  EXPECT_GT(list.tables[0].time().seconds(), 1);
-  EXPECT_EQ(list.links[0].time().seconds(), list.tables[0].time().seconds());
+  EXPECT_EQ(ToTime(list.tables[0].time()), clock_.Now());
+  EXPECT_EQ(ToTime(list.links[0].time()), clock_.Now());
 }
 
 // A node that says it is another machine each time pushes out its own device's alone, and a

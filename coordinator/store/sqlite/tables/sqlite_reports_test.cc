@@ -44,6 +44,8 @@ class ReportsTest : public testing::OpenedStoreTest {
   }
 };
 
+using RoomyReportsTest = testing::OpenedStoreTest;
+
 TEST_F(ReportsTest, StepsComeInOrderAndTrainedAgainReplace) {
   Create("a");
   const auto put = [&](uint64_t step, double loss) {
@@ -67,7 +69,48 @@ TEST_F(ReportsTest, StepsComeInOrderAndTrainedAgainReplace) {
   EXPECT_EQ(page->steps[0].step(), 3u);
   EXPECT_EQ(page->steps[0].loss(), 2.0);
   page = Read([&](ReadTransaction& t) { return t.ListSteps("a", 0, 0, 10); });
-  EXPECT_THAT(page->steps, SizeIs(4));
+  std::vector<uint64_t> steps;
+  for (const v1::StepReport& step : page->steps) steps.push_back(step.step());
+  EXPECT_THAT(steps, ElementsAre(1, 2, 4, 3)) << "in the order of writing";
+}
+
+// Whoever pages through what is large is told that there is more, and gets it.
+TEST_F(RoomyReportsTest, APageIsFullByItsBytesToo) {
+  Create("a");
+  for (uint64_t step = 1; step <= 3; ++step) {
+    Write([&](WriteTransaction& t) -> absl::Status {
+      v1::StepReport report;
+      report.set_step(step);
+      for (size_t layer = 0; layer < kPageBytes / 16; ++layer) {
+        report.add_layers()->set_density(0.5);
+      }
+      RETURN_IF_ERROR(t.PutStep("a", report));
+      v1::EvalReport eval;
+      eval.set_step(step);
+      for (size_t task = 0; task < kPageBytes * 2 / 3 / 100; ++task) {
+        eval.add_answers()->set_task(std::string(100, 'x'));
+      }
+      RETURN_IF_ERROR(t.PutEval("a", eval));
+      return t.AppendLogs("a", 1, {Line(0, std::string(kPageBytes * 2 / 3, 'x'))});
+    });
+  }
+  StepPage steps;
+  EvalPage evals;
+  LogPage logs;
+  for (uint64_t step = 1; step <= 3; ++step) {
+    steps = *Read([&](ReadTransaction& t) { return t.ListSteps("a", 0, steps.last_sequence, 9); });
+    evals = *Read([&](ReadTransaction& t) { return t.ListEvals("a", evals.last_sequence, 9); });
+    logs = *Read([&](ReadTransaction& t) {
+      return t.ReadLogs({.job = "a", .after_offset = logs.next_offset});
+    });
+    ASSERT_THAT(steps.steps, SizeIs(1));
+    EXPECT_EQ(steps.steps[0].step(), step);
+    ASSERT_THAT(evals.evals, SizeIs(1));
+    EXPECT_EQ(evals.evals[0].step(), step);
+    ASSERT_THAT(logs.lines, SizeIs(1));
+    EXPECT_EQ(logs.lines[0].offset(), step);
+    for (const bool more : {steps.more, evals.more, logs.more}) EXPECT_EQ(more, step < 3);
+  }
 }
 
 TEST_F(ReportsTest, LogsByRankAttemptAndTail) {
@@ -79,6 +122,8 @@ TEST_F(ReportsTest, LogsByRankAttemptAndTail) {
   EXPECT_THAT(Logs({.job = "a", .attempt = 1}), ElementsAre("1:x", "2:y"));
   EXPECT_THAT(Logs({.job = "a", .after_offset = 1}), ElementsAre("2:y", "3:z"));
   EXPECT_THAT(Logs({.job = "a", .rank = 0, .last_lines = 1}), ElementsAre("3:z"));
+  EXPECT_THAT(Logs({.job = "a", .rank = 1, .last_lines = 1}), ElementsAre("2:y"));
+  EXPECT_THAT(Logs({.job = "a", .attempt = 1, .last_lines = 1}), ElementsAre("2:y"));
   EXPECT_THAT(Logs({.job = "a", .last_lines = 2}), ElementsAre("2:y", "3:z"));
   EXPECT_THAT(Logs({.job = "a", .after_offset = 1, .last_lines = 3}), ElementsAre("2:y", "3:z"));
   const auto page = Read([](ReadTransaction& t) { return t.ReadLogs({.job = "a", .limit = 1}); });
@@ -100,6 +145,23 @@ TEST_F(ReportsTest, LogsAreBounded) {
   const auto page =
       Read([](ReadTransaction& t) { return t.ReadLogs({.job = "a", .after_offset = 2}); });
   EXPECT_EQ(page->dropped, 50 - kept.size() - 2);
+  // Who begins, or asks for the end alone, misses none.
+  EXPECT_EQ(ReadLogs({.job = "a"}).dropped, 0u);
+  EXPECT_EQ(ReadLogs({.job = "a", .after_offset = 2, .last_lines = 1}).dropped, 0u);
+}
+
+TEST_F(ReportsTest, WhatIsLargerThanTheBoundOfALogGoesWhole) {
+  Create("a");
+  Write([](WriteTransaction& t) { return t.AppendLogs("a", 1, {Line(0, "x"), Line(0, "y")}); });
+  Write(
+      [](WriteTransaction& t) { return t.AppendLogs("a", 1, {Line(0, std::string(3000, 'x'))}); });
+  const LogPage page = ReadLogs({.job = "a", .after_offset = 1});
+  EXPECT_THAT(page.lines, IsEmpty());
+  EXPECT_EQ(page.dropped, 2u);
+  AppendLines("a", 1, 1);
+  EXPECT_EQ(ReadLogs({.job = "a", .after_offset = 1}).dropped, 2u);
+  ASSERT_THAT(ReadLogs({.job = "a"}).lines, SizeIs(1));
+  EXPECT_EQ(ReadLogs({.job = "a"}).lines[0].offset(), 4u);
 }
 
 // Lines are dropped of the job, and read of an attempt: of one whose lines have all gone, too, the
@@ -163,18 +225,22 @@ TEST_F(ReportsTest, FiguresOfRanksAndRingStepsAreKeptUpToTheirBound) {
   v1::StepReport report;
   report.set_step(1);
   report.mutable_rank_tiles()->Resize(kFiguresKept, 7);
+  report.mutable_rank_paces()->Resize(kFiguresKept, 7);
   for (int layer = 0; layer < 3; ++layer) {
     report.add_layers()->mutable_tiles_per_ring_step()->Resize(kFiguresKept, 5);
   }
   Write([&](WriteTransaction& t) { return t.PutStep("a", report); });
   report.set_step(2);
   report.add_rank_tiles(7);
+  report.add_rank_paces(7);
   report.mutable_layers(2)->add_tiles_per_ring_step(5);
   Write([&](WriteTransaction& t) { return t.PutStep("a", report); });
   const auto within = Read([](ReadTransaction&t) { return t.GetStep("a", 1); }),
              beyond = Read([](ReadTransaction&t) { return t.GetStep("a", 2); });
   EXPECT_EQ(within->rank_tiles_size(), kFiguresKept);
   EXPECT_EQ(beyond->rank_tiles_size(), 0);
+  EXPECT_EQ(within->rank_paces_size(), kFiguresKept);
+  EXPECT_EQ(beyond->rank_paces_size(), 0);
   for (int layer = 0; layer < 3; ++layer) {
     EXPECT_EQ(within->layers(layer).tiles_per_ring_step_size(), kFiguresKept);
     EXPECT_THAT(beyond->layers(layer).tiles_per_ring_step(),
@@ -188,6 +254,7 @@ TEST_F(ReportsTest, OldStepsLoseTheirFiguresOfRanksWithTheirLayers) {
   Write([](WriteTransaction& t) -> absl::Status {
     v1::StepReport report;
     report.add_rank_tiles(7);
+    report.add_rank_paces(7);
     report.add_layers()->set_density(0.5);
     for (uint64_t step = 1; step <= 1088; ++step) {
       report.set_step(step);
@@ -200,6 +267,7 @@ TEST_F(ReportsTest, OldStepsLoseTheirFiguresOfRanksWithTheirLayers) {
     ASSERT_TRUE(report.ok()) << report.status();
     EXPECT_EQ(report->layers_size(), kept) << step;
     EXPECT_EQ(report->rank_tiles_size(), kept) << step;
+    EXPECT_EQ(report->rank_paces_size(), kept) << step;
   }
 }
 
@@ -250,12 +318,11 @@ TEST_F(ReportsTest, ALogThatWasDeletedHasItsWholeRoomAgain) {
 
 // However little there was of them.
 TEST_F(ReportsTest, ThatReportsWentIsSaidAndToldOnce) {
-  Create("a");
-  Create("b");
-  Write([](WriteTransaction& t) {
-    v1::EvalReport eval;
-    eval.set_step(1);
-    return t.PutEval("a", eval);
+  for (const char* id : {"evaluated", "stepped", "logged", "none"}) Create(id);
+  Write([](WriteTransaction& t) -> absl::Status {
+    RETURN_IF_ERROR(t.PutEval("evaluated", v1::EvalReport()));
+    RETURN_IF_ERROR(t.PutStep("stepped", v1::StepReport()));
+    return t.AppendLogs("logged", 1, {Line(0, "x")});
   });
   std::vector<std::string> touched;
   const auto subscription = store_->Subscribe([&](const Change& change) {
@@ -269,10 +336,13 @@ TEST_F(ReportsTest, ThatReportsWentIsSaidAndToldOnce) {
     });
     return any;
   };
-  EXPECT_TRUE(deleted("a"));
-  EXPECT_FALSE(deleted("a"));
-  EXPECT_FALSE(deleted("b"));
-  EXPECT_EQ(touched, std::vector<std::string>{"a"});
+  const std::vector<std::string> reported = {"evaluated", "stepped", "logged"};
+  for (const std::string& id : reported) {
+    EXPECT_TRUE(deleted(id)) << id;
+    EXPECT_FALSE(deleted(id)) << id;
+  }
+  EXPECT_FALSE(deleted("none"));
+  EXPECT_EQ(touched, reported);
 }
 
 }  // namespace
