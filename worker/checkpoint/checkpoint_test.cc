@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <atomic>
 #include <csignal>
 #include <filesystem>
 #include <new>
 
+#include "absl/time/clock.h"
 #include "base/files.h"
 #include "worker/checkpoint/checkpointer.h"
 #include "worker/checkpoint/format.h"
@@ -193,16 +195,36 @@ TEST_F(CheckpointTest, NothingIsPublishedOrRemovedOnceANewerAttemptHasTheFolder)
 
 TEST_F(CheckpointTest, ASaveThatIsPendingIsFinished) {
   auto comm = LocalCommunicators(1);
+  std::vector<uint64_t> saved;
   {
     Checkpointer checkpointer(Claimed(), Layout(), std::move(comm[0]),
-                              [](uint64_t, const absl::StatusOr<std::string>& path) {
+                              [&](uint64_t step, const absl::StatusOr<std::string>& path) {
                                 EXPECT_TRUE(path.ok()) << path.status();
+                                saved.push_back(step);
                               });
-    checkpointer.Save(Source(MakeShard(0, 1, 5)), 32, {.step = 5, .job_digest = ""});
+    for (const uint64_t step : {3, 4, 5}) {
+      checkpointer.Save(Source(MakeShard(0, 1, static_cast<float>(step))), 32,
+                        {.step = step, .job_digest = ""});
+    }
   }  // the destructor finishes the save
+  EXPECT_THAT(saved, ElementsAre(3, 4, 5)) << "none takes the place of the one before";
   const auto got = ReadShard(*Find(), 0, 32);
   ASSERT_TRUE(got.ok()) << got.status();
   ExpectEqual(*got, MakeShard(0, 1, 5));
+}
+
+// An attempt ends when it has waited, and with it whoever is told.
+TEST_F(CheckpointTest, WhoWaitsForASaveFindsItReported) {
+  auto comm = LocalCommunicators(1);
+  std::atomic<bool> is_reported = false;
+  Checkpointer checkpointer(Claimed(), Layout(), std::move(comm[0]),
+                            [&](uint64_t, const absl::StatusOr<std::string>&) {
+                              absl::SleepFor(absl::Milliseconds(20));  // as a slow report may
+                              is_reported = true;
+                            });
+  checkpointer.Save(Source(MakeShard(0, 1, 5)), 32, {.step = 5, .job_digest = ""});
+  EXPECT_EQ(checkpointer.Wait(), absl::OkStatus());
+  EXPECT_TRUE(is_reported);
 }
 
 TEST_F(CheckpointTest, AShardThatCannotBeCopiedFailsTheSaveOnEveryRank) {

@@ -224,6 +224,17 @@ TEST_F(MarksTest, SayWhichLabelsCountAndWhoseAnswersTheyAre) {
   EXPECT_THAT(sequence.answers, ::testing::ElementsAre(1, 0, 2, 0, 0, 0));
 }
 
+// What is hidden is its own label, and so its own answer.
+TEST_F(MarksTest, SayWhoseAnswersHiddenTokensAre) {
+  ASSERT_TRUE(Pack(MarkedOptions()).ok());
+  const auto loader = Loader::Open(Train(), 4, 1, 11, {.hidden_share = 1, .hidden_token = 10});
+  ASSERT_TRUE(loader.ok()) << loader.status();
+  const LocalSequence sequence = testing::ReadOne(*loader, loader->InOrder(0), {.tokens = 4});
+  EXPECT_THAT(sequence.tokens, ::testing::ElementsAre(10, 10, 7, 10)) << "7 is given";
+  EXPECT_THAT(sequence.labels, ::testing::ElementsAre(5, 6, kIgnoreLabel, 8));
+  EXPECT_THAT(sequence.answers, ::testing::ElementsAre(0, 1, 0, 2));
+}
+
 TEST(TasksTest, ThereAreAsManyAsThereMayBeAndNoMore) {
   std::vector<std::string> tasks;
   for (size_t i = 0; i < kMaxTasks; ++i) tasks.push_back(absl::StrCat("task-", i));

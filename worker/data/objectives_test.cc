@@ -75,6 +75,19 @@ TEST_F(PrefixTest, SamplesAndPaddingHaveTheirOwn) {
       << "the second piece of a document";
 }
 
+// A prefix is what the rest is predicted from.
+TEST_F(PrefixTest, WhatIsGivenIsNeverHidden) {
+  const auto loader = Loader::Open(Train(), 12, /*seed=*/1, 300,
+                                   {.prefixes = true, .hidden_share = 1, .hidden_token = 299});
+  ASSERT_TRUE(loader.ok()) << loader.status();
+  const LocalSequence sequence = testing::ReadOne(*loader, loader->InOrder(0), {.tokens = 12});
+  constexpr int64_t kNone = kIgnoreLabel, kEnd = kByteSeparator;
+  EXPECT_THAT(sequence.tokens,
+              ElementsAre('a', 'b', ';', 299, 299, 299, 299, 299, ';', 299, 299, 299));
+  EXPECT_THAT(sequence.labels,
+              ElementsAre(kNone, kNone, kNone, 'c', 'd', 'e', 'f', kEnd, kNone, 'g', 'h', ';'));
+}
+
 TEST_F(PrefixTest, PackingRefusesWhatHasNoEnd) {
   AddText("more/d", "mno");
   PackOptions options = Options();

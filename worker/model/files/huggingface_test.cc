@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/files.h"
+#include "base/process/progress.h"
 #include "base/testing/temp_dir.h"
 #include "worker/model/files/safetensors.h"
 
@@ -119,6 +120,15 @@ TEST_F(HuggingFaceTest, AnExportSaysUnderWhichMaskItWasTrained) {
   EXPECT_FALSE(exported("causal").contains("ringleader_attention_mask"));
 }
 
+// What of an export was written when it was killed is of another model.
+TEST_F(HuggingFaceTest, NothingOfAnExportThatWasKilledIsExported) {
+  fs::create_directories(folder_ + ".new");
+  std::ofstream(folder_ + ".new/tokenizer.json") << "{}";
+  ASSERT_TRUE(Export().ok());
+  EXPECT_FALSE(fs::exists(folder_ + "/tokenizer.json"));
+  EXPECT_TRUE(fs::exists(folder_ + "/model.safetensors"));
+}
+
 TEST_F(HuggingFaceTest, AFullDiskKeepsTheExportBefore) {
   ASSERT_TRUE(Export().ok());
   std::signal(SIGXFSZ, SIG_IGN);
@@ -200,6 +210,42 @@ TEST_F(HuggingFaceTest, TheHeadOfATiedModelMayBeThereAndIsIgnored) {
   tied.tied_embeddings = true;
   const absl::Status status = Load(tied);
   EXPECT_TRUE(status.ok()) << status;
+}
+
+// Some exporters add them; config.json has the frequencies.
+TEST_F(HuggingFaceTest, RotaryFrequenciesMayBeThereAndAreIgnored) {
+  std::vector<TensorSource> tensors;
+  for (const ParameterSlot& slot : layout_.slots) {
+    tensors.push_back(
+        {.name = slot.name,
+         .shape = slot.shape,
+         .bytes = std::as_bytes(std::span(values_).subspan(slot.offset, slot.elements))});
+  }
+  tensors.push_back({.name = "model.layers.0.self_attn.rotary_emb.inv_freq",
+                     .shape = {2},
+                     .bytes = std::as_bytes(std::span(values_).first(2))});
+  fs::create_directories(folder_);
+  ASSERT_TRUE(WriteSafetensors(folder_ + "/model.safetensors", tensors).ok());
+  const uint64_t before = Progress::count();
+  const absl::Status status = Load(config_);
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(loaded_, values_);
+  EXPECT_EQ(Progress::count(), before + layout_.slots.size()) << "large ones take minutes";
+}
+
+TEST_F(HuggingFaceTest, AnIndexWinsOverASingleFileAndNamesEachTensorOnce) {
+  ASSERT_TRUE(Export(16 << 10).ok());
+  std::ofstream(folder_ + "/model.safetensors") << "is not even looked at";
+  ASSERT_TRUE(Load(config_).ok());
+  EXPECT_EQ(loaded_, values_);
+  WriteSingle([](TensorSource&) { return true; });
+  nlohmann::json index =
+      nlohmann::json::parse(*ReadFile(folder_ + "/model.safetensors.index.json"));
+  index["weight_map"]["lm_head.weight"] = "model.safetensors";
+  std::ofstream(folder_ + "/model.safetensors.index.json") << index;
+  const absl::Status twice = Load(config_);
+  EXPECT_EQ(twice.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(twice.message()), HasSubstr("is in another file too"));
 }
 
 TEST_F(HuggingFaceTest, AnIndexMayNotLeadOutOfTheFolder) {

@@ -154,8 +154,9 @@ std::vector<double> Reference(int steps, const AdamWOptions& o) {
 }
 
 TEST(CpuAdamWTest, FollowsThePaperOnAnyNumberOfRanks) {
-  for (const double clip_norm : {0.0, 1.0}) {
-    const AdamWOptions options{.weight_decay = 0.3, .clip_norm = clip_norm};
+  for (const AdamWOptions& options : {AdamWOptions{.weight_decay = 0.3, .clip_norm = 0.0},
+                                      {.weight_decay = 0.3, .clip_norm = 1.0},
+                                      {.beta1 = 0.6, .beta2 = 0.8, .epsilon = 0.05}}) {
     const std::vector<double> expected = Reference(5, options);
     for (const int ranks : {1, 2, 3, 4}) {
       for (const ParameterSharding sharding : kShardings) {
