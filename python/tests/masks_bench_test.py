@@ -200,6 +200,16 @@ def test_a_histogram_that_is_none(tmp_path, text, says):
         lengths.of_histogram(tmp_path / "file.json")
 
 
+def test_another_histogram_is_not_called_a_published_one(tmp_path):
+    published = lengths.PUBLISHED / "pile.json"
+    assert lengths.of_histogram(published).name == "pile"
+    of_a_copy = tmp_path / "pile.json"
+    of_a_copy.write_text(published.read_text())
+    assert lengths.of_histogram(of_a_copy).name == "pile"
+    of_a_copy.write_text('{"[32,64)": 1}')
+    assert lengths.of_histogram(of_a_copy).name == str(of_a_copy)
+
+
 def test_blocks_of_different_sizes():
     (choice,) = choices_of("variable:25")
     assert choice.name == "variable 25 %"
