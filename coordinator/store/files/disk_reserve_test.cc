@@ -61,6 +61,9 @@ class DiskReserveTest : public ::testing::Test {
     }
   }
   void MakeRoom() { fs::remove(small_ + "/ballast"); }
+  void GrowDisk(const char* size) {
+    ASSERT_EQ(mount("tmpfs", small_.c_str(), "tmpfs", MS_REMOUNT, size), 0);
+  }
 
   absl::Status Create(const std::string& id, Need need, int64_t bytes = 0) {
     return store_->Write(
@@ -210,6 +213,33 @@ TEST_F(DiskReserveTest, ALogThatGrewIsCutWhenItBeginsAnew) {
     ASSERT_TRUE(Create(id, Need::kOrdinary).ok());
   }
   EXPECT_LE(LogBytes(), static_cast<uint64_t>(4 * kMebibyte));
+}
+
+// What a reserve leaves to it, it may keep.
+TEST_F(DiskReserveTest, ALogOfAQuarterOfTheReserveIsNotCut) {
+  GrowDisk("size=80m");
+  Open(32 * kMebibyte);
+  GrowLog();
+  const uintmax_t grown = LogBytes();
+  for (const char* id : {"carries-it-over", "begins-anew"}) {
+    ASSERT_TRUE(Create(id, Need::kOrdinary).ok());
+  }
+  EXPECT_GE(LogBytes(), grown);
+}
+
+// With what is cut off goes what was allocated beyond it, for what is vital.
+TEST_F(DiskReserveTest, ALogThatIsCutInVainHasItsShareAgain) {
+  GrowDisk("size=80m");
+  Open(20 * kMebibyte);
+  GrowLog();
+  FillDisk();
+  EXPECT_FALSE(store_->Space().ok());
+  EXPECT_EQ(LogBytes(), 0u);
+  FillDisk("more");
+  for (int i = 0; i < 60; ++i) {
+    const absl::Status vital = Create(absl::StrCat("vital-", i), Need::kVital);
+    ASSERT_TRUE(vital.ok()) << i << ": " << vital;
+  }
 }
 
 // Nor does one whose process ended meanwhile.

@@ -220,6 +220,32 @@ TEST_F(RetentionTest, WhatIsOldGoesWhileTheDiskIsFull) {
   EXPECT_THAT(Callers(), ElementsAre());
 }
 
+TEST_F(RetentionTest, WhateverTheStoreRefusesIsSaid) {
+  // Refuses one call, after so many.
+  class RefusingStore : public testing::ForwardingStore {
+   public:
+    RefusingStore(Store* store, int calls) : ForwardingStore(store), calls_(calls) {}
+    absl::Status Read(absl::FunctionRef<absl::Status(ReadTransaction&)> body) override {
+      return calls_-- == 0 ? absl::UnavailableError("not now") : ForwardingStore::Read(body);
+    }
+    absl::Status Write(absl::FunctionRef<absl::Status(WriteTransaction&)> body,
+                       Need need) override {
+      return calls_-- == 0 ? absl::UnavailableError("not now") : ForwardingStore::Write(body, need);
+    }
+
+   private:
+    int calls_;
+  };
+  AddJob("a", v1::Job::SUCCEEDED, kDay * 400);
+  // The audit log, the lists of three states, and the job after that of its own.
+  for (int calls = 0; calls < 5; ++calls) {
+    RefusingStore store(store_.get(), calls);
+    EXPECT_EQ(DeleteOld(store, clock_.Now(), {}).status(), absl::UnavailableError("not now"))
+        << calls;
+  }
+  EXPECT_EQ(Record("a"), "-");
+}
+
 TEST_F(RetentionTest, FlagsCountDaysAndNoReportOutlivesItsJob) {
   RetentionOptions options;
   EXPECT_EQ(options.events, kDay * 90);

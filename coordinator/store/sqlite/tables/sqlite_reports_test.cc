@@ -126,9 +126,11 @@ TEST_F(ReportsTest, LogsByRankAttemptAndTail) {
   EXPECT_THAT(Logs({.job = "a", .attempt = 1, .last_lines = 1}), ElementsAre("2:y"));
   EXPECT_THAT(Logs({.job = "a", .last_lines = 2}), ElementsAre("2:y", "3:z"));
   EXPECT_THAT(Logs({.job = "a", .after_offset = 1, .last_lines = 3}), ElementsAre("2:y", "3:z"));
-  const auto page = Read([](ReadTransaction& t) { return t.ReadLogs({.job = "a", .limit = 1}); });
-  EXPECT_TRUE(page->more);
-  EXPECT_EQ(page->next_offset, 2u);  // whole batches
+  for (const int limit : {1, 2}) {
+    const LogPage page = ReadLogs({.job = "a", .limit = limit});
+    EXPECT_TRUE(page.more);
+    EXPECT_EQ(page.next_offset, 2u);  // whole batches
+  }
   std::vector<uint32_t> attempts;
   for (const v1::LogLine& line : ReadLogs({.job = "a"}).lines) attempts.push_back(line.attempt());
   EXPECT_THAT(attempts, ElementsAre(1, 1, 2));
