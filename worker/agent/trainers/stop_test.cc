@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 
+#include "proto/timestamps.h"
 #include "worker/agent/testing/supervised.h"
 
 namespace ringleader::agent {
@@ -31,11 +32,15 @@ class StopTest : public testing::SupervisedTest {
       for (const v1::LogLine& line : message.event().logs().lines()) {
         log->push_back(
             absl::StrCat(line.rank(), line.is_stderr() ? " err " : " out ", line.text()));
+        EXPECT_GT(ToTime(line.time()), begin_);
+        EXPECT_LE(ToTime(line.time()), absl::Now());
       }
       if (message.event().has_trainer_exited()) return message.event().trainer_exited();
     }
     return {};
   }
+
+  const absl::Time begin_ = absl::Now();
 };
 
 TEST_F(StopTest, AnAbortLeavesATrainerItsGrace) {
@@ -99,6 +104,16 @@ TEST_F(StopTest, AnAbortShortensAGraceAndNeverLengthensIt) {
   ExpectNothing();
   now_ += absl::Milliseconds(1);
   EXPECT_TRUE(NextExit().collateral());
+}
+
+TEST_F(StopTest, WhoAsksForACheckpointAgainSaysAnewHowLongItMayTake) {
+  Started(1);
+  EXPECT_TRUE(Do(StopOf(7, StopTrainers::CHECKPOINT, 2000)).accepted());
+  EXPECT_TRUE(Do(StopOf(7, StopTrainers::CHECKPOINT, 60'000)).accepted());
+  now_ += absl::Milliseconds(59'999);
+  ExpectNothing();
+  now_ += absl::Milliseconds(1);
+  EXPECT_THAT(NextExit().message(), HasSubstr("did not leave within 1m of being told to"));
 }
 
 // The rank that failed first is the reason for the abort, not a casualty of it.
@@ -178,6 +193,14 @@ TEST_F(StopTest, WhatIsSaidLastOnStdoutIsNoLastWord) {
   std::vector<std::string> lines;
   EXPECT_THAT(ExitAfter(&lines).message(), HasSubstr("last line on stderr: tile 7 out of range"));
   EXPECT_THAT(lines, ::testing::ElementsAre("0 out end"));
+}
+
+TEST_F(StopTest, LastWordsAreToldWhateverSpaceFollowsThem) {
+  TrainersDo("printf 'tile 7 out of range\\n\\n' >&2; exit 3");
+  EXPECT_TRUE(Do(StartOf(7, 1)).accepted());
+  std::vector<std::string> lines;
+  EXPECT_THAT(ExitAfter(&lines).message(), HasSubstr("last line on stderr: tile 7 out of range"));
+  EXPECT_THAT(lines, ::testing::ElementsAre("0 err tile 7 out of range", "0 err "));
 }
 
 TEST_F(StopTest, OfTwoReasonsToKillTheFirstIsTold) {

@@ -359,8 +359,10 @@ void Supervisor::ReadOutput(const Attempt& attempt, const Trainer& trainer, int 
     }
     events_->PushLogs(event, std::move(stamped));
     if (!end && !is_stderr) return;
+    const auto words = std::find_if(lines.rbegin(), lines.rend(),
+                                    [](const std::string& text) { return !text.empty(); });
     post_([this, token = event.fencing_token(), rank, end, is_stderr, now,
-           last = lines.empty() ? std::string() : lines.back()] {
+           last = words == lines.rend() ? std::string() : *words] {
       Attempt* const attempt = Find(token);
       if (attempt == nullptr) return;
       for (Trainer& trainer : attempt->trainers) {
