@@ -50,8 +50,7 @@ class StartingCoordinator : public v1::WorkerControl::Service {
     answer.mutable_command()->set_fencing_token(7);
     answer.mutable_command()->mutable_start()->set_trainers(1);
     answer.mutable_command()->mutable_start()->set_world_size(1);
-    answer.mutable_command()->mutable_start()->mutable_spec()->mutable_checkpoint()->set_directory(
-        checkpoints);
+    *answer.mutable_command()->mutable_start()->mutable_spec() = spec;
     stream->Write(answer);
     while (stream->Read(&message)) {
       {
@@ -76,7 +75,7 @@ class StartingCoordinator : public v1::WorkerControl::Service {
     return grpc::Status::OK;
   }
 
-  std::string checkpoints = "";  // of the job; set before the worker comes
+  v1::JobSpec spec;  // of the job; set before the worker comes
 
   std::string address() const { return absl::StrCat(host_, ":", port_); }
   std::vector<std::string> log() {

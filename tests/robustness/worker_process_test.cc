@@ -1,11 +1,9 @@
 // The worker's daemon as a process: what it refuses at its start, and its page for Prometheus.
+#include "tests/robustness/worker_process.h"
+
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netdb.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -14,65 +12,23 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <memory>
-#include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "base/net/tls.h"
-#include "base/protocol_version.h"
-#include "base/testing/test_certificates.h"
-#include "ringleader/v1/worker_control.grpc.pb.h"
 #include "tests/robustness/starting_coordinator.h"
-#include "tests/support/coordinator_process.h"
 
 namespace ringleader::testing {
 namespace {
 
 using ::testing::HasSubstr;
-
-class WorkerProcessTest : public ::testing::Test {
- protected:
-  // `flags` add to those that every worker here needs, or take their place.
-  Process Start(std::map<std::string, std::string> flags) {
-    flags.merge(std::map<std::string, std::string>{
-        {"--data-dir", coordinator_.File("worker")}, {"--name", "n1"}, {"--trainer", "/bin/true"}});
-    std::vector<std::string> arguments;
-    for (const auto& [flag, value] : flags) {
-      arguments.insert(arguments.end(), {flag, value});
-    }
-    return Process(ProgramPath("ringleader-worker"), arguments,
-                   coordinator_.File(absl::StrCat("worker-", ++starts_, ".log")));
-  }
-  // What it says before it gives up.
-  std::string Complaint(const std::map<std::string, std::string>& flags) {
-    Process worker = Start(flags);
-    EXPECT_NE(worker.Wait().value_or(0), 0) << worker.Log();
-    return worker.Log();
-  }
-
-  // The path of a trainer, a shell script.
-  std::string TrainerThatDoes(const std::string& script) {
-    std::string path = coordinator_.File("trainer");
-    std::ofstream(path) << "#!/bin/sh\n" << script;
-    std::filesystem::permissions(path, std::filesystem::perms::owner_all);
-    return path;
-  }
-
-  CoordinatorProcess coordinator_;
-  int starts_ = 0;
-};
 
 TEST_F(WorkerProcessTest, MetricsAreClean) {
   ASSERT_TRUE(coordinator_.Start()) << coordinator_.log();
@@ -124,19 +80,27 @@ TEST_F(WorkerProcessTest, AGpuWithUncorrectableErrorsTakesNoTrainers) {
   ASSERT_TRUE(Eventually([&] { return has_trainers(0); })) << worker.Log();
   EXPECT_EQ(node.state(), v1::Node::DRAINED);
   EXPECT_THAT(node.state_reason(), HasSubstr("GPU-fake-0 takes no trainers: XID 95"));
+  // A reset is nothing that the driver reports: it is seen at the next look.
+  driver_says("gpus 2");
+  EXPECT_TRUE(Eventually([&] { return has_trainers(1); })) << worker.Log();
 }
 
-TEST_F(WorkerProcessTest, OffersTheGpusThatCudaWouldSee) {
+TEST_F(WorkerProcessTest, OffersTheGpusThatCudaWouldSeeAndRunsTrainersThere) {
   std::ofstream(coordinator_.File("facts")) << "gpus 3\n";
+  StartingCoordinator coordinator;
+  coordinator.spec.mutable_resources()->set_engine(v1::ResourcesSpec::CUDA);
+  const std::string trainer = TrainerThatDoes("echo $CUDA_VISIBLE_DEVICES\n");
   setenv("RINGLEADER_FAKE_NVML", coordinator_.File("facts").c_str(), 1);
   setenv("LD_LIBRARY_PATH", FAKE_DRIVER_FOLDER, 1);
   setenv("CUDA_VISIBLE_DEVICES", "2,0", 1);
-  Process worker = Start({{"--coordinator", coordinator_.address()}});
+  Process worker = Start({{"--coordinator", coordinator.address()}, {"--trainer", trainer}});
   unsetenv("CUDA_VISIBLE_DEVICES");
   unsetenv("LD_LIBRARY_PATH");
   unsetenv("RINGLEADER_FAKE_NVML");
   EXPECT_TRUE(Eventually([&] { return worker.Log().find(" 2 GPUs;") != std::string::npos; }))
       << worker.Log();
+  ASSERT_TRUE(Eventually([&] { return !coordinator.exits().empty(); })) << worker.Log();
+  EXPECT_THAT(coordinator.log(), ::testing::ElementsAre("GPU-fake-2"));
 }
 
 TEST_F(WorkerProcessTest, OpensAsManyFilesAsTheSystemLetsIt) {
@@ -198,6 +162,16 @@ TEST_F(WorkerProcessTest, RefusesOtherAddressesWithoutTls) {
   EXPECT_THAT(Complaint({{"--tls-cert", "/none.pem"}}), HasSubstr("--tls-cert: cannot read"));
 }
 
+TEST_F(WorkerProcessTest, ItsPageIsForWhoeverReachesItIfItIsToldSo) {
+  std::ofstream(coordinator_.File("public.yaml")) << "metrics-public: true\n";
+  Process worker = Start({{"--coordinator", coordinator_.address()},
+                          {"--metrics-listen", "0.0.0.0:0"},
+                          {"--config", coordinator_.File("public.yaml")}});
+  EXPECT_TRUE(Eventually([&] {
+    return worker.Log().find("metrics are at http://0.0.0.0:") != std::string::npos;
+  })) << worker.Log();
+}
+
 // Nobody could connect to its trainers, and nobody would know why.
 TEST_F(WorkerProcessTest, NeverAdvertisesLoopbackInPlaceOfAnAddressThatItCannotFind) {
   EXPECT_THAT(Complaint({{"--allow-path", "data"}}), HasSubstr("'data' is no absolute path"));
@@ -249,198 +223,6 @@ TEST_F(WorkerProcessTest, TakesNoTimeOfTheCoresWhileNothingRuns) {
   EXPECT_LT(sleeps() - sleeps_before, 1000u);
 }
 
-// The witness of the worker that has these pipes open, one of which is its input; 0: there is none.
-pid_t WitnessOf(const std::set<std::string>& pipes) {
-  namespace fs = std::filesystem;
-  std::error_code gone;  // processes come and go meanwhile
-  for (const auto& process : fs::directory_iterator("/proc", gone)) {
-    if (pipes.contains(fs::read_symlink(process.path() / "fd/0", gone).string())) {
-      return std::stoi(process.path().filename());
-    }
-  }
-  return 0;
-}
-
-std::set<std::string> PipesOf(pid_t process) {
-  namespace fs = std::filesystem;
-  std::error_code gone;  // its files come and go
-  std::set<std::string> pipes;
-  for (const auto& file : fs::directory_iterator(absl::StrCat("/proc/", process, "/fd"), gone)) {
-    if (std::stoi(file.path().filename()) <= STDERR_FILENO) continue;
-    const std::string target = fs::read_symlink(file.path(), gone).string();
-    if (target.starts_with("pipe:")) pipes.insert(target);
-  }
-  return pipes;
-}
-
-// Or it would be "exe" to whoever lists processes, or looks for what a worker has left behind.
-TEST_F(WorkerProcessTest, ItsWitnessIsKnownByName) {
-  Process worker = Start({{"--coordinator", coordinator_.address()}});
-  const auto name = [&] {
-    std::string text;
-    const std::string process = absl::StrCat("/proc/", WitnessOf(PipesOf(worker.pid())));
-    std::getline(std::ifstream(process + "/comm"), text);
-    return text;
-  };
-  EXPECT_TRUE(Eventually([&] { return name() == "rl-witness"; })) << worker.Log();
-}
-
-// Takes no sessions. It hangs over the first report of a death, and takes one only from the fourth
-// on.
-class BusyCoordinator : public v1::WorkerControl::Service {
- public:
-  BusyCoordinator() {
-    grpc::ServerBuilder builder;
-    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
-    builder.RegisterService(this);
-    server_ = builder.BuildAndStart();
-  }
-  ~BusyCoordinator() override { server_->Shutdown(std::chrono::system_clock::now()); }
-
-  grpc::Status Session(
-      grpc::ServerContext*,
-      grpc::ServerReaderWriter<v1::CoordinatorMessage, v1::WorkerMessage>*) override {
-    return {grpc::UNAVAILABLE, "busy"};
-  }
-  grpc::Status ReportDeath(grpc::ServerContext* context, const v1::ReportDeathRequest* request,
-                           v1::ReportDeathResponse*) override {
-    bool is_first = false;
-    {
-      absl::MutexLock lock(&mutex_);
-      is_first = reports_.empty();
-      reports_.emplace_back(request->node(), absl::Now());
-    }
-    // Until who called waits no longer.
-    while (is_first && !context->IsCancelled()) absl::SleepFor(absl::Milliseconds(5));
-    absl::MutexLock lock(&mutex_);
-    return reports_.size() < 4 ? grpc::Status(grpc::UNAVAILABLE, "busy") : grpc::Status::OK;
-  }
-  std::string address() const { return absl::StrCat("127.0.0.1:", port_); }
-  // Of which node, and when.
-  std::vector<std::pair<std::string, absl::Time>> reports() {
-    absl::MutexLock lock(&mutex_);
-    return reports_;
-  }
-
- private:
-  int port_ = 0;
-  absl::Mutex mutex_;
-  std::vector<std::pair<std::string, absl::Time>> reports_ ABSL_GUARDED_BY(mutex_);
-  std::unique_ptr<grpc::Server> server_;
-};
-
-TEST_F(WorkerProcessTest, ItsDeathIsReportedUntilSomebodyHearsOfIt) {
-  BusyCoordinator busy;
-  Process worker = Start({{"--coordinator", busy.address()}});
-  ASSERT_TRUE(Eventually([&] {
-    return worker.Log().find("no session with the coordinator") != std::string::npos;
-  })) << worker.Log();
-  worker.Signal(SIGKILL);
-  ASSERT_TRUE(Eventually([&] { return busy.reports().size() == 4; }));
-  const auto reports = busy.reports();
-  EXPECT_THAT(reports, ::testing::Each(::testing::Field(&std::pair<std::string, absl::Time>::first,
-                                                        "nodes/n1")));
-  // Later each time: many witnesses may have the same coordinator to wait for.
-  EXPECT_GT(reports[3].second - reports[1].second, absl::Milliseconds(100));
-}
-
-// Trainers run in folders of their own.
-TEST_F(WorkerProcessTest, WhatItIsGivenByRelativePathsItsTrainersFind) {
-  namespace fs = std::filesystem;
-  const TestCertificates certificates;
-  ASSERT_TRUE(certificates.ok());
-  StartingCoordinator coordinator(certificates.Options("server"));
-  const std::string trainer = TrainerThatDoes("for argument; do echo \"$argument\"; done\n");
-  const TlsOptions tls = certificates.Options("client");
-  const std::map<std::string, std::string> files = {
-      {"--tls-cert", tls.cert_path}, {"--tls-key", tls.key_path}, {"--tls-ca", tls.ca_path}};
-  std::map<std::string, std::string> flags = {{"--coordinator", coordinator.address()},
-                                              {"--trainer", fs::relative(trainer)}};
-  for (const auto& [flag, path] : files) flags[flag] = fs::relative(path);
-  Process worker = Start(flags);
-  ASSERT_TRUE(Eventually([&] { return !coordinator.exits().empty(); })) << worker.Log();
-  EXPECT_EQ(coordinator.exits()[0].message(), "exited with code 0 without giving a reason");
-  const std::vector<std::string> arguments = coordinator.log();
-  for (const auto& [flag, path] : files) {
-    const auto found = std::find(arguments.begin(), arguments.end(), flag);
-    ASSERT_LT(found + 1, arguments.end()) << flag;
-    EXPECT_TRUE(fs::path(found[1]).is_absolute()) << found[1];
-    EXPECT_TRUE(fs::equivalent(found[1], path)) << found[1];
-  }
-}
-
-// This machine's address on a network, as text; empty: it has none.
-std::string NetworkAddress() {
-  ifaddrs* all = nullptr;
-  if (getifaddrs(&all) != 0) return "";
-  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(all, freeifaddrs);
-  for (const ifaddrs* entry = all; entry != nullptr; entry = entry->ifa_next) {
-    if (entry->ifa_addr == nullptr || entry->ifa_addr->sa_family != AF_INET) continue;
-    if ((entry->ifa_flags & IFF_LOOPBACK) != 0 || (entry->ifa_flags & IFF_UP) == 0) continue;
-    char host[NI_MAXHOST] = {};
-    if (getnameinfo(entry->ifa_addr, sizeof(sockaddr_in), host, sizeof(host), nullptr, 0,
-                    NI_NUMERICHOST) == 0) {
-      return host;
-    }
-  }
-  return "";
-}
-
-// Its witness reaches whom it reaches, in plain text, too.
-TEST_F(WorkerProcessTest, ItsDeathIsReportedOverANetworkWithoutTls) {
-  const std::string host = NetworkAddress();
-  if (host.empty()) GTEST_SKIP() << "this machine has no network";
-  StartingCoordinator coordinator({}, host);
-  std::ofstream(coordinator_.File("insecure.yaml")) << "insecure: true\n";
-  Process worker = Start({{"--coordinator", coordinator.address()},
-                          {"--config", coordinator_.File("insecure.yaml")},
-                          {"--allow-path", "/"}});
-  ASSERT_TRUE(Eventually([&] { return !coordinator.exits().empty(); })) << worker.Log();
-  EXPECT_EQ(coordinator.deaths(), 0);
-  worker.Signal(SIGKILL);
-  EXPECT_TRUE(Eventually([&] { return coordinator.deaths() == 1; }, absl::Seconds(20)));
-}
-
-// Where trainers of other nodes find its own.
-TEST_F(WorkerProcessTest, ItsTrainersListenAtItsAddress) {
-  StartingCoordinator coordinator;
-  coordinator.checkpoints = coordinator_.File("checkpoints");
-  std::filesystem::create_directories(coordinator.checkpoints);
-  Process worker = Start({{"--coordinator", coordinator.address()},
-                          {"--trainer", ProgramPath("fake_trainer")},
-                          {"--address", "127.0.0.9"}});
-  ASSERT_TRUE(Eventually([&] { return !coordinator.ready_at().empty(); })) << worker.Log();
-  EXPECT_THAT(coordinator.ready_at(), ::testing::StartsWith("127.0.0.9:"));
-}
-
-TEST_F(WorkerProcessTest, KeepsNoMoreOfLogsThanItIsTold) {
-  StartingCoordinator coordinator;
-  const std::string trainer = TrainerThatDoes("echo a line\n");
-  Process worker = Start({{"--coordinator", coordinator.address()},
-                          {"--trainer", trainer},
-                          {"--log-buffer-bytes", "0"}});
-  ASSERT_TRUE(Eventually([&] { return !coordinator.exits().empty(); })) << worker.Log();
-  EXPECT_THAT(coordinator.log(), ::testing::IsEmpty()) << "it had no room for any";
-}
-
-// Its coordinator has not stopped what runs, and nobody may outlast the worker.
-TEST_F(WorkerProcessTest, AtTheEndOfItsDrainTimeoutItLeavesInOrderAndTellsOfWhatItKilled) {
-  StartingCoordinator coordinator;
-  const std::string trainer = TrainerThatDoes("echo started\nexec sleep 600\n");
-  Process worker = Start({{"--coordinator", coordinator.address()},
-                          {"--trainer", trainer},
-                          {"--drain-timeout", "0.5"}});
-  ASSERT_TRUE(Eventually([&] { return !coordinator.log().empty(); })) << worker.Log();
-  const std::set<std::string> pipes = PipesOf(worker.pid());
-  EXPECT_GT(WitnessOf(pipes), 0);
-  worker.Signal(SIGTERM);
-  EXPECT_EQ(worker.Wait(absl::Seconds(20)), 0) << worker.Log();
-  ASSERT_EQ(coordinator.exits().size(), 1u) << worker.Log();
-  EXPECT_EQ(coordinator.exits()[0].message(), "the worker had to end");
-  ASSERT_TRUE(Eventually([&] { return WitnessOf(pipes) == 0; }));
-  EXPECT_EQ(coordinator.deaths(), 0) << "it ended in order, and there is nothing to testify";
-}
-
 // What docs/operations.md and the units of deploy/ count on.
 TEST_F(WorkerProcessTest, ItsFlagsHaveTheDefaultsThatAreWrittenDown) {
   const std::string path = coordinator_.File("help");
@@ -486,6 +268,12 @@ TEST_F(WorkerProcessTest, MistakesAreNamed) {
   EXPECT_THAT(Complaint({{"--metrics-listen", coordinator_.address()}}),
               HasSubstr("is in use by another program; stop it or choose another port"));
   EXPECT_THAT(Complaint({{"--trainer", "/none"}}), HasSubstr("--trainer: /none does not exist"));
+  for (const auto& [flag, value] : std::map<std::string, std::string>{{"--trainers", "4097"},
+                                                                      {"--hang-timeout", "0"},
+                                                                      {"--pulse-timeout", "0"},
+                                                                      {"--drain-timeout", "0"}}) {
+    EXPECT_THAT(Complaint({{flag, value}}), HasSubstr(flag));
+  }
   std::ofstream(coordinator_.File("config.yaml")) << "coordinater: 127.0.0.1:1\n";
   EXPECT_THAT(Complaint({{"--config", coordinator_.File("config.yaml")}}),
               HasSubstr("coordinater"));

@@ -133,15 +133,29 @@ TEST_F(WorkerTest, ACoordinatorThatIsBackIsNotOvertaken) {
 }
 
 TEST_F(WorkerTest, WithoutACoordinatorADrainStopsWhatRuns) {
+  constexpr absl::Duration kPatienceWithCoordinator = absl::Seconds(3);
   Start();
   ASSERT_TRUE(Becomes([&] { return coordinator_.in_session(); }));
   coordinator_.Send(StartOf(1));
   coordinator_.Await(IsAck);
   const pid_t pid = PidOf(0);
+  TrainerStream trainer(socket_);
+  trainer.message.mutable_hello()->set_pid(static_cast<uint32_t>(pid));
+  ASSERT_TRUE(trainer.stream->Write(trainer.message));
   coordinator_.Refuse(grpc::Status(grpc::StatusCode::UNAVAILABLE, "not now"));
   coordinator_.EndSession();
   worker_->Drain("SIGTERM");
+  v1::AgentMessage answer;
+  while (trainer.stream->Read(&answer) && !answer.has_stop()) {
+  }
+  EXPECT_EQ(answer.stop().mode(), v1::StopTrainers::CHECKPOINT);
+  EXPECT_EQ(answer.stop().reason(), "SIGTERM");
+  // What is left of the worker's own time, some of which it has waited for its coordinator.
+  EXPECT_GT(answer.stop().grace_milliseconds(), 0u);
+  EXPECT_LE(absl::Milliseconds(answer.stop().grace_milliseconds()),
+            drain_timeout_ - kPatienceWithCoordinator);
   kill(pid, SIGKILL);  // as a trainer would that leaves
+  trainer.stream->WritesDone();
   EXPECT_EQ(Leave(), absl::OkStatus());
 }
 

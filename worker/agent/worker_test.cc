@@ -93,6 +93,29 @@ TEST_F(WorkerTest, CarriesWordBetweenATrainerAndTheCoordinator) {
   EXPECT_EQ(coordinator_.Await(IsExit).event().trainer_exited().message(), "done");
 }
 
+// It cannot be told, and its grace would be for nothing.
+TEST_F(WorkerTest, ATrainerThatHungUpIsKilledByAnAbortAtOnce) {
+  Start();
+  ASSERT_TRUE(Becomes([&] { return coordinator_.in_session(); }));
+  coordinator_.Send(StartOf(1));
+  TrainerStream trainer(socket_);
+  trainer.message.mutable_hello()->set_pid(static_cast<uint32_t>(PidOf(0)));
+  ASSERT_TRUE(trainer.stream->Write(trainer.message));
+  v1::AgentMessage answer;
+  ASSERT_TRUE(trainer.stream->Read(&answer));
+  trainer.stream->WritesDone();
+  while (trainer.stream->Read(&answer)) {
+  }
+  // Its process lives on. That its stream has ended may be news to the worker after one abort.
+  EXPECT_TRUE(Becomes([&] {
+    v1::Command abort = Abort();
+    abort.mutable_stop()->set_grace_milliseconds(3'600'000);
+    coordinator_.Send(abort);
+    return !coordinator_.Received(IsExit).empty();
+  }));
+  EXPECT_EQ(coordinator_.Await(IsExit).event().trainer_exited().message(), "why");
+}
+
 TEST_F(WorkerTest, WhoIsNoTrainerOfItsOwnIsToldSo) {
   Start();
   TrainerStream trainer(socket_);

@@ -9,13 +9,17 @@
 #include <time.h>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "worker/agent/gpu/gpu_metrics.h"
 #include "worker/agent/gpu/testing/fake_driver.h"
@@ -152,6 +156,27 @@ TEST(GpuMonitorTest, ListsAndSamplesGpus) {
   }
   EXPECT_THAT(page, HasSubstr("# TYPE ringleader_worker_gpu_ecc_errors_total counter"));
   EXPECT_THAT(page, HasSubstr("ringleader_worker_gpu_sample_age_seconds "));
+}
+
+TEST(GpuMonitorTest, WhatHoldsTheClocksDownIsNamed) {
+  FakeDriver driver("gpus 1");
+  for (const auto& [bit, reason] :
+       std::map<nvml::Throttle, std::string>{{nvml::kPowerCap, "power_cap"},
+                                             {nvml::kHardwareSlowdown, "hardware_slowdown"},
+                                             {nvml::kSoftwareThermal, "software_thermal"},
+                                             {nvml::kHardwareThermal, "hardware_thermal"},
+                                             {nvml::kPowerBrake, "power_brake"}}) {
+    driver.Say(absl::StrCat("gpus 1\nthrottle ", static_cast<int>(bit)));
+    const GpuMonitor monitor(With(FAKE_NVML));
+    ASSERT_EQ(monitor.List(kPatience).size(), 1u);
+    std::vector<std::string> holding;
+    for (const absl::string_view line : absl::StrSplit(PageOf(monitor), '\n')) {
+      if (absl::StrContains(line, "gpu_throttled{") && absl::EndsWith(line, " 1")) {
+        holding.emplace_back(line);
+      }
+    }
+    EXPECT_THAT(holding, ElementsAre(HasSubstr(absl::StrCat("reason=\"", reason, "\""))));
+  }
 }
 
 TEST(GpuMonitorTest, WhatADriverDoesNotTellIsAbsent) {
@@ -298,7 +323,12 @@ TEST(GpuMonitorTest, ADriverThatHangsHoldsNobodyUp) {
   ASSERT_EQ(monitor->List(kPatience).size(), 1u);
   driver.Say("gpus 1\nhang nvmlDeviceGetPowerUsage 1");
   ASSERT_TRUE(Eventually([&] { return monitor->SampleAge() > absl::Milliseconds(500); }));
-  EXPECT_THAT(PageOf(*monitor), HasSubstr("gpu_power_watts{"));
+  const std::string page = PageOf(*monitor), age = "\nringleader_worker_gpu_sample_age_seconds ";
+  EXPECT_THAT(page, HasSubstr("gpu_power_watts{"));
+  ASSERT_THAT(page, HasSubstr(age));
+  const double seconds = std::stod(page.substr(page.find(age) + age.size()));
+  EXPECT_GT(seconds, 0.5);
+  EXPECT_LT(seconds, 500) << "it is not in milliseconds";
   EXPECT_THAT(monitor->Faults(), IsEmpty());
   // It answers again, and what is shown is new.
   driver.Say("gpus 1");

@@ -34,10 +34,15 @@ class FakeCoordinator : public v1::WorkerControl::Service {
   grpc::Status Session(
       grpc::ServerContext*,
       grpc::ServerReaderWriter<v1::CoordinatorMessage, v1::WorkerMessage>* stream) override {
-    ++sessions_;
+    const int session = ++sessions_;
     v1::WorkerMessage message;
     if (!stream->Read(&message)) return grpc::Status::OK;
-    if (!refusal_.ok() && sessions_ >= refuse_from_) return refusal_;
+    if (!refusal_.ok() && session >= refuse_from_) return refusal_;
+    if (session == without_welcome_) {
+      while (stream->Read(&message)) {
+      }
+      return grpc::Status::OK;
+    }
     v1::CoordinatorMessage welcome;
     welcome.mutable_welcome()->set_lease_milliseconds(lease_milliseconds_);
     welcome.mutable_welcome()->set_heartbeat_milliseconds(lease_milliseconds_ / 10);
@@ -48,13 +53,13 @@ class FakeCoordinator : public v1::WorkerControl::Service {
     v1::CoordinatorMessage command;
     command.mutable_command()->set_command_id(1);
     stream->Write(command);
-    if (sessions_ <= ends_soon_) {
+    if (session <= ends_soon_) {
       stream->Read(&message);  // its first heartbeat, or event
       return grpc::Status::OK;
     }
     while (stream->Read(&message)) {
       ++(message.has_heartbeat() ? heartbeats_ : events_);
-      if (!message.has_heartbeat() && !take_) continue;
+      if (session == without_answers_ || (!message.has_heartbeat() && !take_)) continue;
       v1::CoordinatorMessage answer;
       answer.set_heartbeat_number(message.heartbeat().number());
       if (take_) {
@@ -77,6 +82,11 @@ class FakeCoordinator : public v1::WorkerControl::Service {
   void RefuseFrom(int session) { refuse_from_ = session; }
   // The first sessions, so many.
   void EndSoon(int sessions) { ends_soon_ = sessions; }
+  // One session in which no hello is answered, and one in which no heartbeat is.
+  void FallSilentIn(int without_welcome, int without_answers) {
+    without_welcome_ = without_welcome;
+    without_answers_ = without_answers;
+  }
   void set_lease_milliseconds(uint32_t lease) { lease_milliseconds_ = lease; }
 
  private:
@@ -86,6 +96,8 @@ class FakeCoordinator : public v1::WorkerControl::Service {
   std::atomic<uint32_t> lease_milliseconds_ = 10'000;
   std::atomic<int> refuse_from_ = 1;
   std::atomic<int> ends_soon_ = 0;
+  std::atomic<int> without_welcome_ = 0;
+  std::atomic<int> without_answers_ = 0;
   std::atomic<int> sessions_ = 0;
   std::atomic<int> events_ = 0;
   std::atomic<int> heartbeats_ = 0;
@@ -219,7 +231,8 @@ TEST_F(CoordinatorLinkTest, SaysHelloOnlyForAWorkerWhoseLoopComesRound) {
 }
 
 TEST_F(CoordinatorLinkTest, AWorkerThatIsRefusedForWhatItIsHearsWhyOnceAndTriesNoMore) {
-  for (const grpc::StatusCode code : {grpc::PERMISSION_DENIED, grpc::UNAUTHENTICATED}) {
+  for (const grpc::StatusCode code : {grpc::PERMISSION_DENIED, grpc::UNAUTHENTICATED,
+                                      grpc::INVALID_ARGUMENT, grpc::UNIMPLEMENTED}) {
     const FakeCoordinator coordinator(kProtocolVersion, 0, {code, "not nodes/a"});
     absl::Mutex mutex;
     std::vector<absl::Status> refusals;
@@ -341,6 +354,22 @@ TEST_F(CoordinatorLinkTest, ASessionWhoseHeartbeatsAreAnsweredOutlastsItsLease) 
     const uint64_t before = std::exchange(session, link.sessions());
     if (session != before) begin = absl::Now();
     return connected && absl::Now() - begin > 2 * absl::Milliseconds(kLeaseMilliseconds);
+  }));
+}
+
+// A dead network does not say that it is, before a welcome or after it.
+TEST_F(CoordinatorLinkTest, ASessionOnWhichNothingComesIsCutAfterItsLease) {
+  FakeCoordinator coordinator(kProtocolVersion);
+  coordinator.set_lease_milliseconds(300);
+  coordinator.FallSilentIn(/*without_welcome=*/2, /*without_answers=*/1);
+  CoordinatorLink link(coordinator.Channel(), &buffer_,
+                       {.hello = [] { return v1::WorkerHello(); },
+                        .on_welcome = [] {},
+                        .on_command = [](v1::Command) {}});
+  link.Start();
+  EXPECT_TRUE(Eventually([&] {
+    link.CheckLease();
+    return coordinator.sessions() >= 3 && link.connected();
   }));
 }
 

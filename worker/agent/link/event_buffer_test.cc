@@ -179,6 +179,39 @@ TEST_F(EventBufferTest, GapsAreCountedByRank) {
   EXPECT_THAT(texts, ElementsAre("whole", HasSubstr("1 lines were dropped"), "after"));
 }
 
+// Two jobs each have a rank 0.
+TEST_F(EventBufferTest, AGapIsToldInTheLogOfItsOwnAttempt) {
+  v1::AttemptEvent one, other;
+  one.set_fencing_token(1);
+  other.set_fencing_token(2);
+  buffer_.PushLogs(one, {Line(std::string(200, 'x'))});
+  buffer_.PushLogs(one, {Line("lost")});
+  buffer_.Acknowledge(1);
+  buffer_.PushLogs(other, {Line("whole")});
+  buffer_.PushLogs(one, {Line("after")});
+  EXPECT_EQ(Next(1)->event().logs().lines(0).text(), "whole");
+  EXPECT_THAT(Next(2)->event().logs().lines(0).text(), HasSubstr("1 lines were dropped"));
+}
+
+// Hours of them: what a coordinator that is away for less misses is told whole.
+TEST_F(EventBufferTest, AHundredThousandStepsWaitBeforeAnyGoes) {
+  constexpr uint64_t kUnsent = 100'000;
+  for (uint64_t step = 1; step <= kUnsent; ++step) PushStep(step);
+  EXPECT_EQ(buffer_.dropped_step_reports(), 0u);
+  PushStep(kUnsent + 1);
+  EXPECT_EQ(buffer_.dropped_step_reports(), kUnsent / 2 + 1);
+}
+
+TEST_F(EventBufferTest, ByDefaultSixtyFourMebibytesOfLayersWait) {
+  v1::WorkerMessage message;
+  v1::LayerReport* const layer = message.mutable_event()->mutable_step()->add_layers();
+  for (int i = 0; i < 200'000; ++i) layer->add_tiles_per_ring_step(~0U);
+  const uint64_t fit = (uint64_t{64} << 20) / layer->ByteSizeLong();
+  for (uint64_t i = 0; i <= fit; ++i) buffer_.Push(message);
+  EXPECT_EQ(Next(fit - 1)->event().step().layers_size(), 1);
+  EXPECT_EQ(Next(fit)->event().step().layers_size(), 0);
+}
+
 TEST_F(EventBufferTest, NextWaitsForAMessageAndCanBeWoken) {
   std::thread pusher([&] { PushStep(1); });
   EXPECT_EQ(buffer_.Next(0, absl::Seconds(20)).value_or(v1::WorkerMessage()).sequence(), 1);

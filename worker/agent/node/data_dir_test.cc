@@ -75,6 +75,15 @@ TEST_F(DataDirTest, TheSocketOfALongPathGoesWithTheWorker) {
   EXPECT_FALSE(fs::exists(folder));
 }
 
+// Trainers run in folders of their own, and find its socket from there.
+TEST_F(DataDirTest, ARelativePathIsMadeWhole) {
+  const absl::StatusOr<DataDir> data =
+      DataDir::Open(fs::relative(dir_.File("data")), absl::ZeroDuration());
+  ASSERT_TRUE(data.ok()) << data.status();
+  EXPECT_EQ(data->path(), dir_.File("data"));
+  EXPECT_EQ(data->socket_path(), dir_.File("data/trainers.sock"));
+}
+
 TEST_F(DataDirTest, WhatCannotBeWrittenIsNamed) {
   Make(0700);
   fs::create_directory(dir_.File("data/id"));

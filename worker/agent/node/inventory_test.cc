@@ -7,6 +7,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sched.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -26,9 +27,11 @@ namespace {
 using ::testing::HasSubstr;
 
 TEST(InventoryTest, CountsWhatIsThere) {
-  const v1::NodeInventory inventory = TakeInventory({.trainers = 3, .address = "10.0.0.1"});
+  const v1::NodeInventory inventory =
+      TakeInventory({.trainers = 3, .address = "10.0.0.1", .topology_domain = "rack 3"});
   EXPECT_EQ(inventory.trainers(), 3);
   EXPECT_EQ(inventory.address(), "10.0.0.1");
+  EXPECT_EQ(inventory.topology_domain(), "rack 3");
   cpu_set_t cores;
   ASSERT_EQ(sched_getaffinity(0, sizeof(cores), &cores), 0);
   EXPECT_EQ(inventory.cpu_cores(), CPU_COUNT(&cores));
@@ -53,6 +56,24 @@ TEST(InventoryTest, IsOfTheMachinesNameUnlessItIsToldAnother) {
   // A node's id has the characters that a job's name may have.
   EXPECT_EQ(DefaultNodeId(),
             std::regex_replace(std::string(name), std::regex("[^A-Za-z0-9._-]"), "-"));
+}
+
+TEST(InventoryTest, ANodeIsNamedAfterItsMachineAsFarAsIdsAllow) {
+  // A process of its own sees a machine of another name.
+  const auto id_is = [](const std::string& machine, const std::string& id) {
+    const pid_t child = fork();
+    if (child < 0) return -1;
+    if (child == 0) {
+      if (unshare(CLONE_NEWUTS) != 0 || sethostname(machine.data(), machine.size()) != 0) _exit(2);
+      _exit(DefaultNodeId() == id ? 0 : 1);
+    }
+    int status = -1;
+    return waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  };
+  if (id_is("a", "a") == 2) GTEST_SKIP() << "needs the right to name a machine";
+  EXPECT_EQ(id_is("azAZ09-._", "azAZ09-._"), 0);
+  EXPECT_EQ(id_is("gpu node/3:@[`{", "gpu-node-3-----"), 0);
+  EXPECT_EQ(id_is("", "worker"), 0);
 }
 
 // Whoever starts the worker may leave it some of the machine's.
@@ -133,6 +154,7 @@ TEST(InventoryTest, ReadsTheDriversFiles) {
   };
   EXPECT_EQ(first("1"), "1 GPU-0000:1b:00.0");
   EXPECT_EQ(first("GPU-0000:1b,0"), "2 GPU-0000:1b:00.0");
+  EXPECT_EQ(first(" 1, GPU-0000:0a "), "2 GPU-0000:1b:00.0");
   EXPECT_EQ(first("7,0"), "0 ");
   EXPECT_EQ(first(""), "0 ");
 

@@ -179,6 +179,11 @@ TEST_F(RunAsRootTest, AFolderIsItsUsersAloneAndHoldsNothingOfAnothers) {
   EXPECT_EQ(found.st_uid, user_->uid);
   EXPECT_EQ(found.st_gid, user_->gid);
   EXPECT_EQ(found.st_mode & 07777, 0700u);
+  // On the way there they find nothing of others' but what they know by name.
+  for (const char* const above : {"data/jobs", "data/jobs/job", "data/jobs/job/attempt-1"}) {
+    ASSERT_EQ(stat(dir_.File(above).c_str(), &found), 0);
+    EXPECT_EQ(found.st_mode & 07777, 0711u) << above;
+  }
   std::ofstream(folder + "/kept") << "x";
   EXPECT_EQ(*data.TrainerDirectory("job", 1, 0, user_), folder);
   EXPECT_TRUE(fs::exists(folder + "/kept"));
@@ -190,8 +195,8 @@ TEST_F(RunAsRootTest, AFolderIsItsUsersAloneAndHoldsNothingOfAnothers) {
 // The socket is open to all users of the machine then: who dials it has to know the secret.
 TEST_F(RunAsRootTest, ATrainerIsKnownByTheSecretThatItWasGiven) {
   const std::string binary = dir_.File("trainer");
-  std::ofstream(binary) << "#!/bin/sh\necho $$ $HOME $RINGLEADER_TRAINER_SECRET >new\n"
-                           "mv new started\nexec sleep 600\n";
+  std::ofstream(binary) << "#!/bin/sh\necho $$ $HOME $USER $LOGNAME "
+                           "$RINGLEADER_TRAINER_SECRET >new\nmv new started\nexec sleep 600\n";
   chmod(binary.c_str(), 0755);
   DataDir data = DataDir::Open(dir_.File("data"), absl::ZeroDuration()).value();
   std::ofstream(data.socket_path()) << "";
@@ -227,12 +232,14 @@ TEST_F(RunAsRootTest, ATrainerIsKnownByTheSecretThatItWasGiven) {
   command.mutable_start()->set_owner("alice");
   trainers.OnCommand(command, absl::Now());
   uint32_t pid = 0;
-  std::string home, secret;
+  std::string home, name, login, secret;
   ASSERT_TRUE(Eventually([&] {
     std::ifstream started(dir_.File("data/jobs/job/attempt-1/rank-0/started"));
-    return static_cast<bool>(started >> pid >> home >> secret);
+    return static_cast<bool>(started >> pid >> home >> name >> login >> secret);
   }));
   EXPECT_EQ(home, user_->home);
+  EXPECT_EQ(name, kUser);
+  EXPECT_EQ(login, kUser);
   class Connection : public TrainerConnection {
    public:
     void Send(v1::AgentMessage) override { assigned = true; }

@@ -148,6 +148,19 @@ TEST_F(ProcessTest, ItsPipesDoNotBlockAndEndWithIt) {
   EXPECT_EQ(OpenPipes(), before) << "nobody has taken its output";
 }
 
+// Else a worker that starts trainers for months has no file left at the end.
+TEST_F(ProcessTest, APipeThatWasReadToItsEndIsClosed) {
+  std::atomic<int> ends = 0;
+  LogPump pump;
+  const size_t before = OpenPipes();
+  Process process = Shell("echo one; echo two >&2");
+  for (const int fd : {process.TakeStdout(), process.TakeStderr()}) {
+    pump.Add(fd, [&](const std::vector<std::string>&, bool end) { ends += end; });
+  }
+  ASSERT_TRUE(Eventually([&] { return ends == 2; }));
+  EXPECT_TRUE(Eventually([&] { return OpenPipes() == before; }));
+}
+
 TEST_F(ProcessTest, AStartThatFailsLeavesNoPipeOpen) {
   const size_t before = OpenPipes();
   EXPECT_FALSE(Process::Start({.command = {"/no/such/trainer"}, .directory = dir_.path()}).ok());
@@ -229,7 +242,8 @@ TEST_F(ProcessTest, TheFolderStaysLockedWhileATrainerLives) {
   {
     absl::StatusOr<DataDir> data_dir = DataDir::Open(dir_.File("data"), absl::ZeroDuration());
     ASSERT_TRUE(data_dir.ok()) << data_dir.status();
-    trainer.emplace(Shell("sleep 1000", {data_dir->lock_fd()}));
+    trainer.emplace(
+        Shell("while [ ! -e go ]; do sleep 0.01; done; sleep 0.2", {data_dir->lock_fd()}));
     EXPECT_THAT(
         std::string(DataDir::Open(dir_.File("data"), absl::ZeroDuration()).status().message()),
         HasSubstr("belongs to a running ringleader-worker"));
@@ -239,7 +253,7 @@ TEST_F(ProcessTest, TheFolderStaysLockedWhileATrainerLives) {
   EXPECT_THAT(
       std::string(DataDir::Open(dir_.File("data"), absl::ZeroDuration()).status().message()),
       HasSubstr("trainers of an earlier worker are still alive"));
-  trainer->Signal(SIGKILL);
+  std::ofstream(dir_.File("go")).flush();
   EXPECT_TRUE(DataDir::Open(dir_.File("data"), absl::Seconds(20)).ok());
 }
 

@@ -53,14 +53,14 @@ class RecordingConnection : public TrainerConnection {
   absl::Status closed;
 };
 
-// Two slots, six cores. Attempts have their token's number.
+// Two slots. Attempts have their token's number.
 class SupervisedTest : public ::testing::Test {
  protected:
   // `gpus`: of the slots; none: they run on the CPU. `roots`: below which jobs' paths lie; none:
   // anywhere.
   explicit SupervisedTest(std::vector<std::string> gpus = {}, TlsOptions tls = {},
-                          std::vector<std::string> roots = {})
-      : gpus_(std::move(gpus)), tls_(std::move(tls)), roots_(std::move(roots)) {
+                          std::vector<std::string> roots = {}, uint32_t cores = 6)
+      : gpus_(std::move(gpus)), tls_(std::move(tls)), roots_(std::move(roots)), cores_(cores) {
     TrainersDo("");
   }
 
@@ -209,6 +209,7 @@ class SupervisedTest : public ::testing::Test {
   const std::vector<std::string> gpus_;
   const TlsOptions tls_;
   const std::vector<std::string> roots_;
+  const uint32_t cores_;
   const TempDir dir_;
   const std::string binary_ = dir_.File("trainer");
   absl::Time now_ = absl::UnixEpoch() + absl::Hours(100);
@@ -220,7 +221,7 @@ class SupervisedTest : public ::testing::Test {
   std::vector<std::function<void()>> tasks_ ABSL_GUARDED_BY(mutex_);
   Supervisor supervisor_{{.trainer_binary = binary_,
                           .slots = 2,
-                          .cores = 6,
+                          .cores = cores_,
                           .gpus = gpus_,
                           .listen_host = "10.0.0.7",
                           .tls = tls_,

@@ -171,6 +171,26 @@ TEST_F(FencingTest, WhatIsSaidTwiceIsDoneOnce) {
   EXPECT_GT(PidOf(8, 0, "other"), 0);
 }
 
+// So many that no coordinator repeats an older one, and a worker of years does not grow.
+TEST_F(FencingTest, TheLastTenThousandCommandsAreRemembered) {
+  constexpr int kRemembered = 10'000;
+  EXPECT_TRUE(Do(StartOf(7, 1)).accepted());
+  const auto trainer = Attach(7, 0);
+  trainer->sent.clear();
+  v1::Command plan = Command(7);
+  plan.mutable_plan()->set_version(9);
+  EXPECT_TRUE(Do(plan).accepted());
+  for (int i = 1; i < kRemembered; ++i) {
+    ASSERT_TRUE(Do(StopOf(7, v1::StopTrainers::CHECKPOINT, 60'000)).accepted());
+  }
+  trainer->sent.clear();
+  EXPECT_TRUE(Do(plan).accepted());
+  EXPECT_TRUE(trainer->sent.empty());
+  EXPECT_TRUE(Do(StopOf(7, v1::StopTrainers::CHECKPOINT, 60'000)).accepted());
+  EXPECT_TRUE(Do(plan).accepted());
+  EXPECT_EQ(trainer->sent.size(), 2u) << "the plan was forgotten";
+}
+
 // A coordinator that was put back from a backup has forgotten all that came after it.
 TEST_F(FencingTest, AStartThatIsRepeatedWhenItsAttemptIsOverStartsNothing) {
   const v1::Command start = StartOf(7, 1);

@@ -41,13 +41,15 @@ class TlsTrainersTest : public testing::SupervisedTest {
   }
 };
 
-TEST_F(TlsTrainersTest, AreStartedWithTheWorkersFiles) {
-  EXPECT_TRUE(Do(StartOf(7, 1)).accepted());
+TEST_F(TlsTrainersTest, AreStartedWithTheWorkersFilesInTheNameOfTheJobsOwner) {
+  v1::Command start = StartOf(7, 1);
+  start.mutable_start()->set_owner("-alice");
+  EXPECT_TRUE(Do(start).accepted());
   std::vector<std::string> arguments = SaidIn(FolderOf(7, 0) + "/how");
-  arguments.resize(13);  // of CUDA the machine's environment may say something
+  arguments.resize(14);  // of CUDA the machine's environment may say something
   EXPECT_THAT(arguments, ElementsAre("--socket", data_dir_.socket_path(), "--rank", "0", "--token",
                                      "7", "--tls-cert", "/tls/cert", "--tls-key", "/tls/key",
-                                     "--tls-ca", "/tls/ca", "--insecure"));
+                                     "--tls-ca", "/tls/ca", "--insecure", "--owner=-alice"));
 }
 
 class GpuFaultsTest : public testing::SupervisedTest {

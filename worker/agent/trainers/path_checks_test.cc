@@ -123,18 +123,28 @@ TEST_F(PathChecksTest, ANewerAttemptEndsTheOneBeforeItWhateverItsFilesAre) {
 TEST_F(PathChecksTest, LooksThatHangAreCountedByOwner) {
   const auto answers = std::make_shared<absl::Notification>();
   const absl::Cleanup answer = [answers] { answers->Notify(); };
-  for (int i = 0; i < kMaxLimitedCallsOfOne; ++i) {
-    const absl::Status given_up = WithTimeLimit("bob", absl::ZeroDuration(), "hanging", [answers] {
-      answers->WaitForNotification();
-      return absl::OkStatus();
-    });
-    EXPECT_TRUE(absl::IsDeadlineExceeded(given_up)) << given_up;
-  }
-  const v1::CommandAck ack = Do(StartOn("tokens", 7, "job", "bob"));
+  const auto hang = [&](const std::string& owner) {
+    for (int i = 0; i < kMaxLimitedCallsOfOne; ++i) {
+      const absl::Status given_up =
+          WithTimeLimit(owner, absl::ZeroDuration(), "hanging", [answers] {
+            answers->WaitForNotification();
+            return absl::OkStatus();
+          });
+      EXPECT_TRUE(absl::IsDeadlineExceeded(given_up)) << given_up;
+    }
+  };
+  hang("bob");
+  v1::CommandAck ack = Do(StartOn("tokens", 7, "job", "bob"));
   EXPECT_FALSE(ack.accepted());
   EXPECT_TRUE(ack.later());
   EXPECT_THAT(ack.message(), HasSubstr("looking for the job's files: too many such calls"));
   EXPECT_TRUE(Do(StartOn("tokens", 8, "bob", "alice")).accepted());
+  // Jobs of nobody that is known do not stand in for each other.
+  hang("jobs/nobodys");
+  ack = Do(StartOn("tokens", 9, "nobodys"));
+  EXPECT_FALSE(ack.accepted());
+  EXPECT_THAT(ack.message(), HasSubstr("too many such calls"));
+  EXPECT_TRUE(Do(StartOn("tokens", 10, "another")).accepted());
 }
 
 // They come all at once when a coordinator is started anew.

@@ -8,7 +8,9 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <map>
 #include <memory>
+#include <string>
 
 #include "absl/cleanup/cleanup.h"
 #include "base/boot_clock.h"
@@ -67,6 +69,18 @@ TEST_F(SupervisorTest, SaysOfATrainerThatItEndedWithItsLease) {
   Attach(7, 0);
   kill(PidOf(7, 0), SIGKILL);
   EXPECT_THAT(NextExit().message(), HasSubstr("ended with its lease"));
+}
+
+// Its own fault, or its worker's reason to kill it, is told whenever it came.
+TEST_F(SupervisorTest, WhatEndsATrainerAfterItsLeaseIsNotBlamedOnTheLease) {
+  supervisor_.SetLease(absl::UnixEpoch() + absl::Nanoseconds(1));  // long over
+  EXPECT_TRUE(Do(StartOf(7, 2)).accepted());
+  Attach(7, 0);
+  Attach(7, 1);
+  kill(PidOf(7, 0), SIGSEGV);
+  EXPECT_THAT(NextExit().message(), HasSubstr("killed by signal 11 (SIGSEGV)"));
+  supervisor_.KillAll("the worker had to end");
+  EXPECT_EQ(NextExit().message(), "the worker had to end");
 }
 
 // The worker stood still, and was in contact again before it looked after its trainers.
@@ -161,6 +175,24 @@ TEST_F(SupervisorTest, SaysWhenATrainerEnded) {
   const absl::Time ended = ToTime(NextExit().time());
   EXPECT_GE(ended, before);
   EXPECT_LE(ended, absl::Now());
+}
+
+TEST_F(SupervisorTest, CountsTheEndsOfTrainersByTheirOutcome) {
+  EXPECT_TRUE(Do(StartOf(7, 2)).accepted());
+  v1::TrainerMessage done;
+  done.mutable_result()->set_outcome(v1::TrainerExited::COMPLETED);
+  supervisor_.OnTrainerMessage(Attach(7, 0), done, now_);
+  supervisor_.KillAll("over");
+  for (int i = 0; i < 2; ++i) NextExit();
+  std::map<std::string, double> ends;
+  for (const prometheus::MetricFamily& family : registry_.Collect()) {
+    if (family.name != "ringleader_worker_trainer_exits_total") continue;
+    for (const prometheus::ClientMetric& metric : family.metric) {
+      ends[metric.label.at(0).value] = metric.counter.value;
+    }
+  }
+  const std::map<std::string, double> expected = {{"completed", 1}, {"failed", 1}, {"stopped", 0}};
+  EXPECT_EQ(ends, expected);
 }
 
 TEST_F(SupervisorTest, FoldersThatHoldNothingGoWithTheirAttempt) {

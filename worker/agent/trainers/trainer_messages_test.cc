@@ -85,6 +85,16 @@ TEST_F(TrainerMessagesTest, ThreadsAreTheJobsIfItSays) {
   EXPECT_EQ(Attach(7, 4)->sent[0].assignment().threads(), 11u);
 }
 
+class OneCoreTest : public testing::SupervisedTest {
+ protected:
+  OneCoreTest() : SupervisedTest({}, {}, {}, /*cores=*/1) {}
+};
+
+TEST_F(OneCoreTest, ATrainerHasAThreadHoweverManyShareACore) {
+  EXPECT_TRUE(Do(StartOf(7, 1)).accepted());
+  EXPECT_EQ(Attach(7, 0)->sent[0].assignment().threads(), 1u);
+}
+
 TEST_F(TrainerMessagesTest, AddressesGoToAllPlansAndTracesToRankZero) {
   v1::Command start = StartHere();
   start.mutable_start()->set_first_rank(0);

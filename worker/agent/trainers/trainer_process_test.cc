@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <string>
 
 #include "absl/time/time.h"
+#include "base/net/message_size.h"
 
 namespace ringleader::agent {
 namespace {
@@ -57,10 +59,16 @@ TEST(DescribeExitTest, ASignalIsNamedAndCanBeRetried) {
   trainer.last_error_time = kNow - absl::Seconds(30);
   const TrainerExited exited = DescribeExit(trainer, kNow);
   EXPECT_EQ(exited.outcome(), TrainerExited::FAILED);
-  EXPECT_THAT(exited.message(), HasSubstr("SIGSEGV"));
-  EXPECT_THAT(exited.message(), HasSubstr("tile 7 out of range"));
+  EXPECT_EQ(exited.message(),
+            "killed by signal 11 (SIGSEGV); last line on stderr: tile 7 out of range");
   EXPECT_TRUE(exited.retryable());
   EXPECT_FALSE(exited.collateral());
+  trainer.last_error_line.clear();
+  trainer.exit->signal = SIGKILL;
+  EXPECT_EQ(DescribeExit(trainer, kNow).message(),
+            "killed by signal 9 (SIGKILL), e.g. for want of memory");
+  trainer.exit->signal = SIGRTMIN;
+  EXPECT_THAT(DescribeExit(trainer, kNow).message(), HasSubstr("(SIG?)"));
 }
 
 TEST(DescribeExitTest, WhatWasSaidOnStderrLongBeforeIsNoReason) {
@@ -69,6 +77,19 @@ TEST(DescribeExitTest, WhatWasSaidOnStderrLongBeforeIsNoReason) {
   trainer.last_error_line = "warning: an old driver";
   trainer.last_error_time = kNow - absl::Minutes(2);
   EXPECT_EQ(DescribeExit(trainer, kNow).message(), "exited with code 3 without giving a reason");
+  trainer.last_error_time = kNow - absl::Minutes(1);
+  EXPECT_THAT(DescribeExit(trainer, kNow).message(), HasSubstr("warning: an old driver"));
+}
+
+// Who says more than can be kept is heard as far as there is room.
+TEST(DescribeExitTest, ALongReasonIsCut) {
+  Trainer trainer;
+  trainer.result.emplace();
+  trainer.result->set_outcome(TrainerExited::FAILED);
+  trainer.result->set_message(std::string(2 * kMaxExitMessageBytes, 'x'));
+  const std::string message = DescribeExit(trainer, kNow).message();
+  EXPECT_LE(message.size(), kMaxExitMessageBytes);
+  EXPECT_GT(message.size(), kMaxExitMessageBytes - 10);
 }
 
 TEST(DescribeExitTest, WhatWasAbortedIsNotToBlame) {

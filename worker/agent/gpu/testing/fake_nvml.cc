@@ -10,6 +10,7 @@
 //   deaf 0 1                        it reports nothing of GPU 0
 //   remap_failed 1 1                a memory row of GPU 1 could not be replaced
 //   lost 1 1                        GPU 1 answers nothing
+//   throttle 8                      the bits of what holds the clocks down
 //   fail nvmlDeviceGetPowerUsage 3  the function returns this
 //   hang nvmlDeviceGetPowerUsage 1  the function returns once this line has gone
 //
@@ -132,7 +133,7 @@ Return nvmlDeviceRegisterEvents(Device device, unsigned long long, EventSet) {
 
 #ifndef FAKE_NVML_WITHOUT_OPTIONAL
 Return nvmlDeviceGetCurrentClocksThrottleReasons(Device device, unsigned long long* bits) {
-  return Give(__func__, device, bits, kPowerCap);
+  return Give(__func__, device, bits, Fact("throttle", kPowerCap));
 }
 Return nvmlDeviceGetTotalEccErrors(Device device, EccErrors errors, EccCounter counter,
                                    unsigned long long* count) {
