@@ -267,5 +267,32 @@ TEST_F(TrainerProcessTest, AFullDiskIsNamedAndKeepsEarlierCheckpoints) {
   EXPECT_EQ(Losses(resumed), std::vector<double>(undisturbed.begin() + 4, undisturbed.end()));
 }
 
+// A disk may have room again by the next one. A limit on file size stands in for a full disk.
+TEST_F(TrainerProcessTest, ACheckpointThatCannotBeSavedEndsNothing) {
+  v1::JobSpec spec = Job(1);
+  spec.mutable_training()->set_steps(1'000'000);
+  const auto before = signal(SIGXFSZ, SIG_IGN);  // as programs that it starts take over
+  const auto agent = Start(spec);
+  signal(SIGXFSZ, before);
+  size_t saved = 0;
+  const auto saves_another = [&] {
+    return agent->WaitFor(
+        [&](const std::vector<RankLog>& logs) { return logs[0].checkpoints.size() > saved; });
+  };
+  ASSERT_TRUE(saves_another()) << Output();
+  rlimit limit = {};
+  ASSERT_EQ(prlimit(agent->pid(0), RLIMIT_FSIZE, nullptr, &limit), 0);
+  const rlimit full = {.rlim_cur = 512 << 10, .rlim_max = limit.rlim_max};
+  ASSERT_EQ(prlimit(agent->pid(0), RLIMIT_FSIZE, &full, nullptr), 0);
+  ASSERT_TRUE(agent->WaitFor([&](const std::vector<RankLog>& logs) {
+    saved = logs[0].checkpoints.size();
+    return Output().find(": no checkpoint: ") != std::string::npos;
+  })) << Output();
+  ASSERT_EQ(prlimit(agent->pid(0), RLIMIT_FSIZE, &limit, nullptr), 0);
+  EXPECT_TRUE(saves_another()) << Output();
+  agent->SendToAll(Stop(v1::StopTrainers::ABORT));
+  agent->Finish();
+}
+
 }  // namespace
 }  // namespace ringleader::trainer

@@ -1,11 +1,16 @@
 // Attempts that end otherwise than they should, and whose failure it is.
+#include <c10/util/Exception.h>
 #include <gmock/gmock.h>
 
 #include <filesystem>
+#include <functional>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "absl/time/clock.h"
+#include "base/process/progress.h"
 #include "worker/checkpoint/ownership.h"
 #include "worker/trainer/testing/run_test.h"
 
@@ -75,6 +80,40 @@ TEST_F(FailureTest, AFailureOfARankIsThatRanksToTheOthers) {
   const auto outcomes = testing::RunRanks(Job(2), hosts_);
   EXPECT_EQ(outcomes[0].status(), absl::AbortedError("rank 1: rank 1's own"));
   EXPECT_EQ(outcomes[1].status(), absl::InternalError("rank 1's own"));
+}
+
+// What another attempt may fare better with, and what to change for it.
+TEST_F(FailureTest, WhoRunsOutOfMemoryHearsWhatTakesLess) {
+  const auto failure_with = [this](const std::function<void()>& fail) {
+    NewHosts(Job())[0].on_place = [&fail](const std::string& phase) {
+      if (phase == "forward and backward") fail();
+    };
+    return testing::RunRanks(Job(), hosts_)[0].status();
+  };
+  EXPECT_EQ(failure_with([] {
+              TORCH_CHECK_WITH(OutOfMemoryError, false, "it asked for 7 GiB\nand had none");
+            }),
+            absl::ResourceExhaustedError(
+                "rank 0: it asked for 7 GiB; set resources.recompute: full and resources.offload: "
+                "host, use more GPUs (resources.trainers) or a shorter data.sequence_length"));
+  const absl::Status of_host = failure_with([] { throw std::bad_alloc(); });
+  EXPECT_EQ(of_host.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(of_host.message()), ::testing::StartsWith("out of memory with "));
+  EXPECT_EQ(failure_with([] { TORCH_CHECK(false, "a kernel failed"); }),
+            absl::InternalError("a kernel failed"));
+}
+
+// Weights may be many, and who waits for them is not the one that hangs.
+TEST_F(FailureTest, TheOtherRanksAreNotBlamedWhileTheFirstExports) {
+  TrainingJob job = Job(2);
+  job.steps = 1;
+  NewHosts(job)[0].on_model = [] {
+    const absl::Time deadline = absl::Now() + absl::Seconds(20);
+    while (!Progress::waiting() && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(1));
+    EXPECT_TRUE(Progress::waiting());
+  };
+  Run(job);
+  EXPECT_FALSE(Progress::waiting());
 }
 
 TEST_F(FailureTest, WhatARankFindsWrongByItselfStaysItsOwn) {

@@ -16,6 +16,7 @@ namespace {
 
 using patterns::Pattern;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using testing::RecordingHost;
 using ::testing::SizeIs;
 
@@ -33,6 +34,13 @@ class MeasureTest : public ::testing::Test {
       EXPECT_TRUE(outcome.ok()) << outcome.status();
     }
     return hosts;
+  }
+  static model::ModelConfig OneHead() {
+    model::ModelConfig config;
+    config.heads = 1;
+    config.kv_heads = 1;
+    config.head_dim = 64;
+    return config;
   }
   static std::vector<double> Losses(const RecordingHost& host) {
     std::vector<double> losses;
@@ -112,23 +120,36 @@ TEST_F(MeasureTest, NothingIsLeftOfABudgetThatIsTooSmall) {
   EXPECT_THAT(Run(Job(1), {.budget_seconds = 1e-9}, "hasty")[0].measured, IsEmpty());
 }
 
+// Tables are of causal attention; and who is to stop does not measure first.
+TEST_F(MeasureTest, NothingIsMeasuredUnderOtherMasksOrOnceAStopWasAsked) {
+  TrainingJob job = Job(1);
+  const auto worlds = comm::testing::LocalCommunicators(1);
+  const auto rows_of = [&](patterns::Mask mask, bool stop) {
+    RecordingHost host;
+    host.stop = stop;
+    job.attention.mask = mask;
+    auto device = CreateCpuDevice(job, *worlds[0], host);
+    EXPECT_TRUE(device.ok()) << device.status();
+    return MeasureAttention(job, OneHead(), 1e6, **device, host);
+  };
+  EXPECT_THAT(rows_of(patterns::Mask::kCausal, false), Not(IsEmpty()));
+  EXPECT_THAT(rows_of(patterns::Mask::kCausal, true), IsEmpty());
+  EXPECT_THAT(rows_of(patterns::Mask::kFull, false), IsEmpty());
+}
+
 // Each pattern that has a control comes near the densities that are wished for.
 TEST_F(MeasureTest, PatternsComeToTheDensitiesOfTheGrid) {
   TrainingJob job = Job(1);
   job.sequence_length = 4096;
   job.attention.block_size = 128;
   job.attention.window = 256;
-  model::ModelConfig config;
-  config.heads = 1;
-  config.kv_heads = 1;
-  config.head_dim = 64;
   RecordingHost host;
   const auto worlds = comm::testing::LocalCommunicators(1);
   const auto rows_of = [&](Pattern pattern) {
     job.attention.pattern = pattern;
     auto device = CreateCpuDevice(job, *worlds[0], host);
     EXPECT_TRUE(device.ok()) << device.status();
-    return MeasureAttention(job, config, 1e6, **device, host);
+    return MeasureAttention(job, OneHead(), 1e6, **device, host);
   };
   for (const Pattern pattern :
        {Pattern::kSlidingWindow, Pattern::kVerticalSlash, Pattern::kBlockTopK}) {

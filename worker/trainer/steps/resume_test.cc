@@ -128,13 +128,20 @@ TEST_F(ResumeTest, AnotherJobsCheckpointIsRefused) {
   ASSERT_TRUE(Run(job).ok());
   const std::string other_data = directory_.File("other");
   std::filesystem::copy(job.train_data, other_data, std::filesystem::copy_options::recursive);
-  std::vector<TrainingJob> others(6, job);
+  const std::string other_model = directory_.File("other.json");
+  nlohmann::json config = nlohmann::json::parse(std::ifstream(job.model_config));
+  config["rope_theta"] = 20000.0;  // of as many parameters
+  std::ofstream(other_model) << config;
+  std::vector<TrainingJob> others(8, job);
   others[0].name = "other";
   others[1].train_data = other_data;
   others[2].sequence_length = 256;
   others[3].global_batch = 1;
   others[4].seed = 2;
   others[5].batching = {.samples = true, .overlong = data::Overlong::kSplit};
+  others[6].model_config = other_model;
+  others[7].attention.mask = patterns::Mask::kBlockCausal;
+  others[7].attention.mask_block = 64;
   // The folder's owner is asked before its checkpoints are.
   EXPECT_THAT(std::string(Run(others[0]).status().message()), HasSubstr("belongs to jobs/tiny"));
   for (size_t i = 0; i < others.size(); ++i) {
@@ -213,6 +220,29 @@ TEST_F(ResumeTest, OtherTokensOfTheSameNumberAreRefused) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("data.train or what lies there"));
 }
 
+// Of a release that knew more, say, or for ranks that are no more: the job's own plan goes on.
+TEST_F(ResumeTest, APlanOfTheCheckpointThatMakesNoSenseEndsNothing) {
+  TrainingJob job = Job();
+  job.plan_bytes = "a plan";
+  EXPECT_EQ(Run(job, 3).value(), Outcome::kStopped);
+  Plan of_two_ranks = job.plan;
+  of_two_ranks.version = 9;
+  of_two_ranks.ring.inner = 2;
+  for (const bool is_readable : {false, true}) {
+    hosts_ = std::vector<RecordingHost>(1);
+    if (is_readable) hosts_[0].plans["a plan"] = of_two_ranks;
+    hosts_[0].on_step = [](RecordingHost& host, const StepRecord&) { host.stop = true; };
+    ::testing::internal::CaptureStdout();
+    const auto outcome = testing::RunRanks(job, hosts_)[0];
+    const std::string said = ::testing::internal::GetCapturedStdout();
+    EXPECT_TRUE(outcome.ok()) << outcome.status();
+    EXPECT_THAT(said,
+                HasSubstr(is_readable ? "refused a plan: " : "refused a plan: no plan: a plan"));
+    ASSERT_EQ(hosts_[0].steps.size(), 1u);
+    EXPECT_EQ(hosts_[0].steps[0].plan_version, job.plan.version);
+  }
+}
+
 // An attempt may die between a step's checkpoint and its evaluation.
 TEST_F(ResumeTest, AnEvaluationThatIsMissingIsMadeUpFor) {
   TrainingJob job = Job();
@@ -249,7 +279,9 @@ TEST_F(ResumeTest, SkippedStepsAreCountedOnThroughAStop) {
   EXPECT_FALSE(hosts_[0].steps[0].skipped);
   EXPECT_TRUE(hosts_[0].steps[1].skipped);
   EXPECT_TRUE(hosts_[0].steps[2].skipped);
+  ::testing::internal::CaptureStdout();
   const absl::Status failed = Run(job).status();
+  EXPECT_THAT(::testing::internal::GetCapturedStdout(), HasSubstr(")  SKIPPED: not finite\n"));
   EXPECT_EQ(hosts_[0].steps.size(), 1u) << "two before the stop, one after it, and the fourth ends";
   EXPECT_EQ(failed.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(failed.message()), HasSubstr("step 5: the gradient is NaN or infinite"));

@@ -135,6 +135,22 @@ TEST_F(RunTest, EachStepTakesTheSequencesAfterThoseOfTheStepBefore) {
   EXPECT_GT(std::abs(single[1] - single[3]), 5e-4) << "one cannot be told from the other";
 }
 
+// By the power of two that each fits, where they do not attend to each other.
+TEST_F(RunTest, DocumentsThatAreKeptApartAreCounted) {
+  TrainingJob job = Job(2);
+  job.steps = 1;
+  RunAnew(job);
+  EXPECT_TRUE(hosts_[0].steps.at(0).documents.empty());
+  job.document_mask = true;
+  job.checkpoint_directory = Path("apart");
+  RunAnew(job);
+  uint64_t most_tokens = 0;
+  for (const auto& [tokens, count] : hosts_[0].steps.at(0).documents) most_tokens += tokens * count;
+  EXPECT_GE(most_tokens, hosts_[0].steps[0].tokens);
+  EXPECT_LT(most_tokens, 2 * hosts_[0].steps[0].tokens);
+  EXPECT_EQ(hosts_[1].steps.at(0).documents, hosts_[0].steps[0].documents);
+}
+
 // The frequencies follow the length of the sequence, which no rank holds alone.
 TEST_F(RunTest, RopeThatGrowsWithTheSequenceDoesSoOnAnyNumberOfRanks) {
   const auto losses = [&](int context, const std::string& scaling) {
@@ -363,10 +379,14 @@ TEST_F(RunTest, TheFirstRankAloneSaysWhatIsTrainedAndHowItGoes) {
   }
   EXPECT_EQ(Count(said, "| heads "), 0);
   for (const StepRecord& step : hosts_[0].steps) {
-    EXPECT_EQ(Count(said, absl::StrFormat("step %5d/3  loss %.4f  norm %.3f  lr %.2e  ", step.step,
-                                          step.loss, step.gradient_norm, step.learning_rate)),
-              1)
-        << said;
+    const PhaseSeconds& phases = step.phases;
+    const std::string line = absl::StrFormat(
+        "step %5d/3  loss %.4f  norm %.3f  lr %.2e  %.2f s  %.0f tok/s  (index %.2f, "
+        "attention %.2f + %.2f, linear %.2f, waiting %.2f, optimizer %.2f)\n",
+        step.step, step.loss, step.gradient_norm, step.learning_rate, step.step_seconds,
+        2 * kTinySequence / step.step_seconds, phases.index, phases.attention_forward,
+        phases.attention_backward, phases.linear, phases.exposed_communication, phases.optimizer);
+    EXPECT_EQ(Count(said, line), 1) << line << said;
   }
   EXPECT_EQ(Count(said, "SKIPPED"), 0);
   for (const EvalRecord& eval : hosts_[0].evals) {

@@ -244,6 +244,27 @@ TEST_F(SamplesJobTest, ReportsSayWhatEachLengthVisited) {
   }
 }
 
+// Groups of unequal micro-batches wait for each other less, where nothing else has them meet.
+TEST_F(SamplesJobTest, GroupsSumTheirGradientsOnceAStepWhereTheyMay) {
+  const auto settings_of = [this](TrainingJob job) {
+    job.steps = 1;
+    job.eval_sequences = 0;
+    ::testing::internal::CaptureStdout();
+    EXPECT_EQ(Run(job), absl::OkStatus());
+    return ::testing::internal::GetCapturedStdout();
+  };
+  const std::string once = "| summed over ranks once a step ";
+  const std::string each = "| summed over ranks in every micro-batch ";
+  EXPECT_THAT(settings_of(Job(1, 2)), HasSubstr(once));
+  EXPECT_THAT(settings_of(Job(2, 1)), HasSubstr(each)) << "one group";
+  TrainingJob in_order = Job(1, 2);
+  in_order.deals_in_order = true;
+  EXPECT_THAT(settings_of(in_order), HasSubstr(each)) << "for comparison";
+  TrainingJob packed = Job(1, 2);
+  packed.batching = {};
+  EXPECT_THAT(settings_of(packed), HasSubstr(each)) << "as many micro-batches in each";
+}
+
 // By the power of two that a document fits; what fills a micro-batch up is none.
 TEST_F(SamplesJobTest, ReportsCountTheDocumentsOfEachLength) {
   TrainingJob job = Job(2, 2);
@@ -254,6 +275,7 @@ TEST_F(SamplesJobTest, ReportsCountTheDocumentsOfEachLength) {
     const StepRecord& first = hosts_[0].steps.at(step);
     uint64_t documents = 0, most_tokens = 0;
     for (const size_t group : {0, 1}) {
+      EXPECT_EQ(hosts_[2 * group].steps.at(step).group, group);
       const auto& lengths = hosts_[2 * group].steps.at(step).documents;
       EXPECT_EQ(hosts_[2 * group + 1].steps.at(step).documents, lengths);
       for (const auto& [tokens, count] : lengths) {

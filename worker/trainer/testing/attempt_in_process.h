@@ -39,6 +39,8 @@ class RecordingHost : public Host {
   std::function<void(const std::string& phase)> on_place = [](const auto&) {};
   // After every checkpoint that was saved, on a thread of its own; rank 0.
   std::function<void(uint64_t step)> on_checkpoint = [](uint64_t) {};
+  // Once the model is in its place, on this rank's thread; rank 0.
+  std::function<void()> on_model = [] {};
   bool stop = false;
   uint32_t profile_steps = 0;
   // Plans as they travel between ranks: a plan is what ParsePlan makes of `plan_bytes`.
@@ -51,7 +53,10 @@ class RecordingHost : public Host {
   void ReportEval(const EvalRecord& record) override { evals.push_back(record); }
   void ReportCheckpoint(uint64_t step, const std::string& path, uint64_t bytes,
                         double seconds) override;
-  void ReportModel(const std::string& path) override { model = path; }
+  void ReportModel(const std::string& path) override {
+    model = path;
+    on_model();
+  }
   const balance::MeasureRequest& measure() const override { return to_measure; }
   void ReportMeasurements(const balance::Measurements& reported) override {
     measured.push_back(reported);

@@ -220,11 +220,16 @@ TEST_F(LivePlansTest, WhatAPatternWouldChooseAnewIsRefusedByAllRanks) {
     EXPECT_THAT(Versions(host), Each(1));
     EXPECT_THAT(host.places, Not(Contains(Pair(kChanged, "changing the layout"))));
   }
-  // Nor does an attempt begin with it, or another one after that.
+  // Nor does an attempt begin with it, or have steps that lay so.
+  Plan earlier = Changed(job.plan);
+  earlier.earlier_shapes[0].shape = by_documents;
   static_cast<PlanShape&>(job.plan) = by_documents;
-  std::vector<RecordingHost> hosts(job.world_size);
-  for (const auto& outcome : testing::RunRanks(job, hosts)) {
-    EXPECT_EQ(outcome.status().code(), absl::StatusCode::kInvalidArgument) << outcome.status();
+  for (const Plan& plan : {job.plan, earlier}) {
+    job.plan = plan;
+    std::vector<RecordingHost> hosts(job.world_size);
+    for (const auto& outcome : testing::RunRanks(job, hosts)) {
+      EXPECT_EQ(outcome.status().code(), absl::StatusCode::kInvalidArgument) << outcome.status();
+    }
   }
 }
 

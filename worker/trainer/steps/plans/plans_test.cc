@@ -93,6 +93,34 @@ TEST_F(PlansTest, ARefusedOneLeavesTheLastInForce) {
   }
 }
 
+// A resume would train it otherwise than it was trained.
+TEST_F(PlansTest, OneThatDealsATrainedStepOtherwiseIsRefused) {
+  job_.steps = 3;
+  Plan weights = Next(2), speeds = Next(2);
+  weights.sample_weights = *balance::SampleWeights::Create({{100, 1}, {512, 9}});
+  speeds.group_permille = {500};
+  for (Plan& plan : std::vector<Plan>{weights, speeds}) {
+    EXPECT_THAT(Run({plan}), ElementsAre(1, 1, 1));
+    plan.weights_from_step = 2;
+    plan.earlier_weights = {{.from_step = 1, .weights = {}}};
+    EXPECT_THAT(Run({plan}), ElementsAre(1, 2, 2)) << "what deals the next steps alone";
+  }
+}
+
+TEST_F(PlansTest, AStripeThatIsLeftOpenIsOneTile) {
+  job_ = testing::TinyTrainingJob(directory_.path().string(), 2);
+  job_.steps = 2;
+  Run({});
+  const std::vector<StepRecord> of_a_tile = hosts_[1].steps;
+  job_.plan.stripe = job_.attention.stripe = 0;
+  Run({});
+  for (size_t i = 0; i < of_a_tile.size(); ++i) {
+    EXPECT_EQ(hosts_[1].steps.at(i).loss, of_a_tile[i].loss);
+    EXPECT_EQ(hosts_[1].steps[i].layers.at(0).tiles_per_ring_step,
+              of_a_tile[i].layers.at(0).tiles_per_ring_step);
+  }
+}
+
 // In the job's log, where whoever changed the job looks: once, whatever the number of ranks.
 TEST_F(PlansTest, WhyOneIsRefusedIsSaidOnce) {
   job_ = testing::TinyTrainingJob(directory_.path().string(), 2);
@@ -129,8 +157,12 @@ class ChosenTilesTest : public PlansTest {
 
 TEST_F(ChosenTilesTest, LayersThatTheJobKeepsDenseStaySo) {
   job_.attention.dense_layers = {0};
+  job_.attention.probe_every = 1;
   Run({Next(2)});
   for (const StepRecord& step : hosts_[0].steps) {
+    ASSERT_EQ(step.probed_recall.size(), 2u);
+    EXPECT_EQ(step.probed_recall[0], -1.0) << "there is nothing to probe";
+    EXPECT_GT(step.probed_recall[1], 0.0);
     EXPECT_EQ(step.layers.at(0).density, 1.0);
     EXPECT_LT(step.layers.at(1).density, 1.0);
   }
@@ -165,6 +197,9 @@ TEST_F(ChosenTilesTest, ProbesAreReportedByHeadAndStandUntilTheNext) {
       EXPECT_GT(step.probed_recall[layer], 0.0);
       EXPECT_LE(step.probed_recall[layer], 1.0);
       for (const double head : heads) EXPECT_LE(head, 1.0);
+      if (!probes) continue;
+      ASSERT_EQ(heads.size(), 4u);
+      EXPECT_NEAR(step.probed_recall[layer], (heads[0] + heads[1] + heads[2] + heads[3]) / 4, 1e-9);
     }
   }
   EXPECT_EQ(steps.at(2).probed_recall, steps.at(0).probed_recall);
