@@ -160,6 +160,7 @@ TEST_F(ReportsTest, WhatIsLargerThanTheBoundOfALogGoesWhole) {
   const LogPage page = ReadLogs({.job = "a", .after_offset = 1});
   EXPECT_THAT(page.lines, IsEmpty());
   EXPECT_EQ(page.dropped, 2u);
+  EXPECT_EQ(ReadLogs({.job = "a", .after_offset = 2}).dropped, 1u);
   AppendLines("a", 1, 1);
   EXPECT_EQ(ReadLogs({.job = "a", .after_offset = 1}).dropped, 2u);
   ASSERT_THAT(ReadLogs({.job = "a"}).lines, SizeIs(1));
