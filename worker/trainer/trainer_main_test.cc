@@ -132,6 +132,7 @@ TEST_F(TrainerMainTest, AFailureIsHeardByAPeerThatReadsLate) {
   ASSERT_TRUE(logs[0].result.has_value());
   EXPECT_EQ(logs[0].result->message(), "it cannot go on");
   EXPECT_FALSE(logs[0].result->collateral());
+  EXPECT_EQ(logs[0].exit_code, 1);
   // Whoever reads the rank's log finds the reason there, too.
   EXPECT_THAT(ReadFile(directory_.File("rank-0.log")).value(), HasSubstr("it cannot go on"));
 }

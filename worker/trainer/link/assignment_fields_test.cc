@@ -123,6 +123,26 @@ TEST(AssignmentFieldsTest, WhatItTrainsOn) {
   EXPECT_FALSE(job.attention.bf16_gradients);
 }
 
+TEST(AssignmentFieldsTest, WhatBecomesOfLongDocumentsAndOfEvaluations) {
+  v1::TrainerAssignment assignment = Assignment();
+  v1::JobSpec* const spec = assignment.mutable_spec();
+  for (const auto& [overlong, expected] : {std::pair{v1::DataSpec::REFUSE, data::Overlong::kRefuse},
+                                           {v1::DataSpec::SPLIT, data::Overlong::kSplit},
+                                           {v1::DataSpec::DROP, data::Overlong::kDrop}}) {
+    spec->mutable_data()->set_overlong(overlong);
+    EXPECT_EQ(JobOf(assignment).batching.overlong, expected);
+  }
+  spec->mutable_data()->clear_overlong();
+  EXPECT_EQ(JobOf(assignment).batching.overlong, data::Overlong::kRefuse);
+  EXPECT_EQ(JobOf(assignment).eval_attention, EvalAttention::kSame);
+  for (const auto& [attention, expected] : {std::pair{v1::TrainingSpec::SAME, EvalAttention::kSame},
+                                            {v1::TrainingSpec::DENSE, EvalAttention::kDense},
+                                            {v1::TrainingSpec::BOTH, EvalAttention::kBoth}}) {
+    spec->mutable_training()->set_eval_attention(attention);
+    EXPECT_EQ(JobOf(assignment).eval_attention, expected);
+  }
+}
+
 TEST(AssignmentFieldsTest, WhatTheModelIsExportedAs) {
   v1::TrainerAssignment assignment = Assignment();
   v1::CheckpointSpec* const checkpoint = assignment.mutable_spec()->mutable_checkpoint();

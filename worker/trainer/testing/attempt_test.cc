@@ -57,6 +57,7 @@ std::vector<RankLog> AttemptTest::RunToEnd(const v1::JobSpec& spec) {
   for (const RankLog& log : logs) {
     EXPECT_TRUE(log.result.has_value() && log.result->outcome() == v1::TrainerExited::COMPLETED)
         << Output();
+    EXPECT_EQ(log.exit_code, 0);
   }
   return logs;
 }

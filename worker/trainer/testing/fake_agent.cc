@@ -130,12 +130,16 @@ std::vector<RankLog> FakeAgent::Finish() {
   const bool ended = WaitFor([](const std::vector<RankLog>& logs) {
     return std::all_of(logs.begin(), logs.end(), [](const RankLog& log) { return log.gone; });
   });
+  std::map<int, int> statuses;
   for (const auto& [rank, pid] : pids_) {
     if (!ended) kill(pid, SIGKILL);
-    waitpid(pid, nullptr, 0);
+    waitpid(pid, &statuses[rank], 0);
   }
   pids_.clear();
   absl::MutexLock lock(&mutex_);
+  for (const auto& [rank, status] : statuses) {
+    logs_[rank].exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  }
   return logs_;
 }
 

@@ -32,6 +32,8 @@ struct RankLog {
   std::vector<v1::TrainerPulse> pulses;
   std::optional<v1::TrainerResult> result;
   bool gone = false;  // its stream has ended
+  // Of its process, once Finish() has returned; -1: none was started, or a signal ended it.
+  int exit_code = -1;
 };
 
 v1::AgentMessage LeaseUntil(absl::Time end);
