@@ -40,6 +40,15 @@ TEST(DivisionTest, ErrorsNameFieldRuleAndWhatDivides) {
   EXPECT_EQ(CheckDivides("data.sequence_length", 100, {.ranks = 4, .tile = 64}).message(),
             "data.sequence_length: 100 does not divide by context × tile = 4 × 64 = 256 "
             "(parallelism.layout: auto); give 256");
+  Division striped{.layout = LayoutKind::kStriped, .ranks = 4, .tile = 64, .stripe = 192};
+  EXPECT_EQ(CheckDivides("data.sequence_length", 800, striped).message(),
+            "data.sequence_length: 800 does not divide by context × stripe = 4 × 192 = 768 "
+            "(parallelism.layout: striped); give 768 or 1536");
+  striped.by_documents = true;
+  striped.stripe = 0;
+  EXPECT_EQ(CheckDivides("data.sequence_length", 800, striped).message(),
+            "data.sequence_length: 800 does not divide by context × tile = 4 × 64 = 256 "
+            "(parallelism.layout: documents); give 768 or 1024");
 }
 
 }  // namespace

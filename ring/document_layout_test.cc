@@ -234,6 +234,12 @@ TEST(DocumentLayoutTest, ApartASpreadDocumentIsDealtAsASequence) {
   }
 }
 
+TEST(DocumentLayoutTest, RoomForWhatLiesApartIsASixteenthMore) {
+  EXPECT_EQ(MostLocalTokensApart(160), 170);
+  EXPECT_EQ(MostLocalTokensApart(161), 172);
+  EXPECT_EQ(MostLocalTokensApart(1), 2);
+}
+
 TEST(DocumentLayoutTest, WhatDoesNotFitIsNamed) {
   const auto error = [](int64_t tokens, std::vector<int64_t> firsts, Holders holders) {
     return std::string(DocumentLayout::Create(tokens, firsts, holders, 2, 4).status().message());
@@ -242,6 +248,7 @@ TEST(DocumentLayoutTest, WhatDoesNotFitIsNamed) {
   EXPECT_THAT(error(16, {1}, Holders(1)), HasSubstr("starts ascend from 0"));
   EXPECT_THAT(error(16, {0, 4}, Holders(1)), HasSubstr("2 starts and 1 holders"));
   EXPECT_THAT(error(16, {0, 4}, {2, std::nullopt}), HasSubstr("held by rank 2 of 2"));
+  EXPECT_THAT(error(16, {0, 4}, {-1, std::nullopt}), HasSubstr("held by rank -1 of 2"));
   EXPECT_THAT(error(16, {0, 4, 4}, Holders(3)), HasSubstr("starts at 4 and ends at 4"));
   EXPECT_THAT(error(16, {0, 9}, {0, 1}), HasSubstr("whole documents of 9 tokens of 8"));
   EXPECT_THAT(error(16, {0, 8}, {0, std::nullopt}), HasSubstr("none of those that are spread"));

@@ -45,6 +45,9 @@ TEST(HeadSharesTest, ErrorsSayWhatDivides) {
   EXPECT_EQ(message({.ranks = 6, .heads = 12, .kv_heads = 4}),
             "parallelism.heads: 6 trainers cannot share out 12 heads over 4 KV heads evenly; give "
             "one of 1, 2, 4, 12");
+  EXPECT_EQ(message({.ranks = 0, .heads = 4, .kv_heads = 2}),
+            "parallelism.heads: 0 trainers cannot share out 4 heads over 2 KV heads evenly; give "
+            "one of 1, 2, 4");
 }
 
 }  // namespace

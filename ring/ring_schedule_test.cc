@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace ringleader::ring {
@@ -196,6 +197,104 @@ TEST_P(RingScheduleTest, OfAllRanksAreRankZerosTurned) {
   }
 }
 
+// By link, for each hop of keys: how many steps' computations there are between its start and the
+// first that reads what it brings, or the start of the hop that passes it on.
+std::map<RingLink, std::multiset<int>> StepsToArrive(const RingSchedule& schedule) {
+  struct Underway {
+    RingLink link;
+    int step;
+  };
+  std::map<RingLink, std::multiset<int>> steps;
+  std::map<int, Underway> underway;  // by slot that receives
+  int step = 0;
+  const auto read = [&](int slot) {
+    const auto hop = underway.find(slot);
+    if (hop == underway.end()) return;
+    steps[hop->second.link].insert(step - hop->second.step);
+    underway.erase(hop);
+  };
+  const auto start = [&](const std::vector<RingHop>& hops) {
+    for (const RingHop& hop : hops) {
+      EXPECT_NE(hop.send_slot, hop.receive_slot) << "it would overwrite what it sends";
+      read(hop.send_slot);
+      EXPECT_FALSE(underway.contains(hop.receive_slot)) << "another hop's, which nobody has read";
+      underway[hop.receive_slot] = {hop.link, step};
+    }
+  };
+  start(schedule.first_hops);
+  for (; step < std::ssize(schedule.steps); ++step) {
+    start(schedule.steps[step].kv_hops);
+    read(schedule.steps[step].kv_slot);
+  }
+  EXPECT_TRUE(underway.empty());
+  return steps;
+}
+
+// An outer hop has a whole inner loop, an inner one the step that it starts with. In backward what
+// the first step attends to, and on each other node's loop what its first step does, is waited for.
+TEST_P(RingScheduleTest, HopsOfKeysHideBehindComputation) {
+  const RingShape shape = GetParam();
+  std::map<RingLink, std::multiset<int>> forward, backward;
+  if (shape.kind != RingKind::kAllGather) {
+    for (int node = 1; node < shape.outer; ++node) {
+      forward[RingLink::kOuter].insert(shape.inner);
+      backward[RingLink::kOuter].insert(node == 1 ? 0 : shape.inner);
+    }
+    for (int node = 0; node < shape.outer; ++node) {
+      for (int local = 1; local < shape.inner; ++local) {
+        const bool is_waited_for = local == 1 && (shape.outer == 1 || node > 0);
+        forward[RingLink::kInner].insert(1);
+        backward[RingLink::kInner].insert(is_waited_for ? 0 : 1);
+      }
+    }
+  }
+  EXPECT_EQ(StepsToArrive(*ForwardSchedule(shape, 0)), forward);
+  EXPECT_EQ(StepsToArrive(*BackwardSchedule(shape, 0)), backward);
+}
+
+// Nor does a computation, or a sum, wait until the gradients of the step before have left.
+TEST_P(RingScheduleTest, GradientsTravelFromSlotsThatTheNextStepLeavesAlone) {
+  const RingSchedule schedule = *BackwardSchedule(GetParam(), 0);
+  const RingHop* last = nullptr;  // on the inner ring, of the step before
+  for (const RingStep& step : schedule.steps) {
+    if (last != nullptr) {
+      EXPECT_NE(step.grad_slot, last->send_slot);
+      EXPECT_NE(step.grad_slot, last->receive_slot);
+    }
+    const RingHop* const before = std::exchange(last, nullptr);
+    for (const GradAction& action : step.grad_actions) {
+      if (action.kind != GradAction::Kind::kHop) continue;
+      EXPECT_NE(action.hop.send_slot, action.hop.receive_slot);
+      if (action.hop.link != RingLink::kInner) continue;
+      if (before != nullptr) {
+        EXPECT_NE(action.hop.receive_slot, before->receive_slot);
+      }
+      last = &action.hop;
+    }
+  }
+}
+
+// Memory is planned by these numbers.
+TEST_P(RingScheduleTest, SaysWhoseItIsAndHowManySlotsItTakes) {
+  const RingShape shape = GetParam();
+  const bool gathers = shape.kind == RingKind::kAllGather;
+  const int keys = gathers ? shape.inner : shape.outer > 1 ? 5 : shape.inner > 1 ? 3 : 1;
+  const int gradients = gathers ? shape.inner : shape.outer > 1 ? 6 : shape.inner > 1 ? 4 : 1;
+  for (const bool backward : {false, true}) {
+    for (int rank = 0; rank < shape.ranks(); ++rank) {
+      const RingSchedule schedule = *(backward ? BackwardSchedule : ForwardSchedule)(shape, rank);
+      EXPECT_EQ(schedule.shape, shape);
+      EXPECT_EQ(schedule.rank, rank);
+      EXPECT_EQ(schedule.ranks, shape.ranks());
+      EXPECT_EQ(schedule.kv_slots, keys);
+      EXPECT_EQ(schedule.grad_slots, backward ? gradients : 0);
+      if (gathers && backward) {
+        EXPECT_EQ(schedule.home_grad_slot, rank);
+      }
+    }
+  }
+}
+
 // What comes home does so during a computation that does not need it.
 TEST_P(RingScheduleTest, NoGradientTravelsAfterTheLastStep) {
   const RingSchedule schedule = *BackwardSchedule(GetParam(), 0);
@@ -224,7 +323,9 @@ INSTANTIATE_TEST_SUITE_P(Shapes, RingScheduleTest,
 TEST(RingScheduleErrorTest, NamesTheShape) {
   EXPECT_FALSE(ForwardSchedule({RingKind::kFlat, 2, 2}, 0).ok());
   EXPECT_FALSE(ForwardSchedule({RingKind::kFlat, 4, 1}, 4).ok());
+  EXPECT_FALSE(ForwardSchedule({RingKind::kFlat, 4, 1}, -1).ok());
   EXPECT_FALSE(BackwardSchedule({RingKind::kHierarchical, 0, 4}, 0).ok());
+  EXPECT_FALSE(BackwardSchedule({RingKind::kAllGather, 2, 2}, 0).ok());
   EXPECT_EQ(ForwardSchedule({static_cast<RingKind>(9), 4, 1}, 0).status().message(),
             "ring of kind 9 is unknown");
 }

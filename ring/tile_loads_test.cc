@@ -5,8 +5,12 @@
 #include <algorithm>
 #include <numeric>
 #include <random>
+#include <set>
+#include <utility>
+#include <vector>
 
 #include "patterns/sample.h"
+#include "ring/band_tiles.h"
 
 namespace ringleader::ring {
 namespace {
@@ -90,7 +94,8 @@ TEST(TileLoadsTest, ClosedFormsCountWhatALoopCounts) {
       for (int64_t i = random() % (blocks + 1); i > 0; --i)
         head.ahead.push_back(random() % 4 / 4.0);
       TileLoads loads(ranks);
-      loads.AddHead(head, layout, kTile, 1.0);
+      loads.AddHead(head, layout, kTile, 4.0);
+      loads.Scale(0.25);
       ExpectEqual(loads, BruteForce(head, layout));
       ++cases;
     }
@@ -109,7 +114,8 @@ TEST(TileLoadsTest, RowsAreCountedPerLayout) {
     const ShardLayout layout = Layout(kind, 4, 256, 2);
     for (const HeadPattern& head : heads) {
       TileLoads loads(4);
-      loads.AddHead(head, layout, kTile, 1.0);
+      loads.AddHead(head, layout, kTile, 4.0);
+      loads.Scale(0.25);
       ExpectEqual(loads, BruteForce(head, layout));
     }
     // Heads add up.
@@ -122,6 +128,33 @@ TEST(TileLoadsTest, RowsAreCountedPerLayout) {
       for (int owner = 0; owner < 4; ++owner) {
         EXPECT_NEAR(both.of(rank, owner), first.of(rank, owner) + one.of(rank, owner), 1e-6);
       }
+    }
+  }
+}
+
+// More ranks than bits in a word or numbers in a vector register.
+TEST(TileLoadsTest, ManyRanksAreCountedAsFewAre) {
+  constexpr int kRanks = 70;
+  constexpr int64_t kBlocks = 2 * kRanks;
+  std::mt19937 random(2);
+  HeadPattern diagonals, rows;
+  rows.row_offsets.push_back(0);
+  for (int64_t q = 0; q < kBlocks; ++q) {
+    diagonals.diagonals.push_back(random() % 3 == 0);
+    for (int64_t k = random() % 9; k <= q; k += 1 + random() % 30) {
+      rows.columns.push_back(static_cast<int32_t>(k));
+    }
+    rows.row_offsets.push_back(std::ssize(rows.columns));
+    rows.row_weights.push_back(random() % 4 / 2.0);
+  }
+  HeadPattern both = rows;
+  both.diagonals = diagonals.diagonals;
+  for (const auto kind : {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+    const ShardLayout layout = Layout(kind, kRanks, kBlocks, 1);
+    for (const HeadPattern& head : {diagonals, rows, both}) {
+      TileLoads loads(kRanks);
+      loads.AddHead(head, layout, kTile, 1.0);
+      ExpectEqual(loads, BruteForce(head, layout));
     }
   }
 }
@@ -143,6 +176,54 @@ TEST(TileLoadsTest, StripesBalanceAnyDiagonals) {
   EXPECT_LT(imbalance(LayoutKind::kStriped), 1.02);
   EXPECT_GT(imbalance(LayoutKind::kContiguous), 1.2);
   EXPECT_LT(imbalance(LayoutKind::kStriped), imbalance(LayoutKind::kZigzag));
+}
+
+TEST(BandTilesTest, WhatRanksVisitOfAllOwnersIsTheTriangle) {
+  constexpr int64_t kBlocks = 24;
+  for (const auto kind : {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+    ShardLayout mine = Layout(kind, 4, kBlocks, 2);
+    int64_t visited = 0;
+    for (mine.rank = 0; mine.rank < 4; ++mine.rank) {
+      int64_t of_owners = 0;
+      ShardLayout owner = mine;
+      for (owner.rank = 0; owner.rank < 4; ++owner.rank) {
+        of_owners += BandTiles(mine, owner, kTile, /*window=*/0, /*document_starts=*/nullptr);
+      }
+      EXPECT_EQ(CausalTiles(mine, kTile), of_owners) << mine.rank;
+      visited += of_owners;
+    }
+    EXPECT_EQ(visited, kBlocks * (kBlocks + 1) / 2);
+  }
+  EXPECT_EQ(CausalTiles({.tokens = 777}, kTile), 13 * 14 / 2) << "the last tile is not full";
+}
+
+// Ranks whose tokens end in the middle of a tile: counted pair by pair.
+TEST(BandTilesTest, ShardsThatHoldFewerTokensHaveFewerTiles) {
+  for (const auto kind : {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+    for (const int64_t window : {0, 1, 100}) {
+      for (int pair = 0; pair < 4; ++pair) {
+        ShardLayout layout = Layout(kind, 2, 8, 1);
+        layout.rank = pair / 2;
+        const Shard query(layout, 200);
+        layout.rank = pair % 2;
+        const Shard key(layout, 130);
+        std::set<std::pair<int64_t, int64_t>> tiles;
+        std::vector<kernels::KeyIntervals> visible;
+        for (int64_t q = 0; q < query.tokens; ++q) {
+          const int64_t last = query.layout.Position(q);
+          const int64_t first = window == 0 ? 0 : std::max<int64_t>(0, last - window + 1);
+          visible.push_back(
+              {.begin = static_cast<int32_t>(first), .end = static_cast<int32_t>(last + 1)});
+          for (int64_t k = 0; k < key.tokens; ++k) {
+            const int64_t position = key.layout.Position(k);
+            if (position >= first && position <= last) tiles.insert({q / kTile, k / kTile});
+          }
+        }
+        EXPECT_EQ(BandTiles(query, key, kTile, window, nullptr), std::ssize(tiles)) << pair;
+        EXPECT_EQ(VisibleTiles(query, key, kTile, visible.data()), std::ssize(tiles)) << pair;
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -2,12 +2,13 @@
 // come, what gradients add up to is what was added, and nothing travels for nobody.
 #include "ring/travelling_rows.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <map>
 #include <string>
 #include <tuple>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
 
 namespace ringleader::ring {
 namespace {
@@ -199,6 +200,8 @@ TEST_P(TravellingRowsTest, CountsAreThoseOfAllRanks) {
       const HopCounts counts =
           CountTravellingRows(shape, is_backward, Layout(0), Held(), kTile, most_packed,
                               [&](int64_t first, int64_t last) { return seen.Of(first, last); });
+      HopCounts sent = {.keys = decltype(counts.keys)(counts.keys.size()),
+                        .gradients = decltype(counts.gradients)(counts.gradients.size())};
       for (int rank = 0; rank < ranks(); ++rank) {
         TravellingRows rows =
             Rows((is_backward ? BackwardSchedule : ForwardSchedule)(shape, rank).value());
@@ -207,10 +210,20 @@ TEST_P(TravellingRowsTest, CountsAreThoseOfAllRanks) {
         ASSERT_EQ(counts.gradients.size(), rows.gradients.size());
         for (size_t i = 0; i < rows.keys.size(); ++i) {
           EXPECT_EQ(counts.keys[i][rank], CountRows(rows.keys[i].received)) << rank << " " << i;
+          sent.keys[i].push_back(CountRows(rows.keys[i].sent));
         }
         for (size_t i = 0; i < rows.gradients.size(); ++i) {
           EXPECT_EQ(counts.gradients[i][rank], CountRows(rows.gradients[i].received));
+          sent.gradients[i].push_back(CountRows(rows.gradients[i].sent));
         }
+      }
+      // Each has one sender, which counts as many.
+      for (size_t i = 0; i < sent.keys.size(); ++i) {
+        EXPECT_THAT(sent.keys[i], ::testing::UnorderedElementsAreArray(counts.keys[i])) << i;
+      }
+      for (size_t i = 0; i < sent.gradients.size(); ++i) {
+        EXPECT_THAT(sent.gradients[i], ::testing::UnorderedElementsAreArray(counts.gradients[i]))
+            << i;
       }
     }
   }
@@ -283,6 +296,11 @@ TEST(TravellingRowsTest, HopsThatLeaveLittleOutCarryAll) {
       .keys = {{.sent = {{0, 64}}, .received = {{0, 9}}, .sent_shard = 64, .received_shard = 9}},
       .gradients = {}};
   EXPECT_FALSE(CarryAllAbove(0.5, &whole));
+  // One end of one hop is enough.
+  TravellingRows one_end = {
+      .keys = {{.sent = {{0, 64}}, .received = {{0, 9}}, .sent_shard = 64, .received_shard = 90}},
+      .gradients = whole.keys};
+  EXPECT_TRUE(CarryAllAbove(0.5, &one_end));
 }
 
 }  // namespace
