@@ -111,6 +111,21 @@ TEST(CollectivesTest, GatherAndBroadcastFromEveryRank) {
   });
 }
 
+// What a rank sends of a large one does not grow with the number of ranks.
+TEST(CollectivesTest, ALargeAllReduceSendsShares) {
+  constexpr int kRanks = 5;
+  const auto sent = [](size_t count) {
+    std::atomic<uint64_t> bytes = 0;
+    RunRanks(testing::CountedCommunicators(kRanks, &bytes), [&](Communicator& comm) {
+      std::vector<float> data(count);
+      ASSERT_TRUE(comm.AllReduceSum(kChannel, data.data(), count).ok());
+    });
+    return bytes.load();
+  };
+  EXPECT_EQ(sent(4096), kRanks * (kRanks - 1) * 4096 * sizeof(float)) << "all to all at once";
+  EXPECT_EQ(sent(4097), 2 * (kRanks - 1) * 4097 * sizeof(float)) << "shares, and their sums";
+}
+
 // Nobody passes a barrier before all have come: each rank sees all others' marks.
 TEST(CollectivesTest, NobodyPassesABarrierBeforeAllHaveCome) {
   std::vector<std::atomic<int>> rounds(3);
@@ -154,6 +169,17 @@ TEST(SplitTest, GroupsOfTheSameRanksAreApart) {
     ExpectApart(**same, **below, comm.rank());
     ExpectApart(**again, **below, comm.rank());
     ExpectApart(comm, comm, comm.rank(), Channel::kControl);
+  });
+}
+
+TEST(SplitTest, GroupsThatShareSomeRanksAreApart) {
+  RunRanks(3, [](Communicator& comm) {
+    const auto all = comm.Split({0, 1, 2});
+    ASSERT_TRUE(all.ok());
+    if (comm.rank() == 2) return;
+    const auto two = comm.Split({0, 1});
+    ASSERT_TRUE(two.ok());
+    ExpectApart(**all, **two, comm.rank());
   });
 }
 

@@ -272,6 +272,125 @@ TEST(TransferTest, ADroppedOneIsWaitedForUntilItsBufferIsLetGo) {
   copy.join();
 }
 
+// Rank 0 of two. The transfer of this number fails at once; the others end well, at once or when
+// they are told to.
+class FailingTransport : public Transport {
+ public:
+  static absl::Status Failure() { return absl::InternalError("broken"); }
+
+  explicit FailingTransport(int failing, bool is_slow = false)
+      : failing_(failing), is_slow_(is_slow) {}
+
+  int rank() const override { return 0; }
+  int size() const override { return 2; }
+  void Send(StreamId, int, PendingTransferPtr transfer) override { Start(std::move(transfer)); }
+  void Receive(StreamId, int, PendingTransferPtr transfer) override { Start(std::move(transfer)); }
+  void Abort(const std::string&) override {}
+  absl::Status status() const override { return absl::OkStatus(); }
+  bool aborted_by_peer() const override { return false; }
+
+  int started() const { return started_; }
+  std::vector<PendingTransferPtr>& others() { return others_; }
+
+ private:
+  void Start(PendingTransferPtr transfer) {
+    if (started_++ == failing_) return transfer->Finish(Failure());
+    if (!is_slow_) return transfer->Finish(absl::OkStatus());
+    others_.push_back(std::move(transfer));
+  }
+
+  const int failing_;
+  const bool is_slow_;
+  int started_ = 0;
+  std::vector<PendingTransferPtr> others_;
+};
+
+struct Operation {
+  const char* name;
+  int transfers;  // of rank 0 of two
+  absl::Status (*run)(Communicator& comm);
+};
+
+TEST(TransferTest, AnOperationEndsWellOnlyIfAllOfItsTransfersDo) {
+  constexpr size_t kSmall = 8, kLarge = 5000;  // elements: for one exchange, or for shares
+  const Operation operations[] = {
+      {"send and receive", 2,
+       [](Communicator& comm) {
+         char sent = 0, received = 0;
+         return comm.SendReceive(kChannel, &sent, 1, 1, &received, 1, 1)->Wait();
+       }},
+      {"all-to-all", 4,
+       [](Communicator& comm) {
+         char sent[2] = {}, received[2] = {};
+         return comm.AllToAll(kChannel, sent, 1, received)->Wait();
+       }},
+      {"small all-reduce", 2,
+       [](Communicator& comm) {
+         std::vector<float> data(kSmall);
+         return comm.AllReduceMax(kChannel, data.data(), data.size());
+       }},
+      {"large all-reduce", 4,
+       [](Communicator& comm) {
+         std::vector<double> data(kLarge);
+         return comm.AllReduceSum(kChannel, data.data(), data.size());
+       }},
+      {"all-gather", 2,
+       [](Communicator& comm) {
+         char all[2] = {};
+         return comm.AllGather(kChannel, &all[0], 1, all);
+       }},
+      {"reduce-scatter", 2,
+       [](Communicator& comm) {
+         float data[2] = {}, mine = 0;
+         return comm.ReduceScatterSum(kChannel, data, 1, &mine);
+       }},
+      {"broadcast to the other", 1,
+       [](Communicator& comm) {
+         char byte = 0;
+         return comm.Broadcast(kChannel, &byte, 1, /*root=*/0);
+       }},
+      {"broadcast by the other", 1,
+       [](Communicator& comm) {
+         char byte = 0;
+         return comm.Broadcast(kChannel, &byte, 1, /*root=*/1);
+       }},
+      {"barrier", 2, [](Communicator& comm) { return comm.Barrier(); }},
+  };
+  for (const Operation& operation : operations) {
+    for (int failing = 0; failing <= operation.transfers; ++failing) {
+      const auto transport = std::make_shared<FailingTransport>(failing);
+      GroupCommunicator comm(transport);
+      EXPECT_EQ(operation.run(comm),
+                failing < operation.transfers ? FailingTransport::Failure() : absl::OkStatus())
+          << operation.name << " " << failing;
+    }
+  }
+}
+
+// What Wait returns for may be freed, whichever part of it failed first.
+TEST(TransferTest, OneThatFailedIsWaitedForUntilAllOfItIsDone) {
+  for (const bool is_exchange : {false, true}) {
+    const auto transport = std::make_shared<FailingTransport>(/*failing=*/1, /*is_slow=*/true);
+    GroupCommunicator comm(transport);
+    char sent[2] = {}, received[2] = {};
+    const auto transfer = is_exchange ? comm.AllToAll(kChannel, sent, 1, received)
+                                      : comm.SendReceive(kChannel, sent, 1, 1, received, 1, 1);
+    ASSERT_EQ(transport->others().size(), is_exchange ? 3u : 1u);
+    std::atomic<bool> all_done = false;
+    std::thread others([&] {
+      const PendingTransferPtr last = std::move(transport->others().back());
+      transport->others().pop_back();
+      for (const PendingTransferPtr& other : transport->others()) other->Finish(absl::OkStatus());
+      for (int i = 0; i < 1000; ++i) std::this_thread::yield();
+      all_done = true;
+      last->Finish(absl::OkStatus());
+    });
+    EXPECT_EQ(transfer->Wait(), FailingTransport::Failure());
+    EXPECT_TRUE(all_done);
+    others.join();
+  }
+}
+
 TEST_P(GroupCommunicatorTest, AbortReleasesEveryWaiterWithTheReason) {
   std::atomic<int64_t> aborted = 0;  // in nanoseconds
   absl::BlockingCounter waiting(2);

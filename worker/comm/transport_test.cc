@@ -101,8 +101,11 @@ TEST(RendezvousTest, ABufferThatWasGivenUpIsNotWritten) {
   const PendingTransferPtr received = TransferOf(given_up);
   rendezvous.Receive(1, 0, 1, received);
   received->Finish(absl::CancelledError("dropped"));
-  rendezvous.Send(1, 0, 1, TransferOf(text));
+  const PendingTransferPtr sent = TransferOf(text);
+  rendezvous.Send(1, 0, 1, sent);
   EXPECT_EQ(given_up, "    ");
+  ASSERT_TRUE(IsFinished(*sent));
+  EXPECT_EQ(sent->Wait(), absl::OkStatus()) << "its sender has done its part";
 }
 
 TEST(RendezvousTest, WhatWasDroppedBeforeItWasReceivedIsAnErrorForItsReceiver) {

@@ -34,6 +34,40 @@ TEST(ChannelArgumentsTest, ASilentPeerIsNoticedWithin20Seconds) {
   EXPECT_EQ(Number(arguments, GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA), 0);
 }
 
+// What a server that is built with it takes.
+class Builder : public grpc::ServerBuilder {
+ public:
+  grpc::ChannelArguments Arguments() {
+    grpc::ChannelArguments arguments;
+    for (grpc::ServerBuilderOption* option : options()) option->UpdateArguments(&arguments);
+    return arguments;
+  }
+};
+
+// Ranks may compute for minutes between two transfers. By default a server breaks the connection of
+// a client that asks so often.
+TEST(ChannelArgumentsTest, APeerThatAsksWhileNothingIsUnderWayIsAnswered) {
+  Builder builder;
+  SetPeerServerArguments(&builder);
+  const grpc::ChannelArguments server = builder.Arguments();
+  EXPECT_EQ(Number(server, GRPC_ARG_HTTP2_MAX_PING_STRIKES), 0) << "any number";
+  const int often = Number(server, GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS);
+  EXPECT_GE(often, 0);
+  EXPECT_LE(often, Number(PeerChannelArguments(), GRPC_ARG_KEEPALIVE_TIME_MS));
+}
+
+// By default two servers of one machine may come to share a port, and each other's peers.
+TEST(ChannelArgumentsTest, APortIsOneRanksAlone) {
+  Builder builder;
+  SetPeerServerArguments(&builder);
+  EXPECT_EQ(Number(builder.Arguments(), GRPC_ARG_ALLOW_REUSEPORT), 0);
+}
+
+// By default gRPC puts all streams to an address on one connection, where they wait for each other.
+TEST(ChannelArgumentsTest, EachStreamHasAConnectionOfItsOwn) {
+  EXPECT_EQ(Number(PeerChannelArguments(), GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL), 1);
+}
+
 // gRPC keeps a copy of what it may have to send again, or the caller's memory itself.
 TEST(ChannelArgumentsTest, NothingIsKeptToBeSentAgain) {
   EXPECT_EQ(Number(PeerChannelArguments(), GRPC_ARG_ENABLE_RETRIES), 0);

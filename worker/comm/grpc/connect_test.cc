@@ -93,7 +93,11 @@ TEST(ConnectTest, ARankThatGaveUpWaitingForAnotherIsGone) {
   const std::vector<std::string> addresses = {listeners[0]->address(), listeners[1]->address(),
                                               kNobody};
   std::thread impatient([&] {
-    EXPECT_TRUE(absl::IsDeadlineExceeded(listeners[0]->Connect(addresses).status()));
+    const absl::Status gave_up = listeners[0]->Connect(addresses).status();
+    EXPECT_EQ(gave_up.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_THAT(std::string(gave_up.message()),
+                StartsWith("rank(s) 2 did not connect to rank 0 within 3s (they at 127.0.0.1:1, "))
+        << "rank 1 has come";
     listeners[0].reset();
   });
   const absl::Status status = listeners[1]->Connect(addresses).status();
@@ -122,6 +126,22 @@ TEST(ConnectTest, AnAbortEndsTheWaitWithItsReason) {
   EXPECT_EQ(listener->Connect({listener->address(), kNobody}).status(),
             absl::AbortedError("rank 0: told to stop"));
   abort.join();
+}
+
+// A process may end right after this, without taking its communicators down.
+TEST(ConnectTest, AnAbortThatWasAwaitedHasBeenHeard) {
+  for (int trial = 0; trial < 8; ++trial) {  // some are heard at once by chance
+    const auto listener = Listen(0, 2), peers_listener = Listen(1, 2);
+    const std::vector<std::string> addresses = {listener->address(), peers_listener->address()};
+    std::unique_ptr<Communicator> communicator;
+    std::thread connect([&] { communicator = listener->Connect(addresses).value(); });
+    const auto peer = peers_listener->Connect(addresses).value();
+    connect.join();
+    listener->Abort("out of memory");
+    listener->AwaitAbortHeard();
+    EXPECT_EQ(peer->status(), absl::AbortedError("rank 0: out of memory"));
+    EXPECT_TRUE(peer->aborted_by_peer());
+  }
 }
 
 // Whoever goes first leaves the others in peace.

@@ -165,6 +165,18 @@ TEST_F(RawPeerTest, AStreamThatEndsWithoutAGoodbyeIsADeath) {
   ExpectGone(*receive, "its stream broke");
 }
 
+TEST_F(RawPeerTest, AStreamThatBreaksOffWhileItsMessageWaitsIsADeath) {
+  auto line = peer_.Open(kChannel);
+  line->Send(1, "0123456789");
+  line->Send(2, "for nobody");
+  EXPECT_EQ(Receive(*comm_, text_)->Wait(), absl::OkStatus());
+  const auto other = peer_.Open(Channel::kGradKv);
+  other->Send(1, "0123456789");
+  EXPECT_EQ(Receive(*comm_, text_, Channel::kGradKv)->Wait(), absl::OkStatus());
+  line.reset();
+  ExpectGone(*Receive(*comm_, text_, Channel::kGradKv), "its stream broke");
+}
+
 TEST_F(RawPeerTest, AGoodbyeOnAStreamOfDataIsNotThePeers) {
   const auto line = peer_.Open(kChannel);
   line->Leave();
@@ -186,6 +198,21 @@ TEST_F(RawPeerTest, APeerThatLeftOwesNothingAndFailsNobody) {
   EXPECT_TRUE(line->Finish().ok());  // without a goodbye: it is known to have left
   EXPECT_EQ(comm_->status(), absl::OkStatus());
   EXPECT_FALSE(comm_->aborted_by_peer());
+}
+
+// It reads no more, and what it has left unread ends for its sender, too.
+TEST_F(RawPeerTest, WhatAPeerThatLeftDoesNotReadEndsWithItsStream) {
+  peer_.life_line().Leave();
+  EXPECT_TRUE(peer_.life_line().Finish().ok());
+  peer_.Refuse(grpc::Status(grpc::StatusCode::UNAVAILABLE, "nobody is here"));
+  const std::string big(size_t{8} << 20, 'x');
+  const absl::Status ended =
+      absl::UnavailableError("the stream to the peer has ended: nobody is here");
+  for (const size_t bytes : {big.size(), size_t{1}}) {
+    Bounded send(comm_->SendReceive(kChannel, big.data(), bytes, 1, nullptr, 0, -1));
+    EXPECT_EQ(send.Wait(), ended);
+  }
+  EXPECT_EQ(comm_->status(), absl::OkStatus());
 }
 
 TEST_F(RawPeerTest, APeersReasonEndsWhatWaitsOnEveryStream) {
@@ -339,6 +366,25 @@ TEST_F(RawPeerTest, SaysWhyItGivesUp) {
   ASSERT_EQ(all.size(), 2u);
   EXPECT_TRUE(all[1].leaving());
   EXPECT_EQ(all[1].abort_reason(), "rank 0: out of memory");
+}
+
+// To all: some may not have heard it of the peer, whose connections may be what broke.
+TEST_F(RawPeerTest, PassesOnWhyAPeerGaveUp) {
+  peer_.life_line().Leave("rank 1: found a NaN");
+  EXPECT_TRUE(peer_.life_line().Finish().ok());
+  comm_.reset();
+  const std::vector<v1::Frame> all = peer_.Received();
+  ASSERT_EQ(all.size(), 2u);
+  EXPECT_TRUE(all[1].leaving());
+  EXPECT_EQ(all[1].abort_reason(), "rank 1: found a NaN");
+}
+
+TEST_F(RawPeerTest, APeerThatAnswersNothingDoesNotHoldUpARankThatGaveUp) {
+  peer_.Pause();
+  comm_->Abort("out of memory");
+  const std::future<void> gone = std::async(std::launch::async, [this] { comm_.reset(); });
+  EXPECT_EQ(gone.wait_for(std::chrono::seconds(30)), std::future_status::ready);
+  peer_.Resume();
 }
 
 }  // namespace
