@@ -323,10 +323,11 @@ TEST_F(ControllerMessagesTest, APreviewIsOfWhatIsFreeNow) {
 
 TEST_F(ControllerMessagesTest, APreviewComesAfterAllThatWaits) {
   Connect("a", "folder.1");
+  plans_.held = true;
   ASSERT_TRUE(Do([&] { return controller_->CreateJob(Spec("runs", 1), {}); }).ok());
-  ASSERT_TRUE(Create("waits").ok());
-  ASSERT_EQ(Job("waits").state(), v1::Job::PENDING);
   std::string pending_reason;
+  EXPECT_EQ(Previewed(Spec("k", 1), &pending_reason).placements.at(0).node(), "nodes/a");
+  ASSERT_TRUE(Create("waits").ok());
   EXPECT_EQ(Previewed(Spec("k", 1), &pending_reason).placements.at(0).node(), "nodes/any");
   EXPECT_THAT(pending_reason, HasSubstr("held for jobs/waits, which is ahead in the queue"));
 }

@@ -237,6 +237,7 @@ TEST_F(JobMachineTest, ATrainerThatFailsWhilePausingLeavesThePauseStanding) {
   ASSERT_TRUE(machine_.Pause(now_).ok());
   machine_.Take();
   Exit(1, TrainerExited::FAILED);
+  EXPECT_EQ(machine_.job().state_reason(), "writing a checkpoint");
   EXPECT_THAT(Commands(), ElementsAre("a:ABORT", "b:ABORT"));
   for (const uint32_t rank : {0, 2, 3}) Exit(rank, TrainerExited::FAILED, true);
   EXPECT_EQ(attempt().state(), Attempt::FAILED);

@@ -184,7 +184,7 @@ TEST_F(OrdersTest, AChangeInWhoseFirstStepTheAttemptFailedIsLeftOut) {
   v1::StepPlan plan;
   for (const uint64_t version : {2, 3}) {
     plan.set_version(version);
-    plan.set_effective_step(3 * version - 3);  // 3 and 6
+    plan.set_effective_step(version + 1);
     machine_.Replan(plan);
   }
   Step(1);
@@ -243,6 +243,27 @@ TEST_F(OrdersTest, AStartIsTimedAndARunIsNot) {
   Pass(absl::Hours(24));
   EXPECT_EQ(state(), Job::RUNNING);
   EXPECT_THAT(Commands(), IsEmpty());
+}
+
+TEST_F(OrdersTest, AStartThatIsTakenBackIsNotTimed) {
+  Place();
+  ASSERT_TRUE(machine_.Pause(now_).ok());
+  machine_.Take();
+  Pass(options_.start_timeout);
+  EXPECT_THAT(Commands(), IsEmpty());
+  EXPECT_FALSE(attempt().has_failure());
+}
+
+// The last node has what is left.
+TEST_F(OrdersTest, RanksAreCountedByTheFirstNode) {
+  v1::Placement last = On("nodes/b", 2);
+  last.set_trainers(1);
+  machine_.Place({On("nodes/a", 0), last}, {}, ++token_, now_);
+  ASSERT_EQ(machine_.effects().commands.size(), 2u);
+  for (const Effects::NodeCommand& effect : machine_.effects().commands) {
+    EXPECT_EQ(effect.command.start().ranks_per_node(), 2u);
+    EXPECT_EQ(effect.command.start().world_size(), 3u);
+  }
 }
 
 TEST_F(OrdersTest, ARefusedStartIsOfThatNodesRanks) {

@@ -359,6 +359,7 @@ TEST_F(OutcomeTest, WhatACancelledAttemptFailedOfIsNoFailure) {
   for (uint32_t rank = 0; rank < 4; ++rank) Exit(rank, TrainerExited::FAILED);
   EXPECT_EQ(state(), Job::CANCELLED);
   EXPECT_EQ(attempt().state(), Attempt::CANCELLED);
+  EXPECT_EQ(attempt().state_reason(), "cancelled by a user");
   EXPECT_FALSE(attempt().has_failure());
   EXPECT_EQ(machine_.job().retries_used(), 0u);
   EXPECT_TRUE(machine_.job().has_end_time());
@@ -381,6 +382,8 @@ TEST_F(OutcomeTest, AJobThatIsBeingCancelledIsNeitherPausedNorResumed) {
   machine_.Take();
   EXPECT_TRUE(absl::IsFailedPrecondition(machine_.Pause(now_)));
   EXPECT_TRUE(absl::IsFailedPrecondition(machine_.Resume(now_)));
+  EXPECT_TRUE(machine_.Cancel(now_, /*checkpoint=*/true).ok());
+  EXPECT_EQ(machine_.job().state_reason(), "cancelled by a user") << "it is too late for one";
   EXPECT_EQ(state(), Job::CANCELLING);
   EXPECT_FALSE(machine_.Take().any());
 }
@@ -425,6 +428,7 @@ TEST_F(OutcomeTest, AJobThatMovesOffBeforeItTrainsOrOutOfSightWaitsAgain) {
     EXPECT_EQ(state(), is_unknown ? Job::UNKNOWN : Job::STARTING);
     for (uint32_t rank = 0; rank < 4; ++rank) Exit(rank, TrainerExited::STOPPED);
     EXPECT_EQ(attempt().state(), Attempt::PAUSED);
+    EXPECT_EQ(attempt().state_reason(), "it is being drained");
     EXPECT_EQ(state(), Job::PENDING);
     EXPECT_EQ(machine_.job().retries_used(), 0u);
   }

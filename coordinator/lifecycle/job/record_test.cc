@@ -296,6 +296,13 @@ TEST_F(RecordTest, ARetryThatWouldComeTooLateIsWrittenDownAnew) {
     EXPECT_EQ(ToTime(successor.job().retry_time()), now_ - set_back + options_.retry_backoff);
     EXPECT_EQ(successor.Take().any(), set_back > absl::ZeroDuration());
   }
+  Pass(options_.retry_backoff);
+  Run();
+  FailAll();
+  JobMachine successor(machine_.job(), &options_);
+  successor.Adopt(now_ - absl::Hours(1));
+  EXPECT_EQ(ToTime(successor.job().retry_time()),
+            now_ - absl::Hours(1) + 2 * options_.retry_backoff);
 }
 
 }  // namespace

@@ -91,6 +91,8 @@ TEST_F(StepMergerTest, DetailsOfTheOldestReportsGoFirst) {
   const auto add = [&](uint64_t step, int32_t rank) {
     v1::StepReport report = Report(step, rank);
     for (int layer = 0; layer < 64; ++layer) report.add_layers()->set_layer(layer);
+    report.add_lengths()->set_tokens(64);
+    report.add_documents()->set_tokens(64);
     return merger_.Add(std::move(report), {"n", "i", next_++}, &released_);
   };
   for (uint64_t step = 1; step <= 500; ++step) EXPECT_FALSE(add(step, 0));
@@ -99,8 +101,14 @@ TEST_F(StepMergerTest, DetailsOfTheOldestReportsGoFirst) {
     const auto merged = add(step, 1);
     ASSERT_TRUE(merged) << step;
     EXPECT_EQ(merged->layers_size(), step <= 400 ? 0 : 64) << step;
+    EXPECT_EQ(merged->lengths_size(), step <= 400 ? 0 : 1) << step;
+    EXPECT_EQ(merged->documents_size(), step <= 400 ? 0 : 1) << step;
     if (step == 100) step = 490;
   }
+  EXPECT_FALSE(add(501, 0));
+  const auto next = add(501, 1);
+  ASSERT_TRUE(next) << "there is room again";
+  EXPECT_EQ(next->layers_size(), 64);
 }
 
 // Its session broke before it heard that the first was taken in.

@@ -67,7 +67,7 @@ TEST_F(ForgottenNodesTest, OneThatWasLostIsAfterDays) {
 
 TEST_F(ForgottenNodesTest, OneThatAUserDrainedStaysDrainedAndIsNoFault) {
   auto session = Connect("a", "folder.1");
-  ASSERT_TRUE(Do([&] { return controller_->DrainNode("a", {}); }).ok());
+  EXPECT_EQ(Do([&] { return controller_->DrainNode("a", {}); })->state(), v1::Node::DRAINED);
   Leave(session);
   Pass(options_.lease + absl::Seconds(1));
   ASSERT_THAT(Nodes(), ElementsAre("nodes/a"));

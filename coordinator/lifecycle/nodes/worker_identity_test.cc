@@ -79,6 +79,17 @@ TEST_F(WorkerIdentityTest, AWitnessedDeathIsTakenInWhenOnlyTheConnectionLingers)
   EXPECT_EQ(Job().attempts(0).state(), v1::Attempt::FAILED);
 }
 
+TEST_F(WorkerIdentityTest, AWitnessIsToTestifyAgainWhereItsWordCouldNotBeWritten) {
+  controller_->OnClosed(RunJob());
+  controller_->RunOnce();
+  store_.full = true;
+  EXPECT_TRUE(absl::IsUnavailable(Witness("folder.1")));
+  store_.full = false;
+  EXPECT_EQ(Job().state(), v1::Job::RUNNING);
+  EXPECT_TRUE(Witness("folder.1").ok());
+  EXPECT_EQ(Job().attempts(0).state(), v1::Attempt::FAILED);
+}
+
 TEST_F(WorkerIdentityTest, AWitnessSpeaksOfItsOwnWorkerOnly) {
   auto session = RunJob();
   controller_->OnClosed(session);

@@ -47,6 +47,8 @@ TEST_F(PlanningTest, ThePlannedAttemptHoldsItsSlots) {
   ASSERT_TRUE(Create("j").ok());
   ASSERT_TRUE(Create("k").ok());
   ASSERT_THAT(plans_.waiting, SizeIs(1));
+  ASSERT_THAT(plans_.waiting[0].request.placements, SizeIs(1));
+  EXPECT_EQ(plans_.waiting[0].request.placements[0].node(), "nodes/a");
   EXPECT_EQ(Job("j").state(), v1::Job::PENDING);
   EXPECT_EQ(Job("j").state_reason(), "planning how to run on nodes/a");
   EXPECT_THAT(Job("k").state_reason(), HasSubstr("0 free on"));
@@ -439,6 +441,8 @@ TEST_F(PlanningTest, TheShapeIsReadOnceAndKept) {
   ASSERT_TRUE(Do([&] { return controller_->CreateJob(Spec("j"), {}, {}, shape); }).ok());
   ASSERT_THAT(plans_.waiting, SizeIs(1));
   EXPECT_EQ(plans_.waiting[0].request.shape->layers(), 7);
+  Answer();
+  EXPECT_EQ(Job("j").state(), v1::Job::STARTING);
   EXPECT_EQ(Job("j").model_shape().layers(), 7);
 }
 
