@@ -8,6 +8,7 @@
 
 #include "coordinator/lifecycle/testing/controller_test.h"
 #include "coordinator/store/upkeep/backup.h"
+#include "proto/timestamps.h"
 
 namespace ringleader::lifecycle {
 namespace {
@@ -53,6 +54,13 @@ TEST_F(RestoreTest, AWorkerGoesOnWhereItIsAndTheGapIsSaid) {
   EXPECT_EQ(session->acknowledged(), 11u);
   EXPECT_THAT(Steps(), ElementsAre(4));
   EXPECT_THAT(LogTexts(), ElementsAre(HasSubstr("messages 4 to 9 of nodes/a were taken in once")));
+  const absl::Status read = sqlite_->Read([&](store::ReadTransaction& transaction) {
+    const auto page = transaction.ReadLogs({.job = "j"});
+    EXPECT_TRUE(page->lines.at(0).is_stderr());
+    EXPECT_EQ(ToTime(page->lines.at(0).time()), clock_.Now());
+    return page.status();
+  });
+  EXPECT_EQ(read, absl::OkStatus());
   // Once, not with every session.
   controller_->OnClosed(session);
   Connect("a", "folder.1", {Running()}, 11);
