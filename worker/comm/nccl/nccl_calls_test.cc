@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -111,8 +112,9 @@ TEST(NcclCallsTest, CollectivesAreNccls) {
                                                          {ElementType::kInt64, "4"},
                                                          {ElementType::kFloat64, "8"}};
     for (const auto& [type, name] : types) {
-      EXPECT_THAT(call(device->AllReduceSum(kChannel, At(500), 5, type, kAfter)),
-                  ElementsAre("all-reduce 0 5 of type " + name + " from 500 to 500" + where));
+      EXPECT_THAT(
+          call(device->AllReduceSum(kChannel, At(500), 5, type, kAfter)),
+          ElementsAre(absl::StrCat("all-reduce 0 5 of type ", name, " from 500 to 500", where)));
     }
     const ElementType type = ElementType::kFloat32;
     EXPECT_THAT(call(device->AllReduceMax(kChannel, At(500), 5, type, kAfter)),

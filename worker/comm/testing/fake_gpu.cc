@@ -30,7 +30,7 @@ uintptr_t Number(Handle handle) {
 
 template <typename Handle>
 Handle Next(uintptr_t* made) {
-  return reinterpret_cast<Handle>(++*made);
+  return static_cast<Handle>(At(++*made));
 }
 
 cudaError_t Memory(void** data, size_t bytes, const char* whose) {

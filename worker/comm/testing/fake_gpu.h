@@ -32,10 +32,10 @@ std::vector<std::string> TakeCalls();
 
 // Addresses and streams that no call looks behind.
 inline void* At(uintptr_t address) {
-  return reinterpret_cast<void*>(address);
+  return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
 }
 inline cudaStream_t Stream(uintptr_t number) {
-  return reinterpret_cast<cudaStream_t>(number);
+  return static_cast<cudaStream_t>(At(number));
 }
 
 }  // namespace ringleader::comm::testing
