@@ -14,7 +14,7 @@ namespace {
 int Number(const grpc::ChannelArguments& arguments, const char* name) {
   int number = -1;
   const grpc_channel_args all = arguments.c_channel_args();
-  for (size_t i = 0; i < all.num_args; ++i) {
+  for (size_t i = 0; all.args != nullptr && i < all.num_args; ++i) {
     if (std::strcmp(all.args[i].key, name) != 0) continue;
     EXPECT_EQ(all.args[i].type, GRPC_ARG_INTEGER) << name;
     number = all.args[i].value.integer;
