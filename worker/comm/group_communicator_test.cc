@@ -20,7 +20,6 @@ namespace ringleader::comm {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 constexpr Channel kChannel = Channel::kGradients;
 
@@ -155,7 +154,8 @@ TEST_P(GroupCommunicatorTest, AllToAllTurnsRowsIntoColumns) {
   for (const int ranks : {1, 2, 3}) {
     RunRanks(ranks, [&](Communicator& comm) {
       constexpr size_t kCount = 5;
-      std::vector<int> first(ranks * kCount), second(ranks * kCount);
+      const size_t count = kCount * static_cast<size_t>(ranks);
+      std::vector<int> first(count), second(count);
       for (size_t i = 0; i < first.size(); ++i) {
         first[i] = static_cast<int>(1000 * comm.rank() + i);
         second[i] = -first[i];
