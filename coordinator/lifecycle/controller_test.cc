@@ -6,11 +6,9 @@
 #include <gtest/gtest.h>
 #include <prometheus/registry.h>
 
-#include <atomic>
 #include <map>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -61,24 +59,6 @@ class ControllerMessagesTest : public testing::ControllerTest {
     });
     EXPECT_TRUE(read.ok()) << read;
     return steps;
-  }
-  // What the plan of a preview was asked for with.
-  PlanRequest Previewed(const v1::JobSpec& spec, std::string* pending_reason) {
-    plans_.held = true;
-    const int asked = plans_.asked;
-    absl::StatusOr<JobController::Preview> preview;
-    std::thread caller([&] { preview = controller_->PreviewJob(spec, {}, "alice"); });
-    const absl::Time give_up = absl::Now() + absl::Seconds(60);
-    while (plans_.asked == asked && absl::Now() < give_up) std::this_thread::yield();
-    EXPECT_EQ(plans_.asked, asked + 1);
-    PlanRequest request = plans_.waiting.back().request;
-    plans_.waiting.back().done(testing::FixedPlan::Made());
-    plans_.waiting.pop_back();
-    caller.join();
-    plans_.held = false;
-    EXPECT_TRUE(preview.ok()) << preview.status();
-    if (preview.ok()) *pending_reason = preview->pending_reason;
-    return request;
   }
 };
 
@@ -292,44 +272,6 @@ TEST_F(ControllerMessagesTest, RanksLearnNamesOnlyWhereThereAreRoles) {
     session->FallSilent();
     clock_.Advance(options_.lease + absl::Milliseconds(1));
   }
-}
-
-TEST_F(ControllerMessagesTest, APreviewIsOfWhatIsFreeNow) {
-  std::string pending_reason;
-  PlanRequest request = Previewed(Spec("k"), &pending_reason);
-  ASSERT_THAT(request.placements, SizeIs(1));
-  EXPECT_THAT(request.placements[0], EqualsText("node: 'nodes/any' trainers: 2"));
-  ASSERT_THAT(request.nodes, SizeIs(1));
-  EXPECT_THAT(request.nodes[0], EqualsText(""));
-  EXPECT_EQ(request.owner, "alice");
-  EXPECT_TRUE(request.is_preview);
-  EXPECT_NE(pending_reason, "");
-
-  Connect("a", "folder.1");
-  request = Previewed(Spec("k"), &pending_reason);
-  ASSERT_THAT(request.placements, SizeIs(1));
-  EXPECT_THAT(request.placements[0], EqualsText("node: 'nodes/a' trainers: 2"));
-  EXPECT_THAT(request.nodes[0], EqualsText("trainers: 2"));
-  EXPECT_EQ(pending_reason, "");
-
-  // The plan of a job for the same slots is being made.
-  plans_.held = true;
-  ASSERT_TRUE(Create("j").ok());
-  ASSERT_THAT(plans_.waiting, SizeIs(1));
-  request = Previewed(Spec("k"), &pending_reason);
-  EXPECT_EQ(request.placements.at(0).node(), "nodes/any");
-  EXPECT_THAT(pending_reason, HasSubstr("0 free on"));
-}
-
-TEST_F(ControllerMessagesTest, APreviewComesAfterAllThatWaits) {
-  Connect("a", "folder.1");
-  plans_.held = true;
-  ASSERT_TRUE(Do([&] { return controller_->CreateJob(Spec("runs", 1), {}); }).ok());
-  std::string pending_reason;
-  EXPECT_EQ(Previewed(Spec("k", 1), &pending_reason).placements.at(0).node(), "nodes/a");
-  ASSERT_TRUE(Create("waits").ok());
-  EXPECT_EQ(Previewed(Spec("k", 1), &pending_reason).placements.at(0).node(), "nodes/any");
-  EXPECT_THAT(pending_reason, HasSubstr("held for jobs/waits, which is ahead in the queue"));
 }
 
 TEST_F(ControllerMessagesTest, ThePlannerHearsWhichJobsBeganAndWhichAreOver) {

@@ -399,6 +399,9 @@ TEST_F(ReportOriginTest, ARestartedCoordinatorHandsThePlannerPlanAndReports) {
   Restart();
   ASSERT_TRUE(plans_.restored.has_value());
   EXPECT_EQ(plans_.restored->version(), 1u);
+  ASSERT_THAT(plans_.restored_on, SizeIs(2)) << "nodes of its attempt";
+  EXPECT_EQ(plans_.restored_on[0].trainers(), 2u);
+  EXPECT_EQ(plans_.restored_on[1].trainers(), 2u);
   ASSERT_THAT(plans_.relearned, SizeIs(2));
   EXPECT_EQ(plans_.relearned[1].step(), 2u);
 }

@@ -40,9 +40,11 @@ class FixedPlan : public PlanSource {
     started_on = nodes;
   }
   void Forget(const v1::Job& job) override { forgotten.push_back(job.name()); }
-  void Restored(const v1::Job&, const v1::StepPlan& plan, const std::vector<v1::NodeInventory>&,
+  void Restored(const v1::Job&, const v1::StepPlan& plan,
+                const std::vector<v1::NodeInventory>& nodes,
                 const std::vector<v1::StepReport>& reports) override {
     restored = plan;
+    restored_on = nodes;
     relearned = reports;
   }
   void Measured(std::shared_ptr<const store::MeasurementList> list) override {
@@ -72,7 +74,7 @@ class FixedPlan : public PlanSource {
   std::vector<v1::StepReport> relearned = {};
   std::vector<uint64_t> observed = {};          // steps, in order
   std::vector<std::string> started, forgotten;  // jobs, in order
-  std::vector<v1::NodeInventory> started_on;
+  std::vector<v1::NodeInventory> started_on, restored_on;
   std::shared_ptr<const store::MeasurementList> measured = nullptr;
   std::vector<Waiting> waiting;
   std::atomic<int> asked = 0;
