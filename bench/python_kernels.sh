@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# ringleader.kernels on a GPU, in under 270 s: its tests, then the rows of bench/results/figures/masks_schemes.json that
+# ringleader.kernels on a GPU, in a few minutes: its tests, then the rows of bench/results/figures/masks_schemes.json that
 # bench/python_kernels.py measures. Needs a Hopper, and a python3 with PyTorch, transformers and pytest; no compiler.
 #
 #   deploy/python_kernels.sh --bench build/wheels     first, where there is a compiler

@@ -15,7 +15,7 @@
 #              (default: 3 with cuda, 1 with cpu)
 #   --output   where table, picture and figures go (default: DIR); of what is done so far where time ran out
 #
-# From a checkout or from a bundle (deploy/bundle.sh). One GPU, 25 minutes in all.
+# From a checkout or from a bundle (deploy/bundle.sh). One GPU, some ten minutes in all.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 command=bench/quality/run.sh  # what rows name: without where things are kept

@@ -73,7 +73,7 @@ CAUSAL = ", causal"  # behind a pattern's name: the same, chosen without later q
 # As many answers of frequent words as it takes to learn them: with a third a model stays at three quarters of them.
 LONG = {**generate.WEIGHTS, "frequent-words": 9, "text": 4}
 PLANS = {
-    # One H100, 25 minutes. Looking a key up is learned from a few keys that are soon shown again, in hundreds of steps,
+    # One H100, some ten minutes. Looking a key up is learned from a few keys that are soon shown again, in hundreds of steps,
     # and then holds in longer documents and for more symbols; from 256 tokens and 2,048 symbols on it is not learned
     # in thousands. An answer to four needles has their keys for the same reason: by their places in the question alone
     # a model learned them in some runs, and in others not at all.

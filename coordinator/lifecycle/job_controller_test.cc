@@ -17,7 +17,6 @@ namespace ringleader::lifecycle {
 namespace {
 
 using ::testing::ElementsAre;
-using testing::FakeSession;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;

@@ -13,7 +13,6 @@
 namespace ringleader::lifecycle {
 namespace {
 
-using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;

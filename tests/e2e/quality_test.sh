@@ -35,14 +35,14 @@ assert set(quality["dense"]) == {"recall-near", "recall-far", "needles"}, qualit
 assert not any(of["learned"] for of in quality["dense"].values()), quality["dense"]
 patterns = {job["pattern"]: job for job in quality["patterns"] if job["tokens"] == 512}
 other = {job["pattern"]: job for job in quality["patterns"] if job["tokens"] == 256}
-assert set(other) == set(patterns) - {"dense in FP8", "vertical-slash, top-p"}, other.keys()
+assert set(other) == set(patterns) - {"dense in FP8"}, other.keys()
 for name, job in other.items():
     assert job["first_evaluation"]["answers"]["needles"]["asked"] == 16, job["first_evaluation"]  # four documents of 256 tokens
     assert job["first_evaluation"]["loss"] != patterns[name]["first_evaluation"]["loss"], name
 dense = {"dense", "dense in FP8"}
-assert set(patterns) == dense | {"window", "vertical-slash", "vertical-slash, spread", "xattention", "adaspa", "moba", "key-groups",
-                         "block-topk", "block-topk, causal",
-                         "vertical-slash, top-p", "the default"}, patterns.keys()
+assert set(patterns) == dense | {"window", "vertical-slash", "vertical-slash, spread", "xattention",
+                         "xattention, stride 32", "xattention, stride 64", "adaspa", "moba", "key-groups", "block-topk",
+                         "block-topk, causal", "vertical-slash, top-p", "xattention, threshold", "the default"}, patterns.keys()
 for name, job in patterns.items():
     first = job["first_evaluation"]
     asked = {task: answers["asked"] for task, answers in first["answers"].items() if answers["asked"]}
@@ -57,7 +57,7 @@ for name, job in patterns.items():
     # Untrained attention is flat: by default, which keeps a share of its mass, all may be visited.
     assert 0 < job["density"] <= 1, name
     # Queries that choose apart may choose every block together.
-    visits_all = {"vertical-slash, top-p", "the default", "moba"}  # the CPU engine's default is top-p
+    visits_all = {"vertical-slash, top-p", "xattention, threshold", "the default", "moba"}  # the CPU engine's default is top-p
     assert name in visits_all or (job["density"] == 1) == (name in dense), (name, job["density"])
 assert patterns["the default"]["attention"] == {}, patterns["the default"]["attention"]
 # What is trained again starts alike, sees other data, and ends elsewhere.

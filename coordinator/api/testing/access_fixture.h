@@ -69,7 +69,8 @@ struct Client {
                     const std::string& name) {
     Request request;
     request.set_name(name);
-    return (jobs.get()->*method)(Context().get(), request, &job).error_code();
+    const std::unique_ptr<grpc::ClientContext> context = Context();
+    return (jobs.get()->*method)(context.get(), request, &job).error_code();
   }
   StatusCode Cancel(const std::string& name) {
     return Change(&v1::JobService::Stub::CancelJob, name);

@@ -6,9 +6,7 @@ namespace ringleader::lifecycle {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using v1::Attempt;
 using v1::Job;
 using v1::RankStatus;
 using v1::StopTrainers;

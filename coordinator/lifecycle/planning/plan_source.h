@@ -64,7 +64,7 @@ class PlanSource {
                         const std::vector<v1::StepReport>& /*reports*/) {}
 
   // What is known of the machines, from now on.
-  virtual void Measured(std::shared_ptr<const store::MeasurementList> /*measured*/) {}
+  virtual void Measured(std::shared_ptr<const store::MeasurementList> measured) = 0;
   // What the next attempt is to measure before its first step; without a budget: nothing.
   virtual v1::MeasureRequest WhatToMeasure(const v1::Job& /*job*/) { return {}; }
   // What is to be kept of what an attempt of `job` measured on the node. INVALID_ARGUMENT says why

@@ -10,7 +10,6 @@ namespace ringleader::agent {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 class TrainerMessagesTest : public testing::SupervisedTest {
  protected:

@@ -19,7 +19,6 @@
 namespace ringleader::comm {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::RawPeer;
 
 constexpr Channel kChannel = Channel::kKvInner;

@@ -11,7 +11,6 @@ namespace ringleader::trainer {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using Decay = optim::LearningRateSchedule::Decay;
 
 // Six ranks: two groups of three that share sequences of 768 or 384 tokens.
