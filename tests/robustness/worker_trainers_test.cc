@@ -62,18 +62,23 @@ std::set<std::string> PipesOf(pid_t process) {
 }
 
 // Or it would be "exe" to whoever lists processes, or looks for what a worker has left behind; and
-// would not end as others do.
-TEST_F(WorkerProcessTest, ItsWitnessIsKnownByNameAndHeedsSignals) {
+// would not end as others do, or would end with the worker's group or session.
+TEST_F(WorkerProcessTest, ItsWitnessIsKnownByNameAndHeedsSignalsOfItsOwn) {
   Process worker = Start({{"--coordinator", coordinator_.address()}});
+  pid_t witness = 0;
   std::map<std::string, std::string> facts;
   EXPECT_TRUE(Eventually([&] {
-    std::ifstream status(absl::StrCat("/proc/", WitnessOf(PipesOf(worker.pid())), "/status"));
+    witness = WitnessOf(PipesOf(worker.pid()));
+    std::ifstream status(absl::StrCat("/proc/", witness, "/status"));
     for (std::string key, value; status >> key && std::getline(status, value);) {
       facts[key] = value;
     }
     return facts["Name:"] == "\trl-witness";
   })) << worker.Log();
   EXPECT_EQ(facts["SigBlk:"], "\t0000000000000000");
+  ASSERT_GT(getsid(witness), 0);
+  EXPECT_NE(getsid(witness), getsid(worker.pid()));
+  EXPECT_NE(getpgid(witness), getpgid(worker.pid()));
 }
 
 // Takes no sessions.

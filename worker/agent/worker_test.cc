@@ -6,6 +6,8 @@
 #include <chrono>
 #include <filesystem>
 
+#include "absl/time/time.h"
+#include "base/boot_clock.h"
 #include "worker/agent/testing/worker_fixture.h"
 
 namespace ringleader::agent {
@@ -158,6 +160,7 @@ TEST_F(WorkerTest, AGpuWithAFaultIsToldAndTakesNoTrainer) {
 
 TEST_F(WorkerTest, OutOfContactItsTrainersEnd) {
   coordinator_.fence_milliseconds = 400;
+  const absl::Time before = BootNow();
   Start();
   ASSERT_TRUE(Becomes([&] { return coordinator_.in_session(); }));
   coordinator_.Send(StartOf(1));
@@ -168,6 +171,7 @@ TEST_F(WorkerTest, OutOfContactItsTrainersEnd) {
   const v1::TrainerExited exited = coordinator_.Await(IsExit).event().trainer_exited();
   EXPECT_THAT(exited.message(), HasSubstr("out of contact with the coordinator"));
   EXPECT_GT(Metric("out_of_contact_seconds"), 0.3);
+  EXPECT_LE(Metric("out_of_contact_seconds"), absl::ToDoubleSeconds(BootNow() - before));
   EXPECT_TRUE(Becomes([&] { return Metric("buffered_messages") == 1; }))
       << "nobody has acknowledged the trainer's end";
   coordinator_.silent = false;

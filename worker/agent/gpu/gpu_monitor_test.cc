@@ -160,23 +160,29 @@ TEST(GpuMonitorTest, ListsAndSamplesGpus) {
 
 TEST(GpuMonitorTest, WhatHoldsTheClocksDownIsNamed) {
   FakeDriver driver("gpus 1");
+  // The lines of what holds them down while the driver gives these bits.
+  const auto holding = [&](uint64_t bits) {
+    driver.Say(absl::StrCat("gpus 1\nthrottle ", bits));
+    const GpuMonitor monitor(With(FAKE_NVML));
+    EXPECT_EQ(monitor.List(kPatience).size(), 1u);
+    std::vector<std::string> lines;
+    for (const absl::string_view line : absl::StrSplit(PageOf(monitor), '\n')) {
+      if (absl::StrContains(line, "gpu_throttled{") && absl::EndsWith(line, " 1")) {
+        lines.emplace_back(line);
+      }
+    }
+    return lines;
+  };
   for (const auto& [bit, reason] :
        std::map<nvml::Throttle, std::string>{{nvml::kPowerCap, "power_cap"},
                                              {nvml::kHardwareSlowdown, "hardware_slowdown"},
                                              {nvml::kSoftwareThermal, "software_thermal"},
                                              {nvml::kHardwareThermal, "hardware_thermal"},
                                              {nvml::kPowerBrake, "power_brake"}}) {
-    driver.Say(absl::StrCat("gpus 1\nthrottle ", static_cast<int>(bit)));
-    const GpuMonitor monitor(With(FAKE_NVML));
-    ASSERT_EQ(monitor.List(kPatience).size(), 1u);
-    std::vector<std::string> holding;
-    for (const absl::string_view line : absl::StrSplit(PageOf(monitor), '\n')) {
-      if (absl::StrContains(line, "gpu_throttled{") && absl::EndsWith(line, " 1")) {
-        holding.emplace_back(line);
-      }
-    }
-    EXPECT_THAT(holding, ElementsAre(HasSubstr(absl::StrCat("reason=\"", reason, "\""))));
+    EXPECT_THAT(holding(bit), ElementsAre(HasSubstr(absl::StrCat("reason=\"", reason, "\""))));
   }
+  EXPECT_THAT(holding(nvml::kPowerCap | nvml::kHardwareThermal),
+              ElementsAre(HasSubstr("power_cap"), HasSubstr("hardware_thermal")));
 }
 
 TEST(GpuMonitorTest, WhatADriverDoesNotTellIsAbsent) {
