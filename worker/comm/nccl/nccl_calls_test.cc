@@ -222,6 +222,26 @@ TEST(NcclCallsTest, AnErrorOfACallIsNamedAndEndsTheAttempt) {
   });
 }
 
+TEST(NcclCallsTest, AGroupOfCallsFailsWithItsEnd) {
+  OnRanks(2, {}, [](std::unique_ptr<DeviceCommunicator>& device) {
+    Open(*device);
+    TheFakeGpu().group_end = ncclRemoteError;
+    const int peer = 1 - device->rank();
+    EXPECT_THAT(
+        std::string(device->SendReceive(kChannel, At(500), 16, peer, At(600), 8, peer, kAfter)
+                        .status()
+                        .message()),
+        HasSubstr(" of 2: kv_inner send and receive of 16 bytes, to rank "));
+  });
+  OnRanks(2, {}, [](std::unique_ptr<DeviceCommunicator>& device) {
+    Open(*device);
+    TheFakeGpu().group_end = ncclRemoteError;
+    EXPECT_THAT(
+        std::string(device->AllToAll(kChannel, At(500), 5, At(600), kAfter).status().message()),
+        HasSubstr(" of 2: kv_inner all-to-all of 10 bytes: NCCL: remote error"));
+  });
+}
+
 TEST(NcclCallsTest, ACallInTheBackgroundIsWaitedFor) {
   OnRanks(2, {}, [](std::unique_ptr<DeviceCommunicator>& device) {
     Open(*device);
@@ -237,6 +257,17 @@ TEST(NcclCallsTest, ACallInTheBackgroundIsWaitedFor) {
                         HasSubstr("kv_inner set-up of 0 bytes: NCCL is not done in time"));
           });
   EXPECT_EQ(TheFakeGpu().destroyed, 0);
+  std::latch all_open(2);
+  OnRanks(2, {.create_timeout = absl::Milliseconds(20)},
+          [&](std::unique_ptr<DeviceCommunicator>& device) {
+            Open(*device);
+            all_open.arrive_and_wait();
+            TheFakeGpu().state = TheFakeGpu().reduction = ncclInProgress;
+            const absl::Status status =
+                device->AllReduceSum(kChannel, At(500), 5, ElementType::kInt64, kAfter).status();
+            EXPECT_THAT(std::string(status.message()),
+                        HasSubstr("kv_inner all-reduce of 40 bytes: NCCL is not done in time"));
+          });
 }
 
 // An error names ranks as the attempt does, and so does one of a group.

@@ -3,15 +3,19 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <functional>
+#include <latch>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "worker/comm/group_communicator.h"
 #include "worker/comm/testing/fake_gpu.h"
 #include "worker/comm/testing/local_communicator.h"
 
@@ -21,6 +25,23 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 using testing::TheFakeGpu;
+
+// The host of rank 0 of 2, which answers what a test says when it is asked how it is.
+class PlayedHost : public Transport {
+ public:
+  explicit PlayedHost(std::function<absl::Status()> answer) : answer_(std::move(answer)) {}
+
+  int rank() const override { return 0; }
+  int size() const override { return 2; }
+  void Send(StreamId /*stream*/, int /*to*/, PendingTransferPtr /*transfer*/) override {}
+  void Receive(StreamId /*stream*/, int /*from*/, PendingTransferPtr /*transfer*/) override {}
+  void Abort(const std::string& /*reason*/) override {}
+  absl::Status status() const override { return answer_(); }
+  bool aborted_by_peer() const override { return false; }
+
+ private:
+  const std::function<absl::Status()> answer_;
+};
 
 class NcclSessionTest : public ::testing::Test {
  protected:
@@ -83,6 +104,21 @@ TEST_F(NcclSessionTest, WhatAPeersDeathBringsAboutIsNotTheReason) {
   EXPECT_EQ(session->status(), absl::AbortedError("rank 1: found a NaN"));
 }
 
+// Its connections break at once; that it is gone may take the host a moment to find.
+TEST_F(NcclSessionTest, NewsOfAPeersDeathAreAwaited) {
+  const absl::Status gone = absl::AbortedError("rank 1 is gone: its stream broke");
+  int asked = 0;
+  GroupCommunicator host(
+      std::make_shared<PlayedHost>([&, test = std::this_thread::get_id()]() -> absl::Status {
+        // Nothing is known at first, and the watchdog hears nothing at all.
+        if (std::this_thread::get_id() != test || ++asked <= 2) return absl::OkStatus();
+        return gone;
+      }));
+  NcclSession session({}, *LoadNccl(), &host);
+  EXPECT_EQ(session.Fail(absl::InternalError("a socket closed")), gone);
+  EXPECT_EQ(session.status(), gone);
+}
+
 TEST_F(NcclSessionTest, AnErrorOfItsOwnIsTheReasonAndKeepsItsCode) {
   const auto session = Session();
   EXPECT_EQ(session->Fail(absl::InternalError("broken")), absl::InternalError("broken"));
@@ -127,6 +163,30 @@ TEST_F(NcclSessionTest, TheTransferThatDoesNotEndIsNamed) {
               ::testing::AllOf(
                   StartsWith("rank 0 of 2: gradients all-reduce of 8 bytes has not ended for "),
                   HasSubstr("resources.transfer_timeout_seconds")));
+}
+
+// However long it has been enqueued: others were before it.
+TEST_F(NcclSessionTest, ATransferIsOverdueOnlyIfNoneOfItsChannelEnds) {
+  std::latch all_enqueued(1);
+  // The watchdog asks once in every round, and finds one more that has ended.
+  GroupCommunicator host(std::make_shared<PlayedHost>([&]() -> absl::Status {
+    all_enqueued.wait();
+    ++TheFakeGpu().reached_events;
+    return absl::OkStatus();
+  }));
+  NcclSession session({.transfer_timeout = absl::Milliseconds(1)}, *LoadNccl(), &host);
+  std::weak_ptr<const DeviceEventPool::Event> last;
+  for (int i = 0; i < 4; ++i) {
+    const auto point = *session.events()->Record(nullptr);
+    session.Watch({.name = "all-reduce"}, point);
+    last = point;
+  }
+  all_enqueued.count_down();
+  for (int i = 0; i < 3000 && !last.expired() && !session.aborted(); ++i) {
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  EXPECT_TRUE(last.expired()) << "it is watched no more";
+  EXPECT_EQ(session.status(), absl::OkStatus());
 }
 
 TEST_F(NcclSessionTest, ATransferThatTheDeviceFailedEndsTheAttempt) {

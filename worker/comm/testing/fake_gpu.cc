@@ -109,7 +109,7 @@ NcclLibrary FakeNccl() {
   };
   nccl.group_end = [] {
     Log("}");
-    return ncclSuccess;
+    return TheFakeGpu().group_end.load();
   };
   nccl.send = [](const void* data, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                  cudaStream_t stream) {
@@ -164,7 +164,8 @@ FakeGpu& TheFakeGpu() {
 void ResetFakeGpu() {
   FakeGpu& gpu = TheFakeGpu();
   gpu.events = cudaErrorNotReady;
-  gpu.state = gpu.finalize = gpu.reduction = ncclSuccess;
+  gpu.reached_events = 0;
+  gpu.state = gpu.finalize = gpu.reduction = gpu.group_end = ncclSuccess;
   gpu.is_full = false;
   gpu.free_bytes = kTotalBytes / 2;
   gpu.ids = gpu.destroyed = gpu.aborted = gpu.events_made = 0;
@@ -224,8 +225,8 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   Log("e%d on s%d", Number(event), Number(stream));
   return cudaSuccess;
 }
-cudaError_t cudaEventQuery(cudaEvent_t /*event*/) {
-  return TheFakeGpu().events;
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  return Number(event) <= TheFakeGpu().reached_events ? cudaSuccess : TheFakeGpu().events.load();
 }
 cudaError_t cudaEventDestroy(cudaEvent_t /*event*/) {
   --TheFakeGpu().events_made;

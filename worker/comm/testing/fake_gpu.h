@@ -15,10 +15,12 @@ namespace ringleader::comm::testing {
 // Of all ranks of a test; reset by ResetFakeGpu().
 struct FakeGpu {
   std::atomic<cudaError_t> events = cudaErrorNotReady;  // of those that are asked whether they have
-  std::atomic<ncclResult_t> state = ncclSuccess;        // of all communicators
-  std::atomic<ncclResult_t> finalize = ncclSuccess;     // what the call answers
-  std::atomic<ncclResult_t> reduction = ncclSuccess;    // the same
-  std::atomic<bool> is_full = false;                    // memory is refused
+  std::atomic<uintptr_t> reached_events = 0;  // but so many of a thread's first have been reached
+  std::atomic<ncclResult_t> state = ncclSuccess;      // of all communicators
+  std::atomic<ncclResult_t> finalize = ncclSuccess;   // what the call answers
+  std::atomic<ncclResult_t> reduction = ncclSuccess;  // the same
+  std::atomic<ncclResult_t> group_end = ncclSuccess;  // the same
+  std::atomic<bool> is_full = false;                  // memory is refused
   std::atomic<size_t> free_bytes = 0;
   std::atomic<int> ids = 0, destroyed = 0, aborted = 0;  // of NCCL's communicators
   std::atomic<int> events_made = 0;
