@@ -71,6 +71,20 @@ TEST_F(FailureTest, RanksThatShareAMachineShareItsMemory) {
   EXPECT_TRUE(hosts_[0].steps.empty());
 }
 
+// One that has less than the others plans for all of them.
+TEST_F(FailureTest, RanksPlanByTheLeastMemoryThatAnyHas) {
+  const TrainingJob job = Job(2);
+  NewHosts(job);
+  const auto outcomes = testing::RunRanks(job, hosts_, [](TrainingJob& of_rank) {
+    if (of_rank.rank == 1) of_rank.ranks_per_node = 1'000'000'000;
+  });
+  for (const auto& outcome : outcomes) {
+    EXPECT_EQ(outcome.status().code(), absl::StatusCode::kFailedPrecondition) << outcome.status();
+    EXPECT_THAT(std::string(outcome.status().message()),
+                ::testing::HasSubstr("the job does not fit"));
+  }
+}
+
 // The other rank hears of it in attention, and an error that passes through LibTorch loses its
 // code.
 TEST_F(FailureTest, AFailureOfARankIsThatRanksToTheOthers) {

@@ -61,7 +61,13 @@ class TrainerMainTest : public ::testing::Test {
 
 // The others' memory and slots are not kept by one that hangs in a kernel.
 TEST_F(TrainerMainTest, ARankThatHangsLeavesWhenAnotherFailed) {
-  const std::vector<RankLog> logs = Run();
+  FakeAgent agent(socket_, Spec(), testing::TinyPlan(Spec()), /*ranks=*/2);
+  agent.Spawn(program_, directory_.path().string());
+  // It is given 3 s to come back by itself.
+  EXPECT_TRUE(
+      agent.WaitFor([](const std::vector<RankLog>& logs) { return logs[0].result.has_value(); },
+                    absl::Seconds(40)));
+  const std::vector<RankLog> logs = agent.Finish();
   ASSERT_TRUE(logs[0].result.has_value());
   EXPECT_EQ(logs[0].result->outcome(), v1::TrainerExited::FAILED);
   EXPECT_THAT(logs[0].result->message(), HasSubstr("rank 1: it is out of memory"));

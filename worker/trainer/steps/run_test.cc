@@ -115,6 +115,17 @@ TEST_F(RunTest, ThePhasesOfAStepAreWhatItsTimeWentInto) {
   }
 }
 
+TEST_F(RunTest, AnotherSeedDrawsOtherWeights) {
+  TrainingJob job = Job();
+  job.steps = 1;
+  RunAnew(job);
+  const double loss = hosts_[0].evals.at(0).outcome.loss;  // before the first step
+  job.seed = 2;
+  job.checkpoint_directory = Path("another-seed");
+  RunAnew(job);
+  EXPECT_NE(hosts_[0].evals.at(0).outcome.loss, loss);
+}
+
 // Nothing is learnt, so that a loss tells which sequences it is of: the second step of two is the
 // third and fourth of one each.
 TEST_F(RunTest, EachStepTakesTheSequencesAfterThoseOfTheStepBefore) {

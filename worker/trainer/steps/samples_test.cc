@@ -197,6 +197,20 @@ TEST_F(SamplesJobTest, AResumedJobDealsAsBefore) {
   EXPECT_THAT(std::string(Run(job).message()), HasSubstr("is of another job"));
 }
 
+TEST_F(SamplesJobTest, ASlowGroupIsDealtLess) {
+  for (const size_t slow : {0, 1}) {
+    TrainingJob job = Job(1, 2);
+    job.plan.sample_weights = *balance::SampleWeights::Create({{64, 1}, {512, 8}});
+    job.plan.group_permille = {1000, 1000};
+    job.plan.group_permille[slow] = 250;
+    ASSERT_EQ(Run(job), absl::OkStatus());
+    for (size_t step = 0; step < 3; ++step) {
+      EXPECT_LT(hosts_[slow].steps.at(step).group_tokens,
+                hosts_[1 - slow].steps.at(step).group_tokens);
+    }
+  }
+}
+
 // A plan that came while the job ran says what dealt each of its steps.
 TEST_F(SamplesJobTest, AResumedJobDealsEachStepByTheWeightsOfItsTime) {
   TrainingJob job = Job(1, 2, patterns::Pattern::kBlockTopK);
@@ -339,6 +353,15 @@ TEST_F(SamplesJobTest, GroupsComeToTheirAnchor) {
     for (const RecordingHost& host : hosts_) EXPECT_TRUE(host.steps[0].lengths.empty());
     const std::vector<double> moved = Losses();
     EXPECT_NE(moved, unbalanced);
+
+    // Nobody waits for a group that evaluates: weights that do not change score as before the step.
+    TrainingJob unlearning = job;
+    unlearning.checkpoint_directory += "-evaluated";
+    unlearning.schedule.peak = 0;
+    ASSERT_EQ(Run(unlearning), absl::OkStatus());
+    EXPECT_GT(hosts_[2 * heavy].steps[0].layers[0].balanced, 0u);
+    ASSERT_EQ(hosts_[0].evals.size(), 2u);
+    EXPECT_EQ(hosts_[0].evals[1].outcome.loss, hosts_[0].evals[0].outcome.loss);
 
     job.checkpoint_directory += "-recomputed";
     job.memory.recompute = model::Recompute::kFull;

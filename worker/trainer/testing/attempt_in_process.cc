@@ -96,7 +96,8 @@ TrainingJob TinyTrainingJob(const std::string& directory, int context, int data)
 }
 
 std::vector<absl::StatusOr<Outcome>> RunRanks(const TrainingJob& job,
-                                              std::vector<RecordingHost>& hosts) {
+                                              std::vector<RecordingHost>& hosts,
+                                              const std::function<void(TrainingJob&)>& change) {
   // A rank that failed leaves what it held to the end of the process; so must what that refers to.
   auto& worlds = *new auto(comm::testing::LocalCommunicators(job.world_size));
   auto& jobs = *new std::vector<TrainingJob>(job.world_size, job);
@@ -107,6 +108,7 @@ std::vector<absl::StatusOr<Outcome>> RunRanks(const TrainingJob& job,
   threads.reserve(job.world_size);
   for (int rank = 0; rank < job.world_size; ++rank) {
     jobs[rank].rank = rank;
+    change(jobs[rank]);
     threads.emplace_back(
         [&, rank] { outcomes[rank] = Run(jobs[rank], *worlds[rank], lasting[rank]); });
   }

@@ -78,8 +78,10 @@ class RecordingHost : public Host {
 // attention.
 TrainingJob TinyTrainingJob(const std::string& directory, int context, int data = 1);
 
-// Runs the job's ranks, hosts[rank] each, and returns how each ended.
-std::vector<absl::StatusOr<Outcome>> RunRanks(const TrainingJob& job,
-                                              std::vector<RecordingHost>& hosts);
+// Runs the job's ranks, hosts[rank] each, and returns how each ended. `change` makes of the job
+// what one rank is told of it.
+std::vector<absl::StatusOr<Outcome>> RunRanks(
+    const TrainingJob& job, std::vector<RecordingHost>& hosts,
+    const std::function<void(TrainingJob&)>& change = [](TrainingJob&) {});
 
 }  // namespace ringleader::trainer::testing
