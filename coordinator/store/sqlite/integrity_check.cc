@@ -2,6 +2,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -33,17 +34,21 @@ IntegrityCheck::~IntegrityCheck() {
 
 void IntegrityCheck::Run(const std::function<void(const absl::Status&)>& on_damage) {
   Connection* connection = nullptr;
+  std::unique_ptr<Connection> done;
+  std::optional<Cursor> under_way;  // ends before its connection
   try {
     absl::MutexLock lock(&mutex_);
     if (stopping_) return;
     connection_ = std::make_unique<Connection>(path_, Connection::Mode::kReadOnly);
     connection = connection_.get();
+    // What breaks a connection off is lost while it runs no statement: this one outlasts the check.
+    under_way.emplace(connection->Query("SELECT 1"));
+    under_way->Next();
   } catch (const SQLite::Exception& error) {
     spdlog::warn("{}", std::string(Connection::Explain(path_, error).message()));
     return;
   }
   const absl::Status status = CheckIntegrity(*connection);
-  std::unique_ptr<Connection> done;
   bool broken_off = false;
   {
     absl::MutexLock lock(&mutex_);

@@ -245,6 +245,16 @@ TEST_F(SqliteStoreTest, CountersAndAppliedSequencesSurvive) {
   EXPECT_EQ(*Read([](ReadTransaction& t) { return t.GetNewestIncarnation("n1"); }), "later5");
 }
 
+TEST_F(SqliteStoreTest, ProcessesOfOtherNodesMakeNoneOfANodeForgotten) {
+  const auto set = [&](const std::string& node, const std::string& incarnation) {
+    Write([&](WriteTransaction& t) { return t.SetAppliedSequence(node, incarnation, 30); });
+  };
+  set("n1", "first");
+  for (int i = 0; i < 10; ++i) set(absl::StrCat("other", i), absl::StrCat("of-other", i));
+  set("n1", "second");
+  EXPECT_EQ(*Read([](ReadTransaction& t) { return t.GetAppliedSequence("n1", "first"); }), 30u);
+}
+
 TEST_F(SqliteStoreTest, RequestIsDoneOnce) {
   int runs = 0;
   const auto create = [&](const RequestKey& key) {

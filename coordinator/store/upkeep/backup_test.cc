@@ -199,6 +199,7 @@ TEST_F(BackupTest, WhatAnInterruptedOneLeftIsReplaced) {
 TEST_F(BackupTest, SaysWhatItCannotCopy) {
   EXPECT_THAT(std::string(BackUp(dir_.File("absent"), copy_).message()),
               HasSubstr(dir_.File("absent")));
+  EXPECT_FALSE(fs::exists(dir_.File("absent")));  // nor is made by looking for it
   EXPECT_FALSE(fs::exists(copy_));
   ASSERT_TRUE(OpenSqliteStore({.path = path_}).ok());
   EXPECT_THAT(std::string(BackUp(path_, path_).message()), HasSubstr("is the database itself"));
