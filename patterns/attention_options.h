@@ -8,6 +8,7 @@
 #include "patterns/index/balance_options.h"
 #include "patterns/index/mask.h"
 #include "ring/ring_schedule.h"
+#include "ringleader/kernels/fixed_blocks.h"
 #include "ringleader/kernels/shard_layout.h"
 
 namespace ringleader::patterns {
@@ -21,6 +22,7 @@ enum class Pattern {
   kXAttention,     // every query block picks key blocks by sums of antidiagonals
   kKeyGroups,      // every tile of 64 queries picks groups of 8 keys by their best pairs
   kAdaSpa,         // every query block picks the key blocks of largest exact attention mass
+  kFixedBlocks,    // positions say which key blocks every query block keeps
 };
 
 // Which queries may take part in choosing what a query attends to.
@@ -70,7 +72,10 @@ struct AttentionOptions {
   // (patterns/index/head_budgets.h).
   bool adapt_by_probe = false;
   int sink_tokens = 64;    // kVerticalSlash: columns at the start that are always kept
-  int local_blocks = 1;    // kVerticalSlash: block diagonals that are, besides the main one
+  int local_blocks = 1;    // kVerticalSlash: block diagonals that are, besides the main one;
+                           // kFixedBlocks: kernels::FixedBlocks', as the next two
+  int sink_blocks = 1;     // kFixedBlocks
+  int stride_blocks = 16;  // kFixedBlocks
   int64_t window = 0;      // kSlidingWindow: tokens a query sees, itself included
   int block_size = 512;    // kBlockTopK, kMoba: keys of a block, a multiple of `tile`
   int topk_blocks = 8;     // kBlockTopK: blocks kept besides a query's own; kMoba: with it
@@ -97,6 +102,12 @@ struct AttentionOptions {
   bool deterministic = false;   // the same bits every time; the CPU engine's always are
   int threads = 1;              // of this rank's engine; CPU only
 };
+
+// kFixedBlocks: what every tile of queries keeps.
+inline kernels::FixedBlocks FixedBlocksOf(const AttentionOptions& options) {
+  return {
+      .local = options.local_blocks, .sinks = options.sink_blocks, .stride = options.stride_blocks};
+}
 
 // Returns who holds which tokens, seen from `rank`. `options.stripe` is resolved.
 inline kernels::ShardLayout LayoutOf(const AttentionOptions& options, int ranks, int rank,

@@ -31,7 +31,8 @@ TEST(MaskTest, PatternsThatCanOnlyChooseEarlierKeysRefuseOthersByName) {
                 "attention.mask: " + std::string(MaskName(mask)) +
                     " does not go with attention.pattern: " + std::string(definition->name) +
                     ", whose choice is of earlier keys by construction; give causal, or one of "
-                    "the patterns dense, sliding_window, block_topk, xattention, adaspa");
+                    "the patterns dense, sliding_window, block_topk, xattention, adaspa, "
+                    "fixed_blocks");
     }
   }
 }

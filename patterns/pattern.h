@@ -98,8 +98,10 @@ struct PatternDefinition {
   Pattern pattern;
   std::string_view name;  // in the job file; v1::AttentionSpec::Pattern has it in capitals
   std::string_view sees;  // what a query may attend to, as a part of a sentence
-  // Counts exactly what every head and layer visits, known from positions alone. Null where an
-  // index is chosen online, whose lists then tell.
+  // Returns what positions say is attended to. Null: the data choose.
+  KnownKeys (*known)(const AttentionOptions& options) = nullptr;
+  // Counts exactly what every head and layer visits, by how far apart tokens are. Null where an
+  // index lists tiles, which then tell.
   TileCount count_tiles;
   CausalChoice causal_choice;
   // Whether it works under every attention.mask, not under the causal one alone.
@@ -143,7 +145,11 @@ struct PatternDefinition {
   bool reads_kv_heads_queries = false;
   std::string_view page;  // Markdown below the heading in docs/patterns.md
 
-  bool is_known_before_data() const { return count_tiles != nullptr; }
+  // Whether positions say what is attended to.
+  bool is_known_before_data() const { return known != nullptr; }
+  // Whether they do by how far apart tokens are, so that a sample attends to the same keys wherever
+  // in a micro-batch it lies.
+  bool goes_by_distance() const { return count_tiles != nullptr; }
 };
 
 // All definitions, in the order of the enumerators.

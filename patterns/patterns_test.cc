@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <set>
 
 #include "absl/strings/str_cat.h"
@@ -86,7 +87,7 @@ TEST(CountTilesTest, ArePredictedExactlyWherePositionsTell) {
   constexpr int kRanks = 4, kTile = 64;
   int known = 0;
   for (const PatternDefinition* definition : Definitions()) {
-    if (!definition->is_known_before_data()) continue;
+    if (!definition->goes_by_distance()) continue;
     ++known;
     const AttentionOptions options{.pattern = definition->pattern, .window = 200, .tile = kTile};
     for (const auto kind : {kernels::LayoutKind::kZigzag, kernels::LayoutKind::kStriped}) {
@@ -105,6 +106,74 @@ TEST(CountTilesTest, ArePredictedExactlyWherePositionsTell) {
     }
   }
   EXPECT_EQ(known, 2);
+}
+
+// Tile by tile, by the kernels' rule.
+TEST(SampleTest, FixedBlocksAreExact) {
+  constexpr int64_t kBlocks = 48;
+  constexpr int kRanks = 4, kTile = 64;
+  for (const Mask mask : {Mask::kCausal, Mask::kFull}) {
+    for (const auto& [local, sinks, stride] :
+         {std::array{3, 2, 5}, {0, 0, 0}, {0, 0, 1}, {1, 60, 7}, {60, 1, 7}, {2, 1, 48}}) {
+      const AttentionOptions options{.pattern = Pattern::kFixedBlocks,
+                                     .mask = mask,
+                                     .local_blocks = local,
+                                     .sink_blocks = sinks,
+                                     .stride_blocks = stride,
+                                     .tile = kTile};
+      SCOPED_TRACE(::testing::Message() << local << " " << sinks << " " << stride);
+      const kernels::ShardLayout layout{.kind = kernels::LayoutKind::kStriped,
+                                        .ranks = kRanks,
+                                        .stripe = kTile,
+                                        .tokens = kBlocks * kTile};
+      ring::TileLoads loads(kRanks);
+      loads.AddHead(SampleLayer(options, false, kBlocks, 1, {}, 1)[0], layout, kTile, 1);
+      std::array<std::array<double, kRanks>, kRanks> counted = {};
+      for (int32_t q = 0; q < kBlocks; ++q) {
+        const int32_t last = mask == Mask::kFull ? kBlocks - 1 : q;
+        int64_t kept = 0;
+        for (int32_t k = 0; k <= last; ++k) {
+          const bool is_near = k >= q - local && k <= q + local,
+                     is_landmark = k < sinks || (stride > 0 && (k + 1) % stride == 0);
+          if (!is_near && !is_landmark) continue;
+          ++counted[q % kRanks][k % kRanks];
+          ++kept;
+        }
+        ASSERT_GE(kept, 1);
+      }
+      for (int rank = 0; rank < kRanks; ++rank) {
+        for (int owner = 0; owner < kRanks; ++owner) {
+          EXPECT_EQ(loads.of(rank, owner), counted[rank][owner]) << rank << " " << owner;
+        }
+      }
+    }
+  }
+}
+
+// Where they are too many to list, some stand for all.
+TEST(SampleTest, FixedBlocksOfLongSequencesAreCounted) {
+  constexpr int64_t kBlocks = 16384;
+  AttentionOptions options{.pattern = Pattern::kFixedBlocks, .tile = 128};
+  options.stride_blocks = 4;
+  const ring::HeadPattern head = SampleLayer(options, false, kBlocks, 1, {}, 1)[0];
+  const PatternDefinition& definition = DefinitionOf(Pattern::kFixedBlocks);
+  EXPECT_LE(std::ssize(head.columns), definition.listed_tiles(options, kBlocks));
+  double beside = 0, expected = 0;
+  for (int64_t q = 0; q < kBlocks; ++q) {
+    beside +=
+        head.row_weights[q] * static_cast<double>(head.row_offsets[q + 1] - head.row_offsets[q]);
+    const int64_t before = std::max<int64_t>(0, q - options.local_blocks);
+    expected += static_cast<double>(before / 4 + (before > 0 ? 1 : 0));
+  }
+  EXPECT_DOUBLE_EQ(beside, expected);
+  for (const double density : {0.02, 0.05, 0.2}) {
+    definition.set_density(&options, kBlocks * 128, density);
+    ring::TileLoads loads(1);
+    loads.AddHead(SampleLayer(options, false, kBlocks, 1, {}, 1)[0], {.tokens = kBlocks * 128}, 128,
+                  1);
+    const double causal = static_cast<double>(kBlocks) * static_cast<double>(kBlocks + 1) / 2;
+    EXPECT_NEAR(loads.RankTotals()[0] / causal, density, 0.06 * density);
+  }
 }
 
 TEST(SampleTest, AShareOfTheTilesIsWhatIsPredicted) {

@@ -18,12 +18,14 @@ extern const PatternDefinition kMobaDefinition;
 extern const PatternDefinition kXAttentionDefinition;
 extern const PatternDefinition kKeyGroupsDefinition;
 extern const PatternDefinition kAdaSpaDefinition;
+extern const PatternDefinition kFixedBlocksDefinition;
 
 namespace {
 
 constexpr const PatternDefinition* kDefinitions[] = {
-    &kDenseDefinition, &kSlidingWindowDefinition, &kVerticalSlashDefinition, &kBlockTopKDefinition,
-    &kMobaDefinition,  &kXAttentionDefinition,    &kKeyGroupsDefinition,     &kAdaSpaDefinition,
+    &kDenseDefinition,     &kSlidingWindowDefinition, &kVerticalSlashDefinition,
+    &kBlockTopKDefinition, &kMobaDefinition,          &kXAttentionDefinition,
+    &kKeyGroupsDefinition, &kAdaSpaDefinition,        &kFixedBlocksDefinition,
 };
 
 }  // namespace
@@ -109,6 +111,7 @@ absl::StatusOr<std::shared_ptr<LayerIndex>> BuildIndex(const AttentionOptions& o
   index->tile = options.tile;
   index->documents = inputs.documents;
   index->count_tiles = definition->count_tiles;
+  if (definition->known != nullptr) index->known = definition->known(options);
   RETURN_IF_ERROR(definition->build(options, inputs, device, *index));
   // Without intervals it would be causal.
   if (options.mask != Mask::kCausal && index->visible() == nullptr) {

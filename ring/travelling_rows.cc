@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <tuple>
 
 namespace ringleader::ring {
 
@@ -26,8 +27,13 @@ struct HopTiles {
 // Which tiles of an owner's keys each rank attends to, found when they are first asked for.
 class SeenTiles {
  public:
-  SeenTiles(const ShardLayout& layout, std::span<const int64_t> held, int tile, SeenPositions seen)
-      : held_(held), local_tokens_(layout.local_tokens()), tile_(tile), tiles_(layout.ranks) {
+  SeenTiles(const ShardLayout& layout, std::span<const int64_t> held, int tile, SeenPositions seen,
+            const Landmarks* landmarks)
+      : held_(held),
+        local_tokens_(layout.local_tokens()),
+        tile_(tile),
+        landmarks_(landmarks),
+        tiles_(layout.ranks) {
     for (int rank = 0; rank < layout.ranks; ++rank) {
       ShardLayout shard = layout;
       shard.rank = rank;
@@ -35,8 +41,10 @@ class SeenTiles {
       for (int64_t row = 0; row < Rows(rank); row += tile) {
         const int64_t first = shard.Position(row),
                       last = shard.Position(std::min(Rows(rank), row + tile) - 1);
-        const auto [begin, end] = seen(first, last);
-        of_rank.push_back({first, last, begin, end});
+        Tile& queries = of_rank.emplace_back(Tile{.first = first, .last = last});
+        std::tie(queries.seen.begin, queries.seen.end) = seen(first, last);
+        if (landmarks == nullptr) continue;
+        std::tie(queries.shown.begin, queries.shown.end) = landmarks->seen(first, last);
       }
       tiles_[rank].resize(layout.ranks);
     }
@@ -49,15 +57,12 @@ class SeenTiles {
     if (known.has_value()) return *known;
     const std::vector<Tile>& keys = shards_[owner];
     Tiles& tiles = known.emplace((keys.size() + 63) / 64);
-    // Positions grow with the row, and so do both ends of what is seen from there.
-    size_t begin = 0, end = 0;
-    for (const Tile& query : shards_[rank]) {
-      while (begin < keys.size() && keys[begin].last < query.seen_begin) ++begin;
-      for (end = std::max(begin, end); end < keys.size() && keys[end].first < query.seen_end;) {
-        tiles[end / 64] |= uint64_t{1} << (end % 64);
-        ++end;
-      }
-    }
+    const auto add = [&](size_t tile) { tiles[tile / 64] |= uint64_t{1} << (tile % 64); };
+    ForEachSeen(rank, keys, &Tile::seen, add);
+    if (landmarks_ == nullptr) return tiles;
+    ForEachSeen(rank, keys, &Tile::shown, [&](size_t tile) {
+      if (landmarks_->holds(keys[tile].first)) add(tile);
+    });
     return tiles;
   }
 
@@ -77,14 +82,31 @@ class SeenTiles {
   }
 
  private:
-  struct Tile {
-    int64_t first = 0, last = 0;           // positions
-    int64_t seen_begin = 0, seen_end = 0;  // from there
+  struct Positions {
+    int64_t begin = 0, end = 0;
   };
+  struct Tile {
+    int64_t first = 0, last = 0;      // positions
+    Positions seen = {}, shown = {};  // from there; `shown`: where landmarks may lie
+  };
+
+  // Calls visit with each tile of `keys` of which `rank` sees a key.
+  template <typename Visit>
+  void ForEachSeen(int rank, const std::vector<Tile>& keys, Positions Tile::*seen,
+                   const Visit& visit) const {
+    // Positions grow with the row, and so do both ends of what is seen from there.
+    size_t begin = 0, end = 0;
+    for (const Tile& query : shards_[rank]) {
+      while (begin < keys.size() && keys[begin].last < (query.*seen).begin) ++begin;
+      end = std::max(begin, end);
+      while (end < keys.size() && keys[end].first < (query.*seen).end) visit(end++);
+    }
+  }
 
   const std::span<const int64_t> held_;
   const int64_t local_tokens_;
   const int tile_;
+  const Landmarks* const landmarks_;
   std::vector<std::vector<Tile>> shards_;                 // [rank][tile]
   std::vector<std::vector<std::optional<Tiles>>> tiles_;  // [rank][owner]
 };
@@ -202,10 +224,11 @@ int64_t CountRows(const RowRuns& runs) {
 }
 
 TravellingRows FindTravellingRows(const RingSchedule& schedule, const ShardLayout& layout,
-                                  std::span<const int64_t> held, int tile, SeenPositions seen) {
+                                  std::span<const int64_t> held, int tile, SeenPositions seen,
+                                  const Landmarks* landmarks) {
   const RingShape& shape = schedule.shape;
   const RingSchedule zero = ZeroOf(shape, schedule.grad_slots > 0);
-  SeenTiles tiles(layout, held, tile, seen);
+  SeenTiles tiles(layout, held, tile, seen, landmarks);
   const auto rows_of = [&](const std::vector<HopTiles>& hops, const std::vector<int>& receivers) {
     std::vector<HopRows> rows;
     for (size_t i = 0; i < hops.size(); ++i) {
@@ -226,9 +249,9 @@ TravellingRows FindTravellingRows(const RingSchedule& schedule, const ShardLayou
 
 HopCounts CountTravellingRows(const RingShape& shape, bool is_backward, const ShardLayout& layout,
                               std::span<const int64_t> held, int tile, double most_packed,
-                              SeenPositions seen) {
+                              SeenPositions seen, const Landmarks* landmarks) {
   const RingSchedule zero = ZeroOf(shape, is_backward);
-  SeenTiles tiles(layout, held, tile, seen);
+  SeenTiles tiles(layout, held, tile, seen, landmarks);
   const auto counts_of = [&](const std::vector<HopTiles>& hops) {
     std::vector<std::vector<int64_t>> counts;
     for (const HopTiles& hop : hops) {

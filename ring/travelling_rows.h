@@ -1,6 +1,7 @@
 // Which rows of keys, of values and of their gradients the hops of a ring have to carry, where it
 // is known before anything travels what each rank attends to: positions alone decide it, as in a
-// window, between documents and, of shards that do not reach as far, in causal attention itself.
+// window, in fixed blocks, between documents and, of shards that do not reach as far, in causal
+// attention itself.
 #pragma once
 
 #include <cstdint>
@@ -43,6 +44,13 @@ struct TravellingRows {
 // where the positions go on.
 using SeenPositions = absl::FunctionRef<std::pair<int64_t, int64_t>(int64_t first, int64_t last)>;
 
+// Tiles of keys that whoever sees any of their keys attends to, wherever they lie: `holds` the one
+// at that position. Both functions outlive it.
+struct Landmarks {
+  SeenPositions seen;
+  absl::FunctionRef<bool(int64_t position)> holds;
+};
+
 // How many rows the hops of all ranks carry: [hop][receiving rank], hops as in TravellingRows.
 struct HopCounts {
   std::vector<std::vector<int64_t>> keys, gradients;
@@ -51,16 +59,19 @@ struct HopCounts {
 // A hop carries the tiles of keys that its receiver attends to, and those that it passes on; one of
 // gradients the tiles to which its sender, and those from whom it has its sum, have added.
 // `layout`: of the whole sequence, alike for all ranks; its rank is ignored. `held`: how many of
-// their rows ranks hold, their first ones; empty: all. Takes time by ranks × (ranks + tiles of the
-// sequence). `schedule` gathers nothing.
+// their rows ranks hold, their first ones; empty: all. `landmarks`: attended to besides what is
+// `seen`; null: none. Takes time by ranks × (ranks + tiles of the sequence). `schedule` gathers
+// nothing.
 TravellingRows FindTravellingRows(const RingSchedule& schedule, const kernels::ShardLayout& layout,
-                                  std::span<const int64_t> held, int tile, SeenPositions seen);
+                                  std::span<const int64_t> held, int tile, SeenPositions seen,
+                                  const Landmarks* landmarks = nullptr);
 
 // What all ranks' FindTravellingRows() come to after CarryAllAbove(most_packed, …), in one such
 // time: backward's with `is_backward`. `shape` is one that ForwardSchedule takes.
 HopCounts CountTravellingRows(const RingShape& shape, bool is_backward,
                               const kernels::ShardLayout& layout, std::span<const int64_t> held,
-                              int tile, double most_packed, SeenPositions seen);
+                              int tile, double most_packed, SeenPositions seen,
+                              const Landmarks* landmarks = nullptr);
 
 // Makes a hop carry all rows of a shard of which it carries more than `share`: where rows are
 // packed at one end and spread out at the other, that takes longer than the few that stay away.

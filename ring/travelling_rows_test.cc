@@ -19,14 +19,30 @@ using kernels::ShardLayout;
 constexpr int kTile = 16;
 
 struct Seen {
-  std::string name;
+  std::string name = {};
   int64_t window = 0;  // 0: everything before
   std::vector<int64_t> documents = {0};
   bool is_uneven = false;
+  int64_t landmarks = 0;  // of every so many tiles all see the last; 0: of none
 
   std::pair<int64_t, int64_t> Of(int64_t first, int64_t last) const {
     const int64_t start = *(std::upper_bound(documents.begin(), documents.end(), first) - 1);
     return {std::max(start, window == 0 ? 0 : first - window + 1), last + 1};
+  }
+  std::pair<int64_t, int64_t> Shown(int64_t first, int64_t last) const {
+    return Seen{.name = name, .documents = documents}.Of(first, last);
+  }
+  bool IsLandmark(int64_t position) const {
+    return landmarks > 0 && position / kTile % landmarks == landmarks - 1;
+  }
+  // Calls find with what is seen, and with the landmarks or null.
+  template <typename Find>
+  auto Ask(const Find& find) const {
+    const auto shown = [&](int64_t first, int64_t last) { return Shown(first, last); };
+    const auto holds = [&](int64_t position) { return IsLandmark(position); };
+    const Landmarks wherever = {.seen = shown, .holds = holds};
+    return find([&](int64_t first, int64_t last) { return Of(first, last); },
+                landmarks > 0 ? &wherever : nullptr);
   }
 };
 
@@ -54,8 +70,9 @@ class TravellingRowsTest
 
   TravellingRows Rows(const RingSchedule& schedule) const {
     const Seen& seen = std::get<Seen>(GetParam());
-    return FindTravellingRows(schedule, Layout(schedule.rank), Held(), kTile,
-                              [&](int64_t first, int64_t last) { return seen.Of(first, last); });
+    return seen.Ask([&](SeenPositions near, const Landmarks* landmarks) {
+      return FindTravellingRows(schedule, Layout(schedule.rank), Held(), kTile, near, landmarks);
+    });
   }
   // Whether `rank` attends to this row of `owner`, in whole tiles.
   bool Attends(int rank, int owner, int64_t row) {
@@ -73,9 +90,12 @@ class TravellingRowsTest
     for (int64_t i = 0; i < queries; ++i) {
       const int64_t at = query.Position(i);
       const auto [first, end] = seen.Of(at, at);
+      const auto [shown_first, shown_end] = seen.Shown(at, at);
       for (int64_t k = tile; k < keys; ++k) {
         const int64_t position = key.Position(k);
         if (position >= first && position < end) return true;
+        if (!seen.IsLandmark(position)) continue;
+        if (position >= shown_first && position < shown_end) return true;
       }
     }
     return false;
@@ -197,9 +217,10 @@ TEST_P(TravellingRowsTest, CountsAreThoseOfAllRanks) {
   const Seen& seen = std::get<Seen>(GetParam());
   for (const bool is_backward : {false, true}) {
     for (const double most_packed : {0.5, 1.0}) {
-      const HopCounts counts =
-          CountTravellingRows(shape, is_backward, Layout(0), Held(), kTile, most_packed,
-                              [&](int64_t first, int64_t last) { return seen.Of(first, last); });
+      const HopCounts counts = seen.Ask([&](SeenPositions near, const Landmarks* landmarks) {
+        return CountTravellingRows(shape, is_backward, Layout(0), Held(), kTile, most_packed, near,
+                                   landmarks);
+      });
       HopCounts sent = {.keys = decltype(counts.keys)(counts.keys.size()),
                         .gradients = decltype(counts.gradients)(counts.gradients.size())};
       for (int rank = 0; rank < ranks(); ++rank) {
@@ -248,17 +269,20 @@ INSTANTIATE_TEST_SUITE_P(
         ::testing::Values(LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped),
         ::testing::Values(Seen{"Causal"}, Seen{"Window", 40},
                           Seen{"Documents", 0, {0, 1, 100, 101, 480, 900, 1500}},
-                          Seen{"Uneven", 0, {0, 100, 480, 900}, true})),
+                          Seen{"Uneven", 0, {0, 100, 480, 900}, true},
+                          Seen{"Landmarks", 20, {0}, false, 5},
+                          Seen{"LandmarksOfDocuments", 20, {0, 100, 480, 900}, false, 3})),
     NameOf);
 
 // What travels between four contiguous shards of 24 tiles each.
 TEST(TravellingRowsCountTest, NothingTravelsForNobody) {
   const ShardLayout layout{.ranks = 4, .tokens = 1536};
-  const auto sent = [&](int rank, int64_t window) {
-    const Seen seen{"", window};
-    const TravellingRows rows = FindTravellingRows(
-        ForwardSchedule({RingKind::kFlat, 4, 1}, rank).value(), layout, /*held=*/{}, kTile,
-        [&](int64_t first, int64_t last) { return seen.Of(first, last); });
+  const auto sent = [&](int rank, int64_t window, int64_t every = 0) {
+    const Seen seen{.window = window, .landmarks = every};
+    const TravellingRows rows = seen.Ask([&](SeenPositions near, const Landmarks* landmarks) {
+      return FindTravellingRows(ForwardSchedule({RingKind::kFlat, 4, 1}, rank).value(), layout,
+                                /*held=*/{}, kTile, near, landmarks);
+    });
     std::vector<int64_t> counts;
     for (const HopRows& hop : rows.keys) counts.push_back(CountRows(hop.sent));
     return counts;
@@ -268,6 +292,10 @@ TEST(TravellingRowsCountTest, NothingTravelsForNobody) {
   EXPECT_EQ(sent(0, 40), (Counts{48, 0, 0}));
   EXPECT_EQ(sent(2, 40), (Counts{48, 0, 0}));
   EXPECT_EQ(sent(3, 40), (Counts{0, 0, 0})) << "nobody comes after it";
+  // With every sixth tile beside it the last two travel, and four to all that come later.
+  EXPECT_EQ(sent(0, 20, 6), (Counts{80, 0, 0}));
+  EXPECT_EQ(sent(2, 20, 6), (Counts{80, 64, 64}));
+  EXPECT_EQ(sent(3, 20, 6), (Counts{0, 0, 0})) << "nobody comes after it";
   // Causal attention needs the keys of those before.
   EXPECT_EQ(sent(0, 0), (Counts{384, 0, 0}));
   EXPECT_EQ(sent(2, 0), (Counts{384, 384, 384}));

@@ -9,7 +9,7 @@ namespace ringleader::bench {
 namespace {
 
 bool IsChoosing(const patterns::PatternDefinition& definition) {
-  return definition.set_density != nullptr && !definition.is_known_before_data();
+  return definition.set_density != nullptr && !definition.goes_by_distance();
 }
 
 }  // namespace

@@ -139,6 +139,13 @@ def diagonals_of(density, tokens):
     return max(1, count)
 
 
+def fixed_blocks_of(density, blocks):
+    """Half of the share beside the diagonal, and half in landmarks."""
+    local = max(0, round(density * blocks / 4) - 1)
+    stride = round(1 / max(1 / blocks, density - 2 * (local + 1) / blocks))
+    return {"pattern": "fixed_blocks", "local_blocks": local, "stride_blocks": max(1, stride)}
+
+
 def attentions(density, tokens):
     """Every pattern's options that come nearest to `density`; what was really visited is measured."""
     blocks = tokens // tasks.TILE
@@ -157,6 +164,7 @@ def attentions(density, tokens):
         "moba": {"pattern": "moba", "block_size": max(tasks.TILE, tokens // 512), "density": density},
         "key-groups": {"pattern": "key_groups", "density": density},
         "block-topk": block_topk,
+        "fixed-blocks": fixed_blocks_of(density, blocks),
         f"block-topk{CAUSAL}": {**block_topk, "selection": "causal"},
     }
 

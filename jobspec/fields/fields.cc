@@ -92,7 +92,7 @@ constexpr Field kFieldsAfterPatterns[] = {
      "what is not later than it (`causal`), all of it (`full`), the prefix and what is not later than "
      "it (`prefix_lm`; documents are kept apart, and `ringctl data pack` marks their prefixes), or all "
      "up to the end of its block (`block_causal`). Others than `causal` go with `attention.pattern: "
-     "dense`, `sliding_window`, `block_topk`, `xattention` and `adaspa` ([attention.md](attention.md#masks))."},
+     "dense`, `sliding_window`, `block_topk`, `xattention`, `adaspa` and `fixed_blocks` ([attention.md](attention.md#masks))."},
     {"attention.mask_block", Need::kDefault, "1024", {1, kMaxTokens}, kBlockCausal,
      "Tokens in a block, counted from the first token of the document that the sequence holds."},
     {"attention.dense_layers", Need::kOptional, "[]", {0, 4095}, kSparse,

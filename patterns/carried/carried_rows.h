@@ -7,6 +7,7 @@
 #include <span>
 
 #include "patterns/attention_options.h"
+#include "patterns/index/layer_index.h"
 #include "ring/ring_schedule.h"
 #include "ring/travelling_rows.h"
 
@@ -25,21 +26,20 @@ struct RingSequence {
                                        // empty: all
 };
 
-// Keys farther away than that take no part in the layer; 0: all that the mask shows do. nullopt
-// where the data choose.
-std::optional<int64_t> KnownWindow(const AttentionOptions& options, bool is_dense);
+// What a layer attends to, which `is_dense` or not; nullopt where the data choose.
+std::optional<KnownKeys> KnownKeysOf(const AttentionOptions& options, bool is_dense);
 
 // Whether hops of such a ring leave out what nobody attends to: there are few ranks enough to find
 // it, and they do not gather.
 bool CarriesRows(const ring::RingShape& shape);
 
 // FindTravellingRows() of the rank of `schedule`, and CountTravellingRows() of all ranks, of
-// `options`' mask and layout with a KnownWindow().
+// `options`' mask and layout with KnownKeysOf() them.
 ring::TravellingRows FindCarriedRows(const AttentionOptions& options,
                                      const ring::RingSchedule& schedule,
-                                     const RingSequence& sequence, int64_t window);
+                                     const RingSequence& sequence, const KnownKeys& known);
 ring::HopCounts CountCarriedRows(const AttentionOptions& options, const ring::RingShape& shape,
-                                 bool is_backward, const RingSequence& sequence, int64_t window,
-                                 double most_packed);
+                                 bool is_backward, const RingSequence& sequence,
+                                 const KnownKeys& known, double most_packed);
 
 }  // namespace ringleader::patterns

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "patterns/index/device_array.h"
 #include "patterns/index/sequence_documents.h"
@@ -21,9 +22,17 @@ namespace ringleader::patterns {
 using TileCount = int64_t (*)(const kernels::TileSelection& tiles, const ring::Shard& query,
                               const ring::Shard& key);
 
+// What a layer attends to where positions say all of it.
+struct KnownKeys {
+  int64_t window = 0;      // keys farther away take no part; 0: all that the mask shows do
+  bool by_blocks = false;  // of these kFixedBlocks' alone
+  bool operator==(const KnownKeys&) const = default;
+};
+
 struct LayerIndex {
   // PatternDefinition::count_tiles: null where the tiles are chosen online.
   TileCount count_tiles = nullptr;
+  std::optional<KnownKeys> known;  // nullopt where the data chose
   kernels::TilePattern pattern = kernels::TilePattern::kCausal;
   int32_t tile = 128;
   int64_t window = 0;

@@ -13,10 +13,6 @@ namespace {
 // tile is drawn like one and stands for several.
 constexpr int64_t kMaxListedTiles = int64_t{1} << 20;
 
-int64_t TilesOfRow(int64_t blocks) {
-  return std::max<int64_t>(1, kMaxListedTiles / std::max<int64_t>(1, blocks));
-}
-
 class Chooser {
  public:
   Chooser(int64_t groups, int64_t kept, Random* random)
@@ -55,6 +51,10 @@ class Chooser {
 
 }  // namespace
 
+int64_t MostListed(int64_t blocks) {
+  return std::max<int64_t>(1, kMaxListedTiles / std::max<int64_t>(1, blocks));
+}
+
 absl::Status CheckBlocks(std::string_view field, int64_t size, int64_t tokens,
                          std::string_view pattern, int64_t most, std::string_view advice) {
   const int64_t blocks = BlocksOf(tokens, size);
@@ -73,14 +73,14 @@ absl::Status CheckHeadDensity(const AttentionOptions& options) {
 }
 
 int64_t ListedTilesOf(int64_t blocks, int64_t span, int64_t kept) {
-  return blocks * std::min({TilesOfRow(blocks), blocks, (kept + 1) * span});
+  return blocks * std::min({MostListed(blocks), blocks, (kept + 1) * span});
 }
 
 ring::HeadPattern SampleChosenBlocks(const AttentionOptions& options, int64_t blocks, int64_t span,
                                      int64_t kept,
                                      absl::FunctionRef<int64_t(int64_t others)> kept_of,
                                      Random* random) {
-  const int64_t groups = (blocks + span - 1) / span, most = TilesOfRow(blocks);
+  const int64_t groups = (blocks + span - 1) / span, most = MostListed(blocks);
   kept = std::min(kept, groups);
   if (kept_of(groups - 1) >= groups - 1)
     return Visible(options, blocks, blocks);  // no row sees more

@@ -1,4 +1,4 @@
-// What patterns whose rows choose blocks of keys share: how many blocks there may be, and samples,
+// What patterns whose rows keep blocks of keys share: how many blocks there may be, and samples,
 // in which half of each row's choices are blocks that the whole head favours.
 #pragma once
 
@@ -34,6 +34,9 @@ absl::Status CheckBlocks(std::string_view field, int64_t size, int64_t tokens,
 absl::Status CheckHeadDensity(const AttentionOptions& options);
 // The largest share of which half more is not.
 inline constexpr double kMostHeadDensity = 2.0 / 3.0;
+
+// Returns how many tiles of a row a sampled head of `blocks` rows lists at most.
+int64_t MostListed(int64_t blocks);
 
 // Returns the most tiles that a sampled head lists one by one, where blocks have `span` tiles and a
 // row keeps up to `kept` of them besides its own.

@@ -7,6 +7,7 @@ extern constinit const PatternDefinition kDenseDefinition = {
     .pattern = Pattern::kDense,
     .name = "dense",
     .sees = "everything that `attention.mask` shows",
+    .known = [](const AttentionOptions&) { return KnownKeys{}; },
     .count_tiles =
         [](const kernels::TileSelection& tiles, const ring::Shard& query, const ring::Shard& key) {
           return tiles.intervals != nullptr

@@ -54,6 +54,7 @@ extern constinit const PatternDefinition kSlidingWindowDefinition = {
     .pattern = Pattern::kSlidingWindow,
     .name = "sliding_window",
     .sees = "the last tokens",
+    .known = [](const AttentionOptions& options) { return KnownKeys{.window = options.window}; },
     .count_tiles = CountTiles,
     .causal_choice = CausalChoice::kAlways,
     .takes_masks = true,

@@ -41,7 +41,7 @@ for name, job in other.items():
     assert job["first_evaluation"]["loss"] != patterns[name]["first_evaluation"]["loss"], name
 dense = {"dense", "dense in FP8"}
 assert set(patterns) == dense | {"window", "vertical-slash", "vertical-slash, spread", "xattention",
-                         "xattention, stride 32", "xattention, stride 64", "adaspa", "moba", "key-groups", "block-topk",
+                         "xattention, stride 32", "xattention, stride 64", "adaspa", "moba", "key-groups", "fixed-blocks", "block-topk",
                          "block-topk, causal", "vertical-slash, top-p", "xattention, threshold", "the default"}, patterns.keys()
 for name, job in patterns.items():
     first = job["first_evaluation"]

@@ -53,8 +53,8 @@ absl::StatusOr<balance::DealingRules> RulesOf(const v1::JobSpec& spec, const v1:
       .groups = static_cast<int>(spec.parallelism().data()),
       .capacity = static_cast<int64_t>(spec.data().sequence_length()),
       .multiple = std::lcm<int64_t>(attention.tile, division.Multiple()),
-      .one_sample = !division.by_documents &&
-                    !patterns::DefinitionOf(attention.pattern).is_known_before_data()};
+      .one_sample =
+          !division.by_documents && !patterns::DefinitionOf(attention.pattern).goes_by_distance()};
 }
 
 // Adds `scale` times every figure of `from`.

@@ -44,7 +44,7 @@ double Rows(const v1::JobSpec& spec, const v1::StepPlan& plan, bool is_dense, bo
   for (const bool is_backward : {false, true}) {
     const ring::HopCounts counts =
         patterns::CountCarriedRows(options, shape, is_backward, {.tokens = 32768},
-                                   *patterns::KnownWindow(options, is_dense), /*most_packed=*/1.0);
+                                   *patterns::KnownKeysOf(options, is_dense), /*most_packed=*/1.0);
     for (const auto& hop : gradients ? counts.gradients : counts.keys) {
       for (const int64_t count : hop) rows += static_cast<double>(count);
     }

@@ -203,8 +203,8 @@ const CarriedShares* Pricer::CarriedIn(const Setting& setting, uint64_t tokens, 
   if (cluster_.engine == v1::ResourcesSpec::CUDA) return nullptr;
   const LaidDocuments& documents = setting.documents;
   patterns::AttentionOptions attention = setting.attention;
-  const std::optional<int64_t> window = patterns::KnownWindow(attention, dense);
-  if (!window.has_value() || !patterns::CarriesRows(setting.ring) || documents.are_apart) {
+  const std::optional<patterns::KnownKeys> known = patterns::KnownKeysOf(attention, dense);
+  if (!known.has_value() || !patterns::CarriesRows(setting.ring) || documents.are_apart) {
     return nullptr;
   }
   if (!documents.tokens.empty() && documents.travelling_tokens == 0) return nullptr;
@@ -231,7 +231,7 @@ const CarriedShares* Pricer::CarriedIn(const Setting& setting, uint64_t tokens, 
     if (documents.is_uneven) sequence.held = documents.spread_tokens;
   }
   const ring::HopCounts counts = patterns::CountCarriedRows(attention, setting.ring, backward,
-                                                            sequence, *window, /*most_packed=*/1.0);
+                                                            sequence, *known, /*most_packed=*/1.0);
   const int64_t slot = documents.tokens.empty() ? sequence.tokens / setting.ring.ranks()
                                                 : documents.travelling_tokens;
   bool leaves_out = false;

@@ -16,6 +16,9 @@ struct Step {
   void* workspace;
   cudaStream_t stream;
 
+  absl::Status operator()(const FixedBlocksStep& step) const {
+    return KeepFixedBlocks(step, stream);
+  }
   absl::Status operator()(const TileKeySumsStep& step) const {
     return TileKeySums(k, step, stream);
   }

@@ -59,7 +59,8 @@ absl::Status BlockMass(const TokenMajor<const __nv_bfloat16>& q,
                        const TokenMajor<const __nv_bfloat16>& k, const BlockMassStep& step,
                        void* workspace, cudaStream_t stream);
 
-// MassGateStep and AdaptDensityStep say what these do.
+// FixedBlocksStep, MassGateStep and AdaptDensityStep say what these do.
+absl::Status KeepFixedBlocks(const FixedBlocksStep& step, cudaStream_t stream);
 absl::Status SelectBlocksByMass(const MassGateStep& step, cudaStream_t stream);
 absl::Status AdaptDensity(const AdaptDensityStep& step, cudaStream_t stream);
 

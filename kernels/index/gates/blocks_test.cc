@@ -121,6 +121,26 @@ void CheckLocalSums(const Shape& s, const std::vector<Bf16>& k, const ShardLayou
   }
 }
 
+// What positions say, against the reference.
+void CheckFixedBlocks(reference::Engine& engine, const Shape& s, const ShardLayout& query,
+                      const LocalSight& sight) {
+  FixedBlocksStep step = {.kept = {.local = 1, .sinks = 2, .stride = 5},
+                          .query_layout = query,
+                          .seen = sight.host.seen(),
+                          .heads = s.heads,
+                          .tile = s.tile};
+  const int64_t tiles = (query.local_tokens() + s.tile - 1) / s.tile,
+                blocks = (s.tokens + s.tile - 1) / s.tile;
+  std::vector<uint32_t> expected(s.heads * tiles * BlockWords(static_cast<int32_t>(blocks)));
+  step.chosen = expected.data();
+  reference::RunBlockStep(engine, {}, {}, step);
+  const DeviceBuffer<uint32_t> chosen(static_cast<int64_t>(expected.size()));
+  step.seen = sight.device.seen();
+  step.chosen = chosen.data();
+  ASSERT_EQ(KeepFixedBlocks(step, nullptr), absl::OkStatus());
+  EXPECT_EQ(chosen.Read(), expected);
+}
+
 // The choice by means, its lists for all owners and what moves make of it, against the reference.
 void CheckMeanGate(const Shape& s, const std::vector<Bf16>& q, const std::vector<Bf16>& k) {
   reference::Engine engine(2);
@@ -144,6 +164,7 @@ void CheckMeanGate(const Shape& s, const std::vector<Bf16>& q, const std::vector
       absl::OkStatus());
   EXPECT_EQ(gpu_key_sums.Read(), key_sums);
   CheckLocalSums(s, k, query, sight.device.counted(), key_sums);
+  CheckFixedBlocks(engine, s, query, sight);
 
   const std::vector<Bf16> q_local = Shard(q, q_row, query);
   const std::vector<float> q_floats = Floats(q_local);

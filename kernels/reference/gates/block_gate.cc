@@ -208,6 +208,16 @@ struct Step {
   Engine& engine;
   const TokenMajor<const float>&q, &k;
 
+  void operator()(const FixedBlocksStep& step) const {
+    const int64_t tiles = TileCount(step.query_layout.local_tokens(), step.tile);
+    const int32_t words =
+        BlockWords(static_cast<int32_t>(TileCount(step.query_layout.tokens, step.tile)));
+    for (int64_t row = 0; row < step.heads * tiles; ++row) {
+      for (int32_t word = 0; word < words; ++word) {
+        step.chosen[row * words + word] = step.Word(row % tiles, word);
+      }
+    }
+  }
   void operator()(const TileKeySumsStep& step) const { TileKeySums(engine, k, step); }
   void operator()(const OrderTilesStep& step) const {
     ShardLayout owner = step.layout;

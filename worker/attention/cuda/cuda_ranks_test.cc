@@ -23,6 +23,7 @@ namespace {
 using testing::AdaSpa;
 using testing::CudaAttentionTest;
 using testing::ExpectNear;
+using testing::FixedBlocks;
 using testing::Gpus;
 using testing::kLayers;
 using testing::kTolerance;
@@ -387,11 +388,18 @@ TEST_P(CudaRanksTest, MasksUnderChosenBlocks) {
         under({.pattern = patterns::Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2});
     ExpectSameAsCpu(name + " blocks", blocks);
     ExpectSameAsCpu(name + " blocks documents", blocks, kTolerance, kDocuments);
+    ExpectSameAsCpu(name + " fixed blocks", under(FixedBlocks()));
+    ExpectSameAsCpu(name + " fixed blocks documents", under(FixedBlocks()), kTolerance, kDocuments);
     ExpectSameAsOneRank(name + " xattention", under(XAttention()));
     ExpectSameAsOneRank(name + " xattention documents", under(XAttention()), kDocuments);
     ExpectSameAsOneRank(name + " adaspa", under(AdaSpa()));
     ExpectSameAsOneRank(name + " adaspa documents", under(AdaSpa()), kDocuments);
   }
+}
+
+TEST_P(CudaRanksTest, FixedBlocks) {
+  ExpectSameAsCpu("fixed blocks", FixedBlocks());
+  ExpectSameAsCpu("fixed blocks documents", FixedBlocks(), kTolerance, kDocuments);
 }
 
 TEST_P(CudaRanksTest, DocumentsUnderChosenBlocks) {
@@ -410,6 +418,7 @@ TEST_P(CudaRanksTest, HopsOfSomeRowsBringTheSameBits) {
     for (patterns::AttentionOptions options :
          {patterns::AttentionOptions{},
           {.pattern = patterns::Pattern::kSlidingWindow, .window = 100},
+          FixedBlocks(),
           {.mask = patterns::Mask::kFull},
           {.mask = patterns::Mask::kBlockCausal, .mask_block = 96}}) {
       options.tile = 64;

@@ -33,7 +33,8 @@ TEST_F(AttentionEngineTest, ChosenBlocksAreTheSameOnAnyNumberOfRanks) {
         {.pattern = patterns::Pattern::kXAttention, .stride = 32, .threshold = 0.3},
         {.pattern = patterns::Pattern::kXAttention, .threshold = 0.9, .density = 0.2},
         {.pattern = patterns::Pattern::kAdaSpa, .adapt_heads = true, .density = 0.2},
-        {.pattern = patterns::Pattern::kAdaSpa, .density = 0.5}}) {
+        {.pattern = patterns::Pattern::kAdaSpa, .density = 0.5},
+        {.pattern = patterns::Pattern::kFixedBlocks, .sink_blocks = 2, .stride_blocks = 6}}) {
     options.tile = kTile;
     for (const std::vector<int64_t>& documents : {std::vector<int64_t>{}, {0, 70, 71, 640, 1500}}) {
       const RankResult one = Run(options, documents)[0];
@@ -72,6 +73,30 @@ TEST_F(AttentionEngineTest, ChosenBlocksAreTheSameOnAnyNumberOfRanks) {
         EXPECT_EQ(tiles, one.stats.layers.at(1).TotalTiles());
       }
     }
+  }
+}
+
+// Query by query: those near its tile, the first of its document and every sixth of the sequence.
+TEST_F(AttentionEngineTest, FixedBlocksAreWhatPositionsSay) {
+  const patterns::AttentionOptions options = {.pattern = patterns::Pattern::kFixedBlocks,
+                                              .local_blocks = 2,
+                                              .sink_blocks = 2,
+                                              .stride_blocks = 6,
+                                              .tile = kTile};
+  for (const std::vector<int64_t>& documents :
+       {std::vector<int64_t>{0}, {0, 70, 71, 640, 900, 1500}}) {
+    const std::vector<int32_t> starts =
+        kernels::reference::testing::DocumentStarts(kTokens, documents);
+    const RankResult one = Run(options, documents)[0];
+    const auto keeps = [&](int64_t i, int64_t j) {
+      const int64_t own = i / kTile, block = j / kTile, first = starts[own * kTile] / kTile;
+      return own - block <= 2 || block - first < 2 || block % 6 == 5;
+    };
+    EXPECT_LT(RelativeError(one.out, Masked([&](int, int64_t i, int64_t j) {
+                              return j >= starts[i] && keeps(i, j);
+                            })),
+              1e-5);
+    EXPECT_EQ(one.stats.layers.at(1).recall, -1.0) << "nothing was chosen";
   }
 }
 

@@ -29,10 +29,12 @@ struct MaskedPattern {
 
 std::vector<MaskedPattern> Patterns() {
   using patterns::Pattern;
-  return {{"BlockTopK", {.pattern = Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 3}},
-          {"XAttention", {.pattern = Pattern::kXAttention, .stride = 32, .threshold = 0.4}},
-          {"XAttentionShare", {.pattern = Pattern::kXAttention, .threshold = 1.0, .density = 0.2}},
-          {"AdaSpa", {.pattern = Pattern::kAdaSpa, .adapt_heads = true, .density = 0.2}}};
+  return {
+      {"BlockTopK", {.pattern = Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 3}},
+      {"XAttention", {.pattern = Pattern::kXAttention, .stride = 32, .threshold = 0.4}},
+      {"XAttentionShare", {.pattern = Pattern::kXAttention, .threshold = 1.0, .density = 0.2}},
+      {"AdaSpa", {.pattern = Pattern::kAdaSpa, .adapt_heads = true, .density = 0.2}},
+      {"FixedBlocks", {.pattern = Pattern::kFixedBlocks, .local_blocks = 2, .stride_blocks = 5}}};
 }
 
 class MaskedChoicesTest : public AttentionEngineTest,
@@ -153,7 +155,7 @@ TEST_P(MaskedChoicesTest, WholeBudgetsAreTheMask) {
     options.threshold = 1.0;
     options.density = options.pattern == patterns::Pattern::kAdaSpa ? 1.0 : 0.0;
     options.adapt_heads = false;
-    options.topk_blocks = kTokens;
+    options.topk_blocks = options.local_blocks = kTokens;
     const std::vector<int64_t> prefix_ends = PrefixEnds(mask, documents);
     const RankResult all = Run(options, documents, /*dense=*/false, prefix_ends)[0],
                      dense = Run(options, documents, /*dense=*/true, prefix_ends)[0];

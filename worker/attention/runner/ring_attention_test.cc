@@ -73,6 +73,14 @@ Result RunOnRanks(const Sequence& sequence, patterns::AttentionOptions options, 
   return result;
 }
 
+patterns::AttentionOptions FixedBlocks() {
+  return {.pattern = patterns::Pattern::kFixedBlocks,
+          .local_blocks = 1,
+          .sink_blocks = 1,
+          .stride_blocks = 5,
+          .tile = 64};
+}
+
 double RelativeError(const Tensor& actual, const Tensor& expected) {
   return ((actual - expected).abs().max() / expected.abs().max()).item<double>();
 }
@@ -262,6 +270,11 @@ TEST_P(ManyRanksTest, Documents) {
   ExpectSameAsOneRank(
       {.pattern = patterns::Pattern::kAdaSpa, .adapt_heads = true, .density = 0.4, .tile = 64},
       documents);
+  ExpectSameAsOneRank(FixedBlocks(), documents);
+}
+
+TEST_P(ManyRanksTest, FixedBlocks) {
+  ExpectSameAsOneRank(FixedBlocks());
 }
 
 TEST_P(ManyRanksTest, MasksUnderChosenBlocks) {
@@ -270,7 +283,8 @@ TEST_P(ManyRanksTest, MasksUnderChosenBlocks) {
          {patterns::AttentionOptions{
               .pattern = patterns::Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2},
           {.pattern = patterns::Pattern::kXAttention, .threshold = 0.5},
-          {.pattern = patterns::Pattern::kAdaSpa, .adapt_heads = true, .density = 0.3}}) {
+          {.pattern = patterns::Pattern::kAdaSpa, .adapt_heads = true, .density = 0.3},
+          FixedBlocks()}) {
       options.tile = 64;
       options.mask = mask;
       options.mask_block = 300;
@@ -288,7 +302,7 @@ uint64_t CountedBytes(patterns::AttentionOptions options, int64_t tokens,
   for (const bool is_backward : {false, true}) {
     const ring::HopCounts counts = patterns::CountCarriedRows(
         options, options.ring, is_backward, {.tokens = tokens, .firsts = firsts},
-        *patterns::KnownWindow(options, false), /*most_packed=*/1.0);
+        *patterns::KnownKeysOf(options, false), /*most_packed=*/1.0);
     for (const auto* hops : {&counts.keys, &counts.gradients}) {
       for (const std::vector<int64_t>& hop : *hops) {
         for (const int64_t of_rank : hop) rows += of_rank;
@@ -321,6 +335,10 @@ TEST_P(ManyRanksTest, RingsCarryWhatIsAttendedTo) {
   options.pattern = patterns::Pattern::kSlidingWindow;
   options.window = 100;
   const RingBytes window = run(options, {});
+  options = FixedBlocks();
+  options.layout = GetParam().layout;
+  options.ring = GetParam().ring;
+  const RingBytes fixed = run(options, {}), fixed_apart = run(options, documents);
   EXPECT_EQ(causal.whole > 0, ranks > 1);
   EXPECT_EQ(apart.whole, causal.whole);
   EXPECT_EQ(window.whole, causal.whole);
@@ -330,6 +348,8 @@ TEST_P(ManyRanksTest, RingsCarryWhatIsAttendedTo) {
   }
   EXPECT_LE(apart.sent, causal.sent);
   EXPECT_LE(window.sent, causal.sent);
+  EXPECT_LE(fixed.sent, causal.sent);
+  EXPECT_LE(fixed_apart.sent, apart.sent);
   options.pattern = patterns::Pattern::kDense;
   options.mask = patterns::Mask::kFull;
   EXPECT_EQ(run(options, {}).sent, causal.whole);
@@ -345,6 +365,7 @@ TEST_P(ManyRanksTest, RingsCarryWhatIsAttendedTo) {
   EXPECT_GT(full.sent, apart.sent) << "keys ahead travel, too";
   EXPECT_LT(causal.sent, causal.whole) << "nobody asks for what comes after it";
   EXPECT_LT(apart.sent, causal.sent);
+  EXPECT_LT(fixed.sent, causal.sent) << "a part of what lies before";
   if (options.ring.kind != ring::RingKind::kFlat) return;
   // Two tiles of each owner but the last, one hop in forward, one in backward, whose gradients come
   // home all around the ring.

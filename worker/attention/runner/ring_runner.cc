@@ -161,28 +161,15 @@ bool RingRunner::is_dense(int layer) const {
          std::ranges::find(options_.dense_layers, layer) != options_.dense_layers.end();
 }
 
-RingRunner::RowBand RingRunner::BandOf(int layer) const {
-  return patterns::KnownWindow(options_, is_dense(layer));
-}
-
-RingRunner::RowBand RingRunner::BandOf(const LayerIndex& index) {
-  switch (index.pattern) {
-    case kernels::TilePattern::kFull:  // what the mask shows
-    case kernels::TilePattern::kCausal:
-    case kernels::TilePattern::kWindow:
-      return index.window;
-    case kernels::TilePattern::kToeplitz:
-    case kernels::TilePattern::kCsr:
-      return std::nullopt;
-  }
-  return std::nullopt;
+RingRunner::Known RingRunner::KnownOf(int layer) const {
+  return patterns::KnownKeysOf(options_, is_dense(layer));
 }
 
 std::shared_ptr<const ring::TravellingRows> RingRunner::RowsOf(
     const ring::RingSchedule& schedule, const std::shared_ptr<const DeviceDocuments>& documents,
-    const RowBand& band, int64_t local_tokens) {
+    const Known& known, int64_t local_tokens) {
   const SequenceDocuments* const host = documents == nullptr ? nullptr : documents->host.get();
-  if (!band.has_value() || device_.most_carried() <= 0.0 ||
+  if (!known.has_value() || device_.most_carried() <= 0.0 ||
       !patterns::CarriesRows(schedule.shape)) {
     return nullptr;
   }
@@ -193,10 +180,10 @@ std::shared_ptr<const ring::TravellingRows> RingRunner::RowsOf(
       host == nullptr ? std::span<const int64_t>() : std::span(host->shard_tokens);
   if (!held.empty()) local_tokens = host->tokens / schedule.ranks;
   const bool is_backward = schedule.grad_slots > 0;
-  for (const KnownRows& known : known_rows_) {
-    if (known.documents == documents && known.window == *band &&
-        known.local_tokens == local_tokens && known.is_backward == is_backward) {
-      return known.rows;
+  for (const KnownRows& rows : known_rows_) {
+    if (rows.documents == documents && rows.keys == *known && rows.local_tokens == local_tokens &&
+        rows.is_backward == is_backward) {
+      return rows.rows;
     }
   }
   patterns::RingSequence sequence = {.tokens = local_tokens * schedule.ranks};
@@ -207,12 +194,12 @@ std::shared_ptr<const ring::TravellingRows> RingRunner::RowsOf(
     sequence.held = host->shard_tokens;
   }
   auto rows = std::make_shared<ring::TravellingRows>(
-      patterns::FindCarriedRows(options_, schedule, sequence, *band));
+      patterns::FindCarriedRows(options_, schedule, sequence, *known));
   // Hops that all carry whole shards are those of slots, unless a shard is less than a slot: other
   // ranks of this ring may carry less.
   if (!ring::CarryAllAbove(device_.most_carried(), rows.get()) && held.empty()) rows = nullptr;
   if (known_rows_.size() >= kMostKnownRows) known_rows_.clear();
-  known_rows_.push_back({documents, *band, local_tokens, is_backward, rows});
+  known_rows_.push_back({documents, *known, local_tokens, is_backward, rows});
   return rows;
 }
 
@@ -245,10 +232,10 @@ void RingRunner::CountHops(const ring::RingSchedule& schedule, bool gradients,
 
 absl::StatusOr<std::unique_ptr<RingSlots>> RingRunner::PlaceKv(
     const ring::RingSchedule& schedule, const std::shared_ptr<const DeviceDocuments>& documents,
-    const RowBand& band, AttentionCall& call) {
+    const Known& known, AttentionCall& call) {
   const int64_t slot_tokens = SlotTokens(documents.get(), call.tokens());
   ASSIGN_OR_RETURN(std::unique_ptr<RingSlots> kv, call.PlaceKv(schedule, slot_tokens));
-  const auto rows = RowsOf(schedule, documents, band, call.tokens());
+  const auto rows = RowsOf(schedule, documents, known, call.tokens());
   if (rows != nullptr) kv->Carry({rows, &rows->keys});
   CountHops(schedule, /*gradients=*/false, rows.get(), slot_tokens, call);
   return kv;
@@ -300,7 +287,7 @@ absl::StatusOr<std::shared_ptr<const LayerIndex>> RingRunner::Forward(AttentionC
   const bool was_started = kv != nullptr;
   if (!was_started) {
     RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::forward));
-    ASSIGN_OR_RETURN(kv, PlaceKv(forward_, documents_, BandOf(call.layer()), call));
+    ASSIGN_OR_RETURN(kv, PlaceKv(forward_, documents_, KnownOf(call.layer()), call));
     RETURN_IF_ERROR(StartFirstHops(forward_, ring::RingLink::kOuter, *kv));
     RETURN_IF_ERROR(device_.End());
   }
@@ -384,11 +371,11 @@ absl::Status RingRunner::AttendSteps(const Step& own, RingSlots& kv, AttentionCa
 
 absl::StatusOr<std::unique_ptr<RingSlots>> RingRunner::Start(
     const ring::RingSchedule& schedule, const std::shared_ptr<const DeviceDocuments>& documents,
-    const RowBand& band, AttentionCall& call) {
+    const Known& known, AttentionCall& call) {
   if (started_ != nullptr || started_forward_ != nullptr) {
     return absl::FailedPreconditionError("a pass has been started and not been called");
   }
-  ASSIGN_OR_RETURN(std::unique_ptr<RingSlots> kv, PlaceKv(schedule, documents, band, call));
+  ASSIGN_OR_RETURN(std::unique_ptr<RingSlots> kv, PlaceKv(schedule, documents, known, call));
   RETURN_IF_ERROR(StartFirstHops(schedule, ring::RingLink::kOuter, *kv));
   RETURN_IF_ERROR(StartFirstHops(schedule, ring::RingLink::kInner, *kv));
   return kv;
@@ -396,13 +383,13 @@ absl::StatusOr<std::unique_ptr<RingSlots>> RingRunner::Start(
 
 absl::Status RingRunner::StartForward(AttentionCall& call) {
   RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::forward));
-  ASSIGN_OR_RETURN(started_forward_, Start(forward_, documents_, BandOf(call.layer()), call));
+  ASSIGN_OR_RETURN(started_forward_, Start(forward_, documents_, KnownOf(call.layer()), call));
   return device_.End();
 }
 
 absl::Status RingRunner::StartBackward(const LayerIndex& index, AttentionCall& call) {
   RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::backward));
-  ASSIGN_OR_RETURN(started_, Start(backward_, index.documents, BandOf(index), call));
+  ASSIGN_OR_RETURN(started_, Start(backward_, index.documents, index.known, call));
   return device_.End();
 }
 
@@ -416,7 +403,7 @@ absl::Status RingRunner::Backward(const LayerIndex& index, AttentionCall& call,
   RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::backward));
   ASSIGN_OR_RETURN(const std::unique_ptr<RingSlots> gradients,
                    call.PlaceGradients(backward_, slot_tokens));
-  const auto rows = RowsOf(backward_, index.documents, BandOf(index), call.tokens());
+  const auto rows = RowsOf(backward_, index.documents, index.known, call.tokens());
   if (rows != nullptr) gradients->Carry({rows, &rows->gradients});
   CountHops(backward_, /*gradients=*/true, rows.get(), slot_tokens, call);
   RETURN_IF_ERROR(call.StartGradients());

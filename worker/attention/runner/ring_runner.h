@@ -57,12 +57,12 @@ class RingRunner {
   AttentionStats TakeStats();
 
  private:
-  // nullopt: more than positions decide. Tokens that a query sees of its document; 0: all before.
-  using RowBand = std::optional<int64_t>;
+  using Known = std::optional<patterns::KnownKeys>;  // nullopt: more than positions decide
   // Rows of hops that were asked for.
   struct KnownRows {
     std::shared_ptr<const DeviceDocuments> documents;
-    int64_t window = 0, local_tokens = 0;
+    patterns::KnownKeys keys = {};
+    int64_t local_tokens = 0;
     bool is_backward = false;
     std::shared_ptr<const ring::TravellingRows> rows;
   };
@@ -82,18 +82,17 @@ class RingRunner {
   // Keys and values on their way, for either direction, of a layer with `tiles`.
   absl::StatusOr<std::unique_ptr<RingSlots>> Start(
       const ring::RingSchedule& schedule, const std::shared_ptr<const DeviceDocuments>& documents,
-      const RowBand& band, AttentionCall& call);
+      const Known& known, AttentionCall& call);
   // The schedule's slots with this rank's keys and values, which carry what ranks attend to.
   absl::StatusOr<std::unique_ptr<RingSlots>> PlaceKv(
       const ring::RingSchedule& schedule, const std::shared_ptr<const DeviceDocuments>& documents,
-      const RowBand& band, AttentionCall& call);
-  // What a layer attends to, as far as positions alone say; of a layer that forward made.
-  RowBand BandOf(int layer) const;
-  static RowBand BandOf(const LayerIndex& index);
+      const Known& known, AttentionCall& call);
+  // What a layer attends to, as far as positions alone say.
+  Known KnownOf(int layer) const;
   // Null: hops carry all rows.
   std::shared_ptr<const ring::TravellingRows> RowsOf(
       const ring::RingSchedule& schedule, const std::shared_ptr<const DeviceDocuments>& documents,
-      const RowBand& band, int64_t local_tokens);
+      const Known& known, int64_t local_tokens);
   // Counts the hops of one pass: of keys and values, or of their gradients.
   void CountHops(const ring::RingSchedule& schedule, bool gradients,
                  const ring::TravellingRows* rows, int64_t slot_tokens, const AttentionCall& call);

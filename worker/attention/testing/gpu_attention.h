@@ -42,4 +42,11 @@ inline patterns::AttentionOptions AdaSpa() {
   return {.pattern = patterns::Pattern::kAdaSpa, .adapt_heads = true, .density = 0.3, .tile = 64};
 }
 
+inline patterns::AttentionOptions FixedBlocks() {
+  return {.pattern = patterns::Pattern::kFixedBlocks,
+          .local_blocks = 1,
+          .stride_blocks = 5,
+          .tile = 64};
+}
+
 }  // namespace ringleader::attention::testing

@@ -14,6 +14,7 @@
 #include "ringleader/kernels/attention.h"
 #include "ringleader/kernels/balance_steps.h"
 #include "ringleader/kernels/block_mass.h"
+#include "ringleader/kernels/fixed_blocks.h"
 #include "ringleader/kernels/index.h"
 #include "ringleader/kernels/seen_keys.h"
 #include "ringleader/kernels/shard_layout.h"
@@ -315,8 +316,8 @@ RINGLEADER_HOST_DEVICE inline int32_t KeptBefore(int32_t topk_blocks, float dens
 }
 
 using BlockStep =
-    std::variant<TileKeySumsStep, OrderTilesStep, MeanGateStep, QueryGateStep, PackKeysStep,
-                 AntidiagonalGateStep, DimEnergyStep, PickDimsStep, NarrowRowsStep,
+    std::variant<FixedBlocksStep, TileKeySumsStep, OrderTilesStep, MeanGateStep, QueryGateStep,
+                 PackKeysStep, AntidiagonalGateStep, DimEnergyStep, PickDimsStep, NarrowRowsStep,
                  KeyGroupGateStep, BlockMassStep, MassGateStep, AdaptDensityStep, CountWorkStep,
                  FindMoveStep, SumChoicesStep, MoveBudgetsStep, HoldMassStep>;
 

@@ -24,11 +24,10 @@ balance::Dealing DealStep(const TrainingJob& job, const PlanShape& shape,
                                    .heads = job.attention.head_ranks};
   rules.multiple = std::lcm<int64_t>(job.attention.tile, division.Multiple());
   if (job.deals_in_order) return balance::DealInOrder(tokens, weights, rules);
-  // What is chosen online is chosen for a whole micro-batch, unless documents lie by themselves: a
-  // sample that shares it with others would attend to something else wherever it is dealt with
-  // others.
+  // Blocks are chosen for a whole micro-batch, unless documents lie by themselves: a sample that
+  // shares it with others would attend to something else wherever it is dealt with others.
   rules.one_sample =
-      !shape.by_documents && !patterns::DefinitionOf(job.attention.pattern).is_known_before_data();
+      !shape.by_documents && !patterns::DefinitionOf(job.attention.pattern).goes_by_distance();
   return balance::Deal(tokens, weights, rules);
 }
 
