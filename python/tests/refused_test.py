@@ -98,6 +98,9 @@ AT_ONCE = {
     "k and v elsewhere": (lambda: on_meta("kv"), "k is on meta and q on "),
     "documents elsewhere": (lambda: attend(documents=document_ids(2, TOKENS).to("meta")), "documents is on meta and q on "),
     "lists elsewhere": (lambda: attend(diagonals()._replace(bits=diagonals().bits.to("meta"))), "blocks is on meta and q on "),
+    "diagonals of fewer words": (
+        lambda: attend(diagonals()._replace(bits=diagonals().bits[..., :0], blocks=None), mask="full"),
+        "blocks.bits has 0 words of 64 diagonals; q's 300 tokens have 3"),
     "groups of no share": (lambda: attend(kernels.KeyGroups(density=0.0)), r"density is 0; it must lie in \(0, 1\]"),
     "groups of another length": (lambda: attend(kernels.KeyGroups()(*(x[:, :, :100] for x in q_k_v()[:2]))),
                                  "blocks.diagonals|blocks.bits must be dense"),

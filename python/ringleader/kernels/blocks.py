@@ -65,6 +65,8 @@ class Diagonals(NamedTuple):
         """The tiles of the diagonals -> TileLists, none of which lies ahead of its queries. tokens: q's"""
         self._check(tokens)
         tiles = -(-tokens // self.tile)
+        if self.bits.shape[-1] * 64 < tiles:
+            raise ValueError(f"blocks.bits has {self.bits.shape[-1]} words of 64 diagonals; q's {tokens} tokens have {tiles}")
         apart = torch.arange(tiles, device=self.bits.device)
         kept = (self.bits.unsqueeze(-1) >> torch.arange(64, device=self.bits.device) & 1).flatten(-2).bool()
         apart = apart.unsqueeze(1) - apart
