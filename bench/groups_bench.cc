@@ -166,7 +166,7 @@ absl::StatusOr<GroupsStep> GroupsJob::Train(uint64_t step, double learning_rate)
   result.loss = update.sum.loss / update.sum.tokens;
   result.gradient_norm = update.gradient_norm;
   result.index_seconds = stats.phases.index;
-  auto tiles = patterns::DefinitionOf(job_.attention.pattern).is_known_before_data()
+  auto tiles = patterns::DefinitionOf(job_.attention.pattern).goes_by_distance()
                    ? stats.micro_batches.end()
                    : stats.micro_batches.begin();
   for (const std::vector<balance::MicroBatch>& mine : dealing.groups) {

@@ -51,6 +51,14 @@ absl::Status SetPattern(const std::string& name, double density, int64_t tokens,
     case v1::AttentionSpec::KEY_GROUPS:
       attention->set_tile(64);
       break;
+    case v1::AttentionSpec::FIXED_BLOCKS: {
+      patterns::AttentionOptions options = {.pattern = patterns::Pattern::kFixedBlocks,
+                                            .local_blocks = 8};
+      patterns::DefinitionOf(options.pattern).set_density(&options, tokens, density);
+      attention->set_local_blocks(static_cast<uint32_t>(options.local_blocks));
+      attention->set_stride_blocks(static_cast<uint32_t>(options.stride_blocks));
+      return absl::OkStatus();
+    }
     case v1::AttentionSpec::MOBA:
     case v1::AttentionSpec::ADASPA:
       break;

@@ -432,7 +432,7 @@ absl::StatusOr<v1::Prediction> Predict(const v1::JobSpec& spec, const model::Mod
 
 patterns::PatternHints HintsFrom(const v1::JobSpec& spec, std::span<const v1::StepReport> recent) {
   const auto attention = jobspec::AttentionOptionsOf(spec.attention());
-  if (!attention.ok() || patterns::DefinitionOf(attention->pattern).is_known_before_data()) {
+  if (!attention.ok() || patterns::DefinitionOf(attention->pattern).goes_by_distance()) {
     return {};
   }
   const std::set<uint32_t> dense(attention->dense_layers.begin(), attention->dense_layers.end());

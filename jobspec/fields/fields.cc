@@ -107,7 +107,7 @@ constexpr Field kFieldsAfterPatterns[] = {
      "By which queries what a query attends to may be chosen: by whichever the pattern takes "
      "(`full`), later ones among them, or by none that is later than it (`causal`), so that no loss, "
      "in training or evaluation, knows of what it predicts. `causal` goes with `sliding_window`, "
-     "`block_topk` and `moba`."},
+     "`block_topk`, `moba` and `fixed_blocks`."},
     {"attention.probe_every", Need::kDefault, "16", {0, kMaxCount}, kSparse,
      "Steps between two probes of what the pattern keeps: of 64 queries a sequence, the share of "
      "their exact attention that lies in what they visited, by layer and head (`ringctl report`); 0: "

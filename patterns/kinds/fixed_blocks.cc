@@ -24,13 +24,14 @@ constexpr PatternField kFields[] = {
 // clang-format on
 
 absl::Status Check(const AttentionOptions& options) {
-  if (std::min({options.local_blocks, options.sink_blocks, options.stride_blocks}) >= 0) {
-    return absl::OkStatus();
-  }
+  const auto [least, most] =
+      std::minmax({options.local_blocks, options.sink_blocks, options.stride_blocks});
+  if (least >= 0 && most <= static_cast<int>(kMaxTokens)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrFormat(
       "attention.local_blocks (%d), attention.sink_blocks (%d) and attention.stride_blocks (%d) "
-      "must not be negative",
-      options.local_blocks, options.sink_blocks, options.stride_blocks));
+      "must lie in [0, %d]",
+      options.local_blocks, options.sink_blocks, options.stride_blocks,
+      static_cast<int>(kMaxTokens)));
 }
 
 // The blocks [0, blocks) that a tile of queries keeps wherever it is.
@@ -107,16 +108,22 @@ ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const 
 }
 
 IndexMemory MemoryOf(const AttentionOptions& options, const IndexShape& shape) {
-  const int64_t words = ChosenWords(options, shape.heads, shape.tokens / shape.ranks, shape.tokens);
-  return {.kept = words * static_cast<int64_t>(sizeof(uint32_t))};
+  const int64_t local_tokens = shape.tokens / shape.ranks;
+  const int64_t words = ChosenWords(options, shape.heads, local_tokens, shape.tokens),
+                tiles = BlocksOf(local_tokens, options.tile);
+  // A hop's lists, by queries and by keys.
+  const int64_t listed = 2 * shape.heads * tiles *
+                         std::min(tiles, MostKept(options, BlocksOf(shape.tokens, options.tile)));
+  return {.kept = words * static_cast<int64_t>(sizeof(uint32_t)),
+          .working = listed * static_cast<int64_t>(sizeof(int32_t))};
 }
 
-// At most half of the share lies around the main diagonal.
+// At most half of the share lies around the main diagonal; what sinks take comes off the landmarks.
 void SetDensity(AttentionOptions* options, int64_t tokens, double density) {
   const auto blocks = static_cast<double>(BlocksOf(tokens, options->tile));
   const auto most_local = static_cast<int>(std::lround(density * blocks / 4));
   options->local_blocks = std::min(options->local_blocks, std::max(0, most_local - 1));
-  const double left = density - 2.0 * (options->local_blocks + 1) / blocks;
+  const double left = density - 2.0 * (options->local_blocks + 1 + options->sink_blocks) / blocks;
   options->stride_blocks = left <= 0.0 ? 0 : static_cast<int>(std::lround(1.0 / left));
 }
 
@@ -141,7 +148,7 @@ extern constinit const PatternDefinition kFixedBlocksDefinition = {
     .set_density = SetDensity,
     .page =
         R"(Keys are cut into blocks of `attention.tile` tokens. A tile of queries sees, of the blocks that `attention.mask` shows
-it, its own and the `attention.local_blocks` next to it, the first `attention.sink_blocks` of its document, and the last of
+it, its own and the `attention.local_blocks` next to it, the first `attention.sink_blocks` of its first query's document, and the last of
 every `attention.stride_blocks` blocks of the sequence, whatever is in them: the fixed pattern of Sparse Transformers (arXiv 1904.10509,
 section 4.3) in blocks, with the attention sinks of StreamingLLM (arXiv 2309.17453). It is a baseline for patterns that choose, and
 what a model attends to that was trained with such a pattern.

@@ -48,7 +48,7 @@ for r in rows:
 assert len({r["loss"][:5] for r in rows}) == 1, rows
 END
 
-patterns=vertical_slash,sliding_window,block_topk,moba,xattention,key_groups,adaspa
+patterns=vertical_slash,sliding_window,block_topk,moba,xattention,key_groups,adaspa,fixed_blocks
 "${bench[@]}" --tokens 4096 --gpus 1 --mode $patterns --density 0.3 --csv "$work/patterns.csv" >"$work/patterns.log" 2>&1 ||
   fail "patterns: exit code $?"
 python3 - "$work/patterns.csv" $patterns <<'END' || fail "see above"

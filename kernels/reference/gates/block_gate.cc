@@ -212,11 +212,13 @@ struct Step {
     const int64_t tiles = TileCount(step.query_layout.local_tokens(), step.tile);
     const int32_t words =
         BlockWords(static_cast<int32_t>(TileCount(step.query_layout.tokens, step.tile)));
-    for (int64_t row = 0; row < step.heads * tiles; ++row) {
-      for (int32_t word = 0; word < words; ++word) {
-        step.chosen[row * words + word] = step.Word(row % tiles, word);
+    engine.pool().For(tiles, [&](int64_t tile, int) {
+      uint32_t* const first = step.chosen + tile * words;
+      for (int32_t word = 0; word < words; ++word) first[word] = step.Word(tile, word);
+      for (int64_t head = 1; head < step.heads; ++head) {
+        std::copy_n(first, words, first + head * tiles * words);
       }
-    }
+    });
   }
   void operator()(const TileKeySumsStep& step) const { TileKeySums(engine, k, step); }
   void operator()(const OrderTilesStep& step) const {

@@ -30,10 +30,10 @@ int64_t RoundUp(int64_t tokens, int64_t multiple) {
   return (tokens + multiple - 1) / multiple * multiple;
 }
 
-// A tile of queries attends to all of itself under every pattern that chooses online.
+// A tile of queries attends to all of itself under every pattern that keeps tiles.
 int64_t DenseBelow(const patterns::AttentionOptions& options) {
-  const bool is_online = !patterns::DefinitionOf(options.pattern).is_known_before_data();
-  return std::max<int64_t>(options.dense_below, is_online ? options.tile + 1 : 0);
+  const bool keeps_tiles = !patterns::DefinitionOf(options.pattern).goes_by_distance();
+  return std::max<int64_t>(options.dense_below, keeps_tiles ? options.tile + 1 : 0);
 }
 
 }  // namespace

@@ -151,10 +151,11 @@ class LoggingCall : public AttentionCall {
     return Say("count move");
   }
   absl::Status Run(const kernels::BlockStep& step) override {
-    constexpr const char* kNames[] = {
-        "tile sums", "order", "gate",      "query gate", "pack",       "antidiagonals",
-        "energy",    "pick",  "narrow",    "key groups", "block mass", "mass gate",
-        "adapt",     "work",  "find move", "sum",        "move",       "hold"};
+    constexpr const char* kNames[] = {"fixed blocks", "tile sums", "order",         "gate",
+                                      "query gate",   "pack",      "antidiagonals", "energy",
+                                      "pick",         "narrow",    "key groups",    "block mass",
+                                      "mass gate",    "adapt",     "work",          "find move",
+                                      "sum",          "move",      "hold"};
     return Say(kNames[step.index()]);
   }
 

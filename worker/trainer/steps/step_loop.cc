@@ -251,8 +251,7 @@ void StepLoop::CountMicroBatches(const std::vector<balance::MicroBatch>& mine,
     record->group_tokens += static_cast<uint64_t>(batch.padded);
   }
   // By documents several samples share a micro-batch, and none of its length says how dense it is.
-  if (shape_.by_documents ||
-      patterns::DefinitionOf(job_.attention.pattern).is_known_before_data()) {
+  if (shape_.by_documents || patterns::DefinitionOf(job_.attention.pattern).goes_by_distance()) {
     return;
   }
   const balance::SampleWeights& weights = plan_.WeightsAt(record->step);
