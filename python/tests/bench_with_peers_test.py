@@ -1,8 +1,10 @@
 """`ringctl bench attention --peers`: our own cells and PyTorch's in one go."""
 
+import contextlib
 import csv
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 
@@ -27,10 +29,21 @@ def rows_of(table):
         return list(csv.DictReader(file))
 
 
+@contextlib.contextmanager
+def taken(port):
+    """Somebody listens there, whoever it is."""
+    with socket.socket(socket.AF_INET6) as listener:
+        with contextlib.suppress(OSError):
+            listener.bind(("", port))
+            listener.listen()
+        yield
+
+
 def test_all_tables(tmp_path):
     histogram = tmp_path / "short.json"
     histogram.write_text('{"[8,16)": 1}')
-    done = bench("--folder", tmp_path, "--peers", "--python", sys.executable, "--lengths", histogram, "--commit", "1234")
+    with taken(29500):  # where torchrun would listen for all who do not say otherwise
+        done = bench("--folder", tmp_path, "--peers", "--python", sys.executable, "--lengths", histogram, "--commit", "1234")
     assert done.returncode == 0, done.stdout + done.stderr
     tables = {name: rows_of(tmp_path / f"longca_{name}.csv") for name in ("kernels", "rings", "masks", "ring_peers")}
     for name in ("kernels", "rings", "masks"):

@@ -44,6 +44,6 @@ mkdir -p "$folder"
   --patterns none --repetitions "$repetitions" --commit "$commit"
 # The libraries that our programs were pointed to are not the peer's.
 # shellcheck disable=SC2086
-env -u LD_LIBRARY_PATH python3 -m torch.distributed.run --nproc-per-node "$gpus" "$root/bench/longca/rings/peers.py" \
+env -u LD_LIBRARY_PATH python3 -m torch.distributed.run --standalone --nproc-per-node "$gpus" "$root/bench/longca/rings/peers.py" \
   --tokens $tokens --repetitions "$repetitions" --commit "$commit" --csv "$folder/longca_ring_peers.csv" \
   --beside "$folder/longca_gpu_rings.csv"
