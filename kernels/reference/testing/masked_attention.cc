@@ -22,6 +22,10 @@ double Dot(const T* a, const float* b, int n) {
   return std::accumulate(sums, sums + kSums, 0.0);
 }
 
+void AddScaled(double factor, const float* from, int n, double* __restrict to) {
+  for (int x = 0; x < n; ++x) to[x] += factor * from[x];
+}
+
 }  // namespace
 
 Tensor RandomTensor(int64_t tokens, int heads, int head_dim, std::mt19937& random) {
@@ -66,21 +70,20 @@ MaskedAttention ComputeMaskedAttention(const Tensor& q, const Tensor& k, const T
       double sum = 0.0;
       for (const int64_t j : keys) sum += p[j] = std::exp(p[j] - top);
       result.lse[head * q.tokens + i] = top + std::log(sum);
-      const int64_t row = (i * q.heads + head) * d;
+      double* const out = &result.out[(i * q.heads + head) * d];
       for (const int64_t j : keys) {
         p[j] /= sum;
-        for (int x = 0; x < d; ++x) result.out[row + x] += p[j] * v.at(j, kv, x);
+        AddScaled(p[j], v.row(j, kv), d, out);
       }
-      const double delta = Dot(&result.out[row], d_out.row(i, head), d);
+      if (d_out.tokens == 0) continue;
+      const double delta = Dot(out, d_out.row(i, head), d);
       for (const int64_t j : keys) {
         const int64_t key_row = (j * k.heads + kv) * d;
         const double dp = Dot(d_out.row(i, head), v.row(j, kv), d);
         const double ds = p[j] * (dp - delta) * scale;
-        for (int x = 0; x < d; ++x) {
-          result.dv[key_row + x] += p[j] * d_out.at(i, head, x);
-          result.dk[key_row + x] += ds * q.at(i, head, x);
-          result.dq[row + x] += ds * k.at(j, kv, x);
-        }
+        AddScaled(p[j], d_out.row(i, head), d, &result.dv[key_row]);
+        AddScaled(ds, q.row(i, head), d, &result.dk[key_row]);
+        AddScaled(ds, k.row(j, kv), d, &result.dq[(i * q.heads + head) * d]);
       }
     }
   }

@@ -48,7 +48,7 @@ struct MaskedAttention {
   std::vector<double> dq, dk, dv;  // of sum(out * d_out)
 };
 
-// visible(head, query, key) by index.
+// visible(head, query, key) by index. Without tokens in `d_out` all gradients are zero.
 using Visible = std::function<bool(int, int64_t, int64_t)>;
 MaskedAttention ComputeMaskedAttention(const Tensor& q, const Tensor& k, const Tensor& v,
                                        const Tensor& d_out, float scale, const Visible& visible);

@@ -201,7 +201,7 @@ absl::Status CudaCall::CountSelection(const patterns::VerticalSlash& work,
   const CounterSlots slots = device_.stats().SlotsOf(layer_);
   const std::vector<Tensor> memory = std::exchange(selected_memory_, {});  // freed in stream order
   return index::CountSelection({.selected = selected_,
-                                .estimate_queries = work.queries,
+                                .estimate_queries = work.spread ? 0 : work.queries,
                                 .query_positions = work.query_positions.data(),
                                 .query_starts = QueryStarts(work),
                                 .document_starts = layer.document_starts(),

@@ -61,7 +61,7 @@ class MaskedChoicesTest : public AttentionEngineTest,
   }
   // Attention to what is `visible`, in fp64.
   std::vector<double> Attended(const kernels::reference::testing::Visible& visible) const {
-    const Tensor none(kTokens, kHeads, kHeadDim);
+    const Tensor none(0, kHeads, kHeadDim);
     return kernels::reference::testing::ComputeMaskedAttention(
                q_, k_, v_, none, 1.0f / std::sqrt(static_cast<float>(kHeadDim)), visible)
         .out;

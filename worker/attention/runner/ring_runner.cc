@@ -18,10 +18,10 @@ using kernels::ShardLayout;
 
 namespace {
 
-// Sequences, and kinds of layers, whose rows are remembered.
-constexpr size_t kMostKnownRows = 8;
 // Documents by themselves that are remembered: one has 4 bytes for each of this rank's tokens.
-constexpr size_t kMostKnownDocuments = 16;
+constexpr size_t kMostKnownDocuments = 64;
+// Sequences whose rows are remembered, of forward and of backward, in dense and in other layers.
+constexpr size_t kMostKnownRows = 4 * kMostKnownDocuments;
 
 absl::Status StartFirstHops(const ring::RingSchedule& schedule, ring::RingLink link,
                             RingSlots& kv) {
@@ -283,11 +283,21 @@ absl::StatusOr<std::shared_ptr<const LayerIndex>> RingRunner::Forward(AttentionC
   // A hop between nodes travels while the index is built. One inside a node travels during the
   // first step, and beside the index would slow its collectives and take multiprocessors from its
   // kernels.
-  std::unique_ptr<RingSlots> kv = std::move(started_forward_);
-  const bool was_started = kv != nullptr;
-  if (!was_started) {
+  const Known known = KnownOf(call.layer());
+  const bool was_started = started_forward_.has_value();
+  if (was_started &&
+      (started_forward_->documents != documents_ || started_forward_->known != known)) {
+    return absl::FailedPreconditionError(
+        "the documents, or whether attention is dense, changed between a forward's start and its "
+        "call: what its hops carry is of before");
+  }
+  std::unique_ptr<RingSlots> kv;
+  if (was_started) {
+    kv = std::move(started_forward_->kv);
+    started_forward_.reset();
+  } else {
     RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::forward));
-    ASSIGN_OR_RETURN(kv, PlaceKv(forward_, documents_, KnownOf(call.layer()), call));
+    ASSIGN_OR_RETURN(kv, PlaceKv(forward_, documents_, known, call));
     RETURN_IF_ERROR(StartFirstHops(forward_, ring::RingLink::kOuter, *kv));
     RETURN_IF_ERROR(device_.End());
   }
@@ -372,7 +382,7 @@ absl::Status RingRunner::AttendSteps(const Step& own, RingSlots& kv, AttentionCa
 absl::StatusOr<std::unique_ptr<RingSlots>> RingRunner::Start(
     const ring::RingSchedule& schedule, const std::shared_ptr<const DeviceDocuments>& documents,
     const Known& known, AttentionCall& call) {
-  if (started_ != nullptr || started_forward_ != nullptr) {
+  if (started_ != nullptr || started_forward_.has_value()) {
     return absl::FailedPreconditionError("a pass has been started and not been called");
   }
   ASSIGN_OR_RETURN(std::unique_ptr<RingSlots> kv, PlaceKv(schedule, documents, known, call));
@@ -383,7 +393,9 @@ absl::StatusOr<std::unique_ptr<RingSlots>> RingRunner::Start(
 
 absl::Status RingRunner::StartForward(AttentionCall& call) {
   RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::forward));
-  ASSIGN_OR_RETURN(started_forward_, Start(forward_, documents_, KnownOf(call.layer()), call));
+  const Known known = KnownOf(call.layer());
+  ASSIGN_OR_RETURN(std::unique_ptr<RingSlots> kv, Start(forward_, documents_, known, call));
+  started_forward_ = {.kv = std::move(kv), .documents = documents_, .known = known};
   return device_.End();
 }
 

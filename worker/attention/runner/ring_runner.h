@@ -34,7 +34,8 @@ class RingRunner {
   absl::StatusOr<std::shared_ptr<const LayerIndex>> Forward(AttentionCall& call,
                                                             AttentionCall* next = nullptr);
   // ContextAttention::StartForward, AttentionRecord::StartBackward. FAILED_PRECONDITION if either
-  // has been started already.
+  // has been started already; of a forward between whose start and call the documents, or whether
+  // attention is dense, changed.
   absl::Status StartForward(AttentionCall& call);
   absl::Status StartBackward(const LayerIndex& index, AttentionCall& call);
   // `next` likewise: the backward of another call of the same sequence.
@@ -65,6 +66,13 @@ class RingRunner {
     int64_t local_tokens = 0;
     bool is_backward = false;
     std::shared_ptr<const ring::TravellingRows> rows;
+  };
+
+  // Keys and values of a forward that was started, and what decided which of them travel.
+  struct StartedForward {
+    std::unique_ptr<RingSlots> kv;
+    std::shared_ptr<const DeviceDocuments> documents;
+    Known known;
   };
 
   // A document by itself, with or without padding, that forwards attended to.
@@ -124,8 +132,8 @@ class RingRunner {
   std::vector<KnownRows> known_rows_;
   std::vector<KnownDocument> known_documents_;
   RingBytes ring_bytes_;
-  // Keys and values of a forward, and of a backward, that was started.
-  std::unique_ptr<RingSlots> started_forward_, started_;
+  std::optional<StartedForward> started_forward_;
+  std::unique_ptr<RingSlots> started_;  // keys and values of a backward that was
 };
 
 }  // namespace ringleader::attention

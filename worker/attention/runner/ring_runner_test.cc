@@ -250,6 +250,31 @@ TEST(RingRunnerTest, TheNextCallsKeysTravelDuringACall) {
             "[, delta, zero 0, attend own 0, wait kv B all, zero 1, attend 1, round dq, return, ]");
 }
 
+// What travels of a window's keys is less than dense attention reads.
+TEST(RingRunnerTest, AStartedForwardIsOfWhatItWasStartedWith) {
+  LoggingDevice device(/*rank=*/0, /*ranks=*/2);
+  LoggingCall call(&device);
+  const auto runner = RingRunner::Create({.pattern = patterns::Pattern::kSlidingWindow,
+                                          .window = 64,
+                                          .tile = 64,
+                                          .ring = {ring::RingKind::kFlat, 2, 1}},
+                                         &device);
+  ASSERT_TRUE(runner.ok()) << runner.status();
+  ASSERT_TRUE((*runner)->StartForward(call).ok());
+  (*runner)->SetDense(true);
+  const auto dense = (*runner)->Forward(call);
+  EXPECT_EQ(dense.status().code(), absl::StatusCode::kFailedPrecondition) << dense.status();
+  (*runner)->SetDense(false);
+  const std::vector<int64_t> firsts = {0, 100};
+  ASSERT_TRUE((*runner)->SetDocuments(256, firsts, /*padding=*/0, /*prefix_ends=*/{}).ok());
+  const auto of_documents = (*runner)->Forward(call);
+  EXPECT_EQ(of_documents.status().code(), absl::StatusCode::kFailedPrecondition)
+      << of_documents.status();
+  ASSERT_TRUE((*runner)->SetDocuments(256, {}, /*padding=*/0, /*prefix_ends=*/{}).ok());
+  const auto as_started = (*runner)->Forward(call);
+  EXPECT_TRUE(as_started.ok()) << as_started.status();
+}
+
 // Heads get more or less by what all ranks' queries recalled, so that these agree twice.
 TEST(RingRunnerTest, AnExactSearchAgreesOnWhatHeadsRecall) {
   LoggingDevice device(/*rank=*/0, /*ranks=*/2);

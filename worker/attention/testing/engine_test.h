@@ -47,7 +47,7 @@ class AttentionEngineTest : public ::testing::Test {
 
   // Causal attention to what is `visible`, in fp64.
   std::vector<double> Masked(const kernels::reference::testing::Visible& visible) const {
-    const Tensor none(kTokens, kHeads, kHeadDim);
+    const Tensor none(0, kHeads, kHeadDim);
     return kernels::reference::testing::ComputeMaskedAttention(
                q_, k_, v_, none, 1.0f / std::sqrt(static_cast<float>(kHeadDim)),
                [&](int head, int64_t i, int64_t j) { return j <= i && visible(head, i, j); })
