@@ -50,7 +50,7 @@ inline constexpr int kLayerCounters = sizeof(LayerCounters) / 8;
 // counts by the share of queries that see it whose diagonals do not cover it, which can be far more
 // than it is.
 struct CountSelectionArgs {
-  SelectArgs selected;  // after Select
+  SelectArgs selected;                       // after Select
   int32_t estimate_queries = 0;              // none: recall is of diagonals alone
   const int64_t* query_positions = nullptr;  // [estimate_queries]
   // Both or none, as in IndexEstimateArgs and TileSelection: tiles that documents hide are not

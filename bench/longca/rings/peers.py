@@ -188,7 +188,7 @@ class Bench:
                 values = sorted(of(by_rank) for by_rank in times)
                 at = lambda share: values[round(share * (len(values) - 1))]
                 cell.update({f"{what}_ms": at(0.5), f"{what}_p20_ms": at(0.2), f"{what}_p80_ms": at(0.8)})
-            cell.update(plan_ms=0, with_plan_ms=cell["max_ms"], share=pairs / tokens**2, peak_mib=peak, error=error, imbalance=1,
+            cell.update(plan_ms=0, with_plan_ms=cell["max_ms"], share=pairs / tokens**2, peak_mib=peak, error=error,
                         gflops=flops * self.flags.head_dim * self.heads * pairs / cell["max_ms"] * 1e-6)
         return cells
 
