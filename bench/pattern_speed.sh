@@ -13,7 +13,7 @@ index_only=''
 if [[ ${1:-} == index ]]; then index_only=1; shift; fi
 bin=${BIN:-$bin} csv=$(realpath -m "${1:-/tmp/pattern_speed.csv}") tokens=${TOKENS:-262144} steps=${STEPS:-2}
 engine=${ENGINE:-cuda} gpus=${GPUS:-2} layers=${LAYERS:-36}
-modes=${MODES:-vertical_slash,sliding_window,block_topk,moba,xattention,key_groups,adaspa}
+modes=${MODES:-vertical_slash,sliding_window,fixed_blocks,block_topk,moba,xattention,key_groups,adaspa}
 defaults=${DEFAULTS:-vertical_slash,key_groups}
 # shellcheck source=deploy/gpu_libraries.sh
 source "$root/deploy/gpu_libraries.sh"

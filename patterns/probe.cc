@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <set>
+#include <vector>
 
 namespace ringleader::patterns {
 namespace {
@@ -21,6 +22,41 @@ int64_t StartOf(const SequenceDocuments* documents, int64_t position) {
   return *std::prev(std::upper_bound(documents->firsts.begin(), documents->firsts.end(), position));
 }
 
+// Queries that a probe may take, by their order: those before the padding, but of short documents
+// (attention.dense_below), which attend to all of their tokens, only where there are no others.
+class Probed {
+ public:
+  Probed(const AttentionOptions& options, int64_t tokens, const SequenceDocuments* documents) {
+    if (documents == nullptr) {
+      Add(0, tokens);
+      return;
+    }
+    const std::vector<int64_t>& firsts = documents->firsts;
+    for (size_t i = 0; i < firsts.size(); ++i) {
+      const int64_t end = i + 1 < firsts.size() ? firsts[i + 1] : documents->tokens;
+      if (end - firsts[i] >= options.dense_below) Add(firsts[i], std::min(end, documents->content));
+    }
+    if (count_ == 0) Add(0, documents->content);
+  }
+  int64_t count() const { return count_; }
+  int64_t Position(int64_t i) const {
+    const auto part = std::prev(std::ranges::upper_bound(parts_, i, {}, &Part::before));
+    return part->first + i - part->before;
+  }
+
+ private:
+  struct Part {
+    int64_t first, before;  // its first query, and how many come before that
+  };
+  void Add(int64_t first, int64_t end) {
+    if (first >= end) return;
+    parts_.push_back({first, count_});
+    count_ += end - first;
+  }
+  std::vector<Part> parts_;
+  int64_t count_ = 0;
+};
+
 }  // namespace
 
 bool ProbesAt(const AttentionOptions& options, uint64_t step) {
@@ -38,17 +74,17 @@ EstimateQueries ChooseProbeQueries(const AttentionOptions& options, int64_t toke
             .positions;
     choosing.insert(estimate.begin(), estimate.end());
   }
-  const int64_t content = documents == nullptr ? tokens : documents->content;
-  const int64_t count = std::min(content, kProbeQueries);
+  const Probed probed(options, tokens, documents);
+  const int64_t of = probed.count(), count = std::min(of, kProbeQueries);
   EstimateQueries probe;
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t begin = i * content / count, end = (i + 1) * content / count;
+    const int64_t begin = i * of / count, end = (i + 1) * of / count;
     const uint64_t draw = Mixed(step * kProbeQueries + i);
-    int64_t position = begin + static_cast<int64_t>(draw % static_cast<uint64_t>(end - begin));
-    while (choosing.contains(position) && std::ssize(choosing) < content) {
-      position = (position + content - 1) % content;
+    int64_t number = begin + static_cast<int64_t>(draw % static_cast<uint64_t>(end - begin));
+    while (choosing.contains(probed.Position(number)) && std::ssize(choosing) < of) {
+      number = (number + of - 1) % of;
     }
-    probe.positions.push_back(position);
+    probe.positions.push_back(probed.Position(number));
   }
   std::sort(probe.positions.begin(), probe.positions.end());
   for (const int64_t position : probe.positions) {

@@ -19,7 +19,8 @@ bool ProbesAt(const AttentionOptions& options, uint64_t step);
 // Chooses the queries that `step` probes, kProbeQueries or as many as there are tokens, the same on
 // all ranks. Each of as many equal parts of the sequence gives one, at a place that differs from
 // step to step or, if the query there takes part in the choice (ChooseEstimateQueries), the nearest
-// before it that does not. Padding gives none. `documents` may be null.
+// before it that does not. Padding gives none, nor do documents shorter than attention.dense_below
+// where there are longer ones: theirs is dense attention. `documents` may be null.
 EstimateQueries ChooseProbeQueries(const AttentionOptions& options, int64_t tokens, uint64_t step,
                                    const SequenceDocuments* documents);
 

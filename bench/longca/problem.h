@@ -42,7 +42,7 @@ double LargestError(const kernels::reference::testing::MaskedAttention& expected
                     const kernels::reference::testing::Tensor& dk,
                     const kernels::reference::testing::Tensor& dv);
 
-// Reads more than caches hold, so that what is measured next begins without its data in them.
+// Reads 64 MiB, so that what is measured next begins without its data in caches that hold no more.
 void FlushCaches();
 
 // The most memory that this process has held since the last call, MiB; 0 where the system does not

@@ -8,7 +8,7 @@ shapes and without rows, to see that it runs.
 A cell is the median, and the 20th and 80th percentile, of runs before each of which the L2 cache is flushed: 9 runs, or as
 many as --seconds allow, but 3. What makes a mask's data (intervals, lists of tiles, FlexAttention's BlockMask) is outside of
 the clock, in plan_ms, and inside in with_plan_ms; what a call makes of it is inside of both. TFLOP/s count visible pairs of
-visited tiles, 4 d FLOPs each forward and 10 d backward. `peak_mib` is what a cell takes beyond the inputs.
+visited tiles, 4 d FLOPs each forward and 10 d backward. `peak_mib` is what a direction takes beyond the inputs, backward with what forward saved for it.
 
 `error` compares every kernel with attention by its definition (exact.py), in 256 rows all over the sequence of each
 head: it is of the row of the output, or of a gradient, that is off most. Beyond 2 % a cell says "wrong" and has no
@@ -91,18 +91,40 @@ def note_of(kernel, error):
     return f"unsupported: {why}" if why and "No available kernel" not in why else "unsupported"  # of a forced back end
 
 
+class Peak:
+    """Of the memory in use on a GPU, MiB beyond what was when this was made; None on the CPU."""
+
+    def __init__(self, device):
+        self.held = 0
+        if device == "cuda":
+            torch.cuda.empty_cache()
+            self.held = torch.cuda.memory_allocated()
+        self.device = device
+
+    def start(self):
+        if self.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+
+    def take(self):
+        return (torch.cuda.max_memory_allocated() - self.held) / 2**20 if self.device == "cuda" else None
+
+
 def measure(kernel, name, chosen, p, seconds, flush):
-    """-> ({direction: (its times, its results)} of those that the kernel can, seconds of the plan)"""
+    """-> ({direction: (its times, its results, its peak)} of those that the kernel can, seconds of the plan)"""
+    peak = Peak(p.device)
+    peak.start()
     attend, plan_seconds = attention_of(kernel, name, chosen, p)
     q, k, v = (x.detach() for x in (p.q, p.k, p.v))
     times, out = repetitions(lambda: attend(q, k, v), p.device, seconds, flush)
+    of_forward = peak.take()
     if p.device == "cpu" and kernel == "flex":  # which has no backward there
-        return {"forward": (times, (out,))}, plan_seconds
+        return {"forward": (times, (out,), of_forward)}, plan_seconds
     out = None
     out = attend(p.q, p.k, p.v)
-    backward = repetitions(lambda: torch.autograd.grad(out, (p.q, p.k, p.v), p.d_out, retain_graph=True), p.device, seconds,
-                           flush)
-    return {"forward": (times, (out.detach(),)), "backward": backward}, plan_seconds
+    peak.start()
+    of_backward, gradients = repetitions(
+        lambda: torch.autograd.grad(out, (p.q, p.k, p.v), p.d_out, retain_graph=True), p.device, seconds, flush)
+    return {"forward": (times, (out.detach(),), of_forward), "backward": (of_backward, gradients, peak.take())}, plan_seconds
 
 
 def fill(row, times, plan_seconds, pairs, p):
@@ -136,20 +158,15 @@ class Cells:
         try:
             check_supported(kernel, self.mask, self.choice, p.device)
             self._draw()
-            if p.device == "cuda":
-                torch.cuda.empty_cache()
-                torch.cuda.reset_peak_memory_stats()
-                held = torch.cuda.memory_allocated()
             measured, plan_seconds = measure(kernel, self.mask, self.drawn, p, self.seconds, self.flush)
         except Exception as error:  # a peer's faults are of any kind
             note = note_of(kernel, error)
             return [{**row, "note": note} for row in rows.values()]
-        peak = (torch.cuda.max_memory_allocated() - held) / 2**20 if p.device == "cuda" else None
         for direction, row in rows.items():
             if direction not in measured:
                 row["note"] = "unsupported"
                 continue
-            times, results = measured[direction]
+            times, results, peak = measured[direction]
             fill(row, times, plan_seconds, self.pairs, p)
             if peak is not None:
                 row["peak_mib"] = peak

@@ -1,4 +1,4 @@
-"""What attention visits, as the kernels take it: made on the device, without waiting for it.
+"""What attention visits, as the kernels take it: made on the device, without waiting for it (but by tiles_from_edges).
 
 A tile is `tile` x `tile` tokens, 64 or 128. Tensors have a part for each sequence and query head. The named tuples are
 made by the functions here, in block_mask.py and in choices.py. Values in tuples made by hand are checked on the CPU, where
@@ -245,7 +245,7 @@ def tiles_from_lists(counts, indices, *, tokens, heads, batch=1, block_size=128,
 
 def tiles_from_edges(kept, query_edges, key_edges, *, tokens, causal=True):
     """Blocks of different sizes. kept: [batch, heads, rows, blocks] bool; query_edges and key_edges: the rows' and blocks'
-    first tokens, ascending from 0, multiples of 64 in host memory (lists)."""
+    first tokens, ascending from 0, multiples of 64 in host memory (lists), which are copied to the device: it is waited for."""
     checks.positive(tokens=tokens)
     if not _is_bool(kept, 4):
         raise ValueError(f"kept is {checks.described(kept)}; it must be bool [batch, heads, rows, blocks]")

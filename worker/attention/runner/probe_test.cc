@@ -243,6 +243,31 @@ TEST(ProbeQueriesTest, AreNoPadding) {
   }
 }
 
+// Short documents attend to all of their tokens, whatever was chosen.
+TEST(ProbeQueriesTest, AreOfDocumentsThatChoose) {
+  const std::vector<int64_t> firsts = {0, 100, 150, 400, 420, 600};  // and 40 of padding
+  const auto documents = patterns::MakeDocuments({.tokens = 640}, firsts, /*padding=*/40);
+  ASSERT_TRUE(documents.ok()) << documents.status();
+  AttentionOptions options{.pattern = Pattern::kBlockTopK, .dense_below = 120};
+  std::set<int64_t> places;
+  for (uint64_t step = 1; step <= 50; ++step) {
+    const patterns::EstimateQueries probed =
+        patterns::ChooseProbeQueries(options, 640, step, documents->get());
+    EXPECT_EQ(probed.positions.size(), 64u);
+    for (const int64_t position : probed.positions) {
+      EXPECT_TRUE((position >= 150 && position < 400) || (position >= 420 && position < 600))
+          << position;
+      places.insert(position);
+    }
+  }
+  EXPECT_GT(places.size(), 400u);
+  options.dense_below = 300;  // than which all are shorter
+  EXPECT_EQ(patterns::ChooseProbeQueries(options, 640, /*step=*/1, documents->get()).positions,
+            patterns::ChooseProbeQueries({.pattern = Pattern::kBlockTopK}, 640, /*step=*/1,
+                                         documents->get())
+                .positions);
+}
+
 // What tokens from `kChanged` on are, as queries, keys and values, decides nothing of what earlier
 // ones see, and with it of their output, where the choice is causal. The tile in which it lies, and
 // tiles after it, tell.
