@@ -14,8 +14,9 @@ namespace ringleader::bench {
 
 struct BenchOptions {
   std::string folder = ".";
-  std::vector<int64_t> tokens;
-  std::vector<double> densities;  // percent
+  std::vector<int64_t> tokens;       // of sequences, or of what each rank has of them
+  bool are_tokens_per_rank = false;  // which it is
+  std::vector<double> densities;     // percent
   std::vector<patterns::Pattern> patterns;
   std::vector<int> ranks;
   std::vector<kernels::MaskKind> masks;
@@ -24,6 +25,14 @@ struct BenchOptions {
   std::string commit = "unknown";  // that tables name
   int threads = 1;
   int repetitions = 1;
+
+  // Of the sequence that so many ranks share, for one of `tokens`: a multiple of what `tile` tokens
+  // in two stripes a rank take.
+  int64_t SharedTokens(int64_t tokens, int ranks, int64_t tile) const {
+    if (are_tokens_per_rank) tokens *= ranks;
+    const int64_t multiple = 2 * ranks * tile;
+    return (tokens + multiple - 1) / multiple * multiple;
+  }
 
   // All that a mask shows, and each pattern at each density.
   std::vector<PatternChoice> choices() const {

@@ -74,9 +74,8 @@ absl::StatusOr<int> RunOnCpus(const BenchOptions& options) {
                           kHeads, kHeadDim, &kernel_cells);
       }
       for (const int ranks : options.ranks) {
-        if (tokens > kLongestDense) break;
-        const int64_t multiple = int64_t{2} * ranks * kTile;
-        const int64_t whole = (tokens + multiple - 1) / multiple * multiple;
+        const int64_t whole = options.SharedTokens(tokens, ranks, kTile);
+        if (whole > kLongestDense) continue;
         for (const PatternChoice& choice : options.choices()) {
           for (const Scheme& scheme : SchemesOn(ranks)) {
             wrong += AddCells(bench.Measure({mask, choice, scheme}, whole, options.repetitions),
@@ -128,6 +127,12 @@ int Main(int argc, char** argv) {
                  "lengths; on CPUs, of those beyond 131072, choices of at most 20 % on one rank "
                  "alone (default: 4096, on GPUs 32768)")
       ->check(CLI::Range(int64_t{64}, int64_t{1048576}));
+  std::vector<int64_t> of_a_rank;
+  const CLI::Option* const per_rank =
+      app.add_option("--tokens-per-gpu", of_a_rank,
+                     "instead: what each rank has of the sequence that schemes share; kernels "
+                     "measure that much")
+          ->check(CLI::Range(int64_t{64}, int64_t{1048576}));
   const std::vector<std::string> known = MaskNames();
   std::vector<std::string> masks;
   app.add_option("--masks", masks, "masks; all where none is named")->check(CLI::IsMember(known));
@@ -166,6 +171,9 @@ int Main(int argc, char** argv) {
                      "of --peers: has PyTorch and ringleader.kernels (deploy/python_kernels.sh)")
           ->capture_default_str();
   app.callback([&] {
+    if (per_rank->count() > 0 && !options.tokens.empty()) {
+      throw CLI::ValidationError(per_rank->get_name(), "does not go with --tokens");
+    }
     if (of_peers->count() > 0 && !with_peers) {
       throw CLI::ValidationError(of_peers->get_name(), "goes with --peers");
     }
@@ -175,6 +183,8 @@ int Main(int argc, char** argv) {
   });
   CLI11_PARSE(app, argc, argv);
   const bool on_gpus = engine == "cuda";
+  options.are_tokens_per_rank = per_rank->count() > 0;
+  if (options.are_tokens_per_rank) options.tokens = of_a_rank;
   if (options.tokens.empty()) options.tokens = {on_gpus ? 32768 : 4096};
   if (options.densities.empty()) {
     options.densities = on_gpus ? std::vector{5.0} : std::vector{5.0, 20.0, 50.0};

@@ -142,7 +142,7 @@ absl::StatusOr<int> PythonPeers::Run(const BenchOptions& options, bool on_gpus, 
       rings.emplace_back(argument);
     }
   }
-  Append("--tokens", options.tokens, &rings);
+  Append(options.are_tokens_per_rank ? "--tokens-per-gpu" : "--tokens", options.tokens, &rings);
   Append("--masks", names, &rings);
   ASSIGN_OR_RETURN(const bool has_rings, RunProgram(rings));
   return failed + (has_rings ? 0 : 1);

@@ -25,6 +25,16 @@ assert {row["choice"] for row in rows["rings"]} == {"all", "block_topk 50 %", "v
 END
 [[ -s $work/tables/longca_kernels.svg && -s $work/tables/longca_rings.svg ]] || fail "no pictures"
 
+bench --folder "$work/per-gpu" --tokens-per-gpu 128 256 --ranks 2 4 --repetitions 1 --patterns none --densities 50 --masks causal ||
+  fail "exit code $?"
+python3 - "$work/per-gpu" <<'END' || fail "see above"
+import csv, sys
+
+kernels, rings = (list(csv.DictReader(open(f"{sys.argv[1]}/longca_{name}.csv"))) for name in ("kernels", "rings"))
+assert {row["tokens"] for row in kernels} == {"128", "256"}, kernels
+assert {(row["ranks"], row["tokens"]) for row in rings} == {("2", "256"), ("2", "512"), ("4", "512"), ("4", "1024")}, rings
+END
+
 refused() {  # what the error says, then arguments
   local says=$1
   shift
@@ -32,6 +42,7 @@ refused() {  # what the error says, then arguments
   grep -qF -- "$says" "$work/bench.log" || fail "of $* it does not say '$says'"
 }
 refused "--threads: goes with --engine cpu alone" --engine cuda --threads 2
+refused "--tokens-per-gpu: does not go with --tokens" --tokens 128 --tokens-per-gpu 128
 refused "none not in" --masks none
 refused "dense not in" --patterns dense
 touch "$work/file"

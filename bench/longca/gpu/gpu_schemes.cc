@@ -38,8 +38,7 @@ absl::StatusOr<int> RunGpuSchemes(const BenchOptions& options) {
   for (const int64_t tokens : options.tokens) {
     for (const kernels::MaskKind mask : options.masks) {
       for (const int ranks : options.ranks) {
-        const int64_t multiple = int64_t{2} * ranks * 128;
-        const int64_t whole = (tokens + multiple - 1) / multiple * multiple;
+        const int64_t whole = options.SharedTokens(tokens, ranks, /*tile=*/128);
         for (const PatternChoice& choice : options.choices()) {
           for (const Scheme& scheme : SchemesOn(ranks)) {
             wrong += AddCells(bench.Measure({mask, choice, scheme}, whole, options.repetitions),
