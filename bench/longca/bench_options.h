@@ -30,7 +30,7 @@ struct BenchOptions {
   // in two stripes a rank take.
   int64_t SharedTokens(int64_t tokens, int ranks, int64_t tile) const {
     if (are_tokens_per_rank) tokens *= ranks;
-    const int64_t multiple = 2 * ranks * tile;
+    const int64_t multiple = int64_t{2} * ranks * tile;
     return (tokens + multiple - 1) / multiple * multiple;
   }
 
