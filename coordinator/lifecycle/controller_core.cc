@@ -170,12 +170,11 @@ absl::Status ControllerCore::CheckDirectory(const v1::JobSpec& spec) const {
 absl::Status ControllerCore::CheckRoom(const std::string& owner, const v1::JobSpec& spec) const {
   uint64_t all = 1, own = 1, all_bytes = spec.ByteSizeLong(), own_bytes = all_bytes;
   for (const auto& [id, machine] : machines_) {
-    const uint64_t bytes = machine->job().spec().ByteSizeLong();
     ++all;
-    all_bytes += bytes;
+    all_bytes += machine->spec_bytes();
     if (machine->job().owner() != owner) continue;
     ++own;
-    own_bytes += bytes;
+    own_bytes += machine->spec_bytes();
   }
   const auto check = [](uint64_t count, uint64_t bytes, const Unfinished& most,
                         const std::string& who) -> absl::Status {

@@ -293,7 +293,7 @@ TEST_F(WorkerControlServiceTest, ABurstWaitsWithWhoeverSendsIt) {
     for (size_t i = 0; i < kBurst; ++i) ASSERT_TRUE(SendLog(kMessageBytes));
   });
   size_t taken = 0;
-  while (taken < kBurst) {
+  while (taken < kBurst && !HasFailure()) {
     // Waits until nothing more comes while nothing is taken.
     size_t before = 0;
     do {

@@ -135,8 +135,8 @@ struct MeasurementList {
   std::vector<absl::Status> damaged;
 };
 
-// Replies to mutating requests are kept this long: a request repeated within it gets the first
-// reply again.
+// Replies to mutating requests are kept this long, the time not counted in which no coordinator
+// runs: a request repeated within it gets the first reply again.
 inline constexpr absl::Duration kReplyLifetime = absl::Hours(24);
 
 // Numbers that only grow, over all restarts.
@@ -249,6 +249,7 @@ class WriteTransaction : public ReadTransaction {
   virtual absl::Status PutStep(std::string_view job, const v1::StepReport& merged) = 0;
   // The same, unless there is a report of that step already.
   virtual absl::Status PutMissingStep(std::string_view job, const v1::StepReport& merged) = 0;
+  // Of older evaluations some go (SqliteOptions::evals_per_job).
   virtual absl::Status PutEval(std::string_view job, const v1::EvalReport& eval) = 0;
   // Replaces the one before.
   virtual absl::Status PutPlan(std::string_view job, const v1::StepPlan& plan) = 0;

@@ -57,7 +57,10 @@ std::string CheckpointFolder(const v1::JobSpec& spec) {
 }
 
 JobMachine::JobMachine(Job job, const Options* options)
-    : options_(options), job_(std::move(job)), checkpoint_folder_(CheckpointFolder(job_.spec())) {
+    : options_(options),
+      job_(std::move(job)),
+      checkpoint_folder_(CheckpointFolder(job_.spec())),
+      spec_bytes_(job_.spec().ByteSizeLong()) {
   if (const Attempt* last = attempt()) {
     merger_ = StepMerger(static_cast<uint32_t>(last->ranks_size()), last->last_step());
     if (IsLive(last->state()) && last->has_failure()) {

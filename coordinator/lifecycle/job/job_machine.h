@@ -94,7 +94,8 @@ class JobMachine {
   const v1::Job& job() const { return job_; }
   // checkpoint.directory, spelt one way; empty where the job has none.
   const std::string& checkpoint_folder() const { return checkpoint_folder_; }
-  v1::Job* mutable_job() { return &job_; }  // for what the store sets
+  uint64_t spec_bytes() const { return spec_bytes_; }  // of its specification, as it is sent
+  v1::Job* mutable_job() { return &job_; }             // for what the store sets
   // The last attempt; null before the first.
   const v1::Attempt* attempt() const;
   bool RunsOn(const v1::Placement& placement) const;  // some rank there is not dead
@@ -207,6 +208,7 @@ class JobMachine {
   const Options* const options_;
   v1::Job job_;
   const std::string checkpoint_folder_;
+  const uint64_t spec_bytes_;  // a specification never changes
   Effects effects_;
   StepMerger merger_;
   std::map<std::string, absl::Time> out_of_sight_;  // node → last heard

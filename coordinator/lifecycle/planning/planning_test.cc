@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "coordinator/lifecycle/controller_core.h"
@@ -474,6 +475,11 @@ TEST_F(PlanningTest, APreviewHoldsUpNobody) {
   v1::ModelShape shape;
   shape.set_layers(7);
   std::thread caller([&] { preview = controller_->PreviewJob(Spec("k"), shape, ""); });
+  // Whatever fails below, the caller gets what it waits for.
+  const absl::Cleanup join = [&] {
+    if (!plans_.waiting.empty()) Answer();
+    if (caller.joinable()) caller.join();
+  };
   const absl::Time give_up = absl::Now() + absl::Seconds(60);
   while (plans_.asked < 2 && absl::Now() < give_up) std::this_thread::yield();
   ASSERT_EQ(plans_.asked, 2);

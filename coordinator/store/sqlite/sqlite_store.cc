@@ -43,12 +43,13 @@ std::string ReservePath(const std::string& database) {
 class SqliteStore : public Store {
  public:
   SqliteStore(SqliteOptions options, std::unique_ptr<FileLock> lock,
-              std::unique_ptr<Connection> writer, uint64_t revision)
+              std::unique_ptr<Connection> writer, uint64_t revision, absl::Duration reply_offset)
       : options_(std::move(options)),
         lock_(std::move(lock)),
         reserve_(ReservePath(options_.path), options_.reserve_bytes,
                  {options_.path, options_.path + "-wal"}),
         writer_(std::move(writer)),
+        reply_offset_(reply_offset),
         revision_(revision) {
     if (options_.on_damage) {
       integrity_check_ = std::make_unique<IntegrityCheck>(options_.path, options_.on_damage);
@@ -69,7 +70,8 @@ class SqliteStore : public Store {
       // The first read fixes the snapshot.
       Cursor row = connection->Query("SELECT value FROM counters WHERE name = 'revision'");
       SqliteTransaction transaction(connection.get(), &options_,
-                                    row.Next() ? static_cast<uint64_t>(row.Int(0)) : 0);
+                                    row.Next() ? static_cast<uint64_t>(row.Int(0)) : 0,
+                                    reply_offset_);
       return body(transaction);
     });
     GiveReader(std::move(connection));
@@ -207,7 +209,7 @@ class SqliteStore : public Store {
   // One body in a savepoint of its own, so that its failure undoes nobody else's. Fails only if the
   // whole group must.
   absl::Status RunBody(Writer& writer, uint64_t revision, std::vector<Change>* changes) {
-    SqliteTransaction transaction(writer_.get(), &options_, revision);
+    SqliteTransaction transaction(writer_.get(), &options_, revision, reply_offset_);
     writer_->Run("SAVEPOINT body");
     writer.status = writer.body(transaction);
     if (!writer_->InTransaction()) {
@@ -245,6 +247,7 @@ class SqliteStore : public Store {
   const std::unique_ptr<FileLock> lock_;
   DiskReserve reserve_;                       // outlives all connections
   const std::unique_ptr<Connection> writer_;  // used by the queue's leader
+  const absl::Duration reply_offset_;
   std::atomic<uint64_t> revision_;
 
   absl::Mutex cutting_;
@@ -292,9 +295,19 @@ absl::Status SetUp(Connection& connection, int64_t log_bytes) {
     }
     connection.database().exec("PRAGMA synchronous = FULL");
     connection.database().exec("PRAGMA foreign_keys = ON");
+    // Some builds of SQLite write zeros over all that is deleted: a job that goes would want as
+    // much room again, which a full disk has not.
+    connection.database().exec("PRAGMA secure_delete = FAST");
     connection.database().exec(absl::StrFormat("PRAGMA journal_size_limit = %d", log_bytes));
     return TakeUpCopy(connection);
   });
+}
+
+// The time of replies goes on from the newest one, with what passes while the store is open: a
+// clock that says something else at each start makes none older or younger.
+absl::Duration ReplyOffset(Connection& connection, const Clock& clock) {
+  Cursor row = connection.Query("SELECT create_time_us FROM replies ORDER BY create_time_us DESC");
+  return row.Next() ? absl::FromUnixMicros(row.Int(0)) - clock.Now() : absl::ZeroDuration();
 }
 
 }  // namespace
@@ -315,8 +328,9 @@ absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(SqliteOptions options) {
       Cursor row = writer->Query("SELECT value FROM counters WHERE name = 'revision'");
       if (row.Next()) revision = static_cast<uint64_t>(row.Int(0));
     }
+    const absl::Duration reply_offset = ReplyOffset(*writer, *options.clock);
     return std::make_unique<SqliteStore>(std::move(options), std::move(lock), std::move(writer),
-                                         revision);
+                                         revision, reply_offset);
   } catch (const SQLite::Exception& error) {
     return Connection::Explain(options.path, error);
   }

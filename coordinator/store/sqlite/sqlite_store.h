@@ -20,6 +20,9 @@ struct SqliteOptions {
   // Bound on the step reports of one job: the newest half of it is kept in full; of what is older,
   // the first step and every 2^n-th after it, with the smallest n that keeps to the other half.
   int64_t steps_per_job = 20'000;
+  // Bound on the evaluations of one job: the newest half of it is kept; of what is older, the first
+  // in each of at most three eighths as many equal stretches of steps.
+  int64_t evals_per_job = 4096;
   // Space that is kept for what must be written while the disk is full; 0: none.
   int64_t reserve_bytes = 0;
   Clock* clock = Clock::Real();

@@ -21,8 +21,10 @@ inline constexpr int64_t kLayerStride = 16;
 class SqliteTransaction : public WriteTransaction {
  public:
   // `revision`: the newest committed for reading, the one being written for writing.
-  SqliteTransaction(Connection* connection, const SqliteOptions* options, uint64_t revision)
-      : connection_(*connection), options_(*options) {
+  // `reply_offset`: what the time of replies is ahead of the clock.
+  SqliteTransaction(Connection* connection, const SqliteOptions* options, uint64_t revision,
+                    absl::Duration reply_offset)
+      : connection_(*connection), options_(*options), reply_offset_(reply_offset) {
     change_.revision = revision;
   }
 
@@ -103,6 +105,8 @@ class SqliteTransaction : public WriteTransaction {
   // Thins older steps, and the layers of the others, out to within their bounds, now and then.
   absl::Status TrimSteps(std::string_view job, int64_t newest_step);
   absl::Status TrimLayers(std::string_view job, int64_t after_step, int64_t last_step);
+  // Thins older evaluations out where there are more than there is room for.
+  absl::Status TrimEvals(std::string_view job);
   // One record: of a shape or of links, `subject`, on machines of a kind.
   absl::Status PutMeasurement(const v1::MachineKind& machine, const std::string& subject,
                               const v1::Measurements& measured);
@@ -131,6 +135,7 @@ class SqliteTransaction : public WriteTransaction {
 
   Connection& connection_;
   const SqliteOptions& options_;
+  const absl::Duration reply_offset_;
   Change change_;
   bool wrote_ = false;
 };

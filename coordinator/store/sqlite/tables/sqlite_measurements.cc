@@ -38,9 +38,10 @@ absl::Status SqliteTransaction::PutMeasurement(const v1::MachineKind& machine,
     const std::string data = Seal(measured.SerializeAsString());
     const std::string key = KeyOf(machine);
     const std::string_view device = machine.device();
+    // Later than all there are: the clock may have been ahead when they came.
     connection_.Run(
         "INSERT OR REPLACE INTO measurements (machine, subject, device, time_us, data) VALUES "
-        "(?, ?, ?, ?, ?)",
+        "(?, ?, ?, (SELECT MAX(?, IFNULL(MAX(time_us) + 1, 0)) FROM measurements), ?)",
         std::string_view(key), std::string_view(subject), device,
         absl::ToUnixMicros(options_.clock->Now()), Blob{data});
     connection_.Run(

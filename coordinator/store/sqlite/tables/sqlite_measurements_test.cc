@@ -106,6 +106,25 @@ TEST_F(MeasurementsTest, AreBoundedByDeviceAndInAll) {
   EXPECT_EQ(Times().front(), 1199);
 }
 
+// Whatever the coordinator's clock said when it started, what comes later is newer.
+TEST_F(MeasurementsTest, AClockThatWasAheadMakesNothingOldWhatComesAfterIt) {
+  const auto start_with_clock = [&](absl::Duration ahead) {
+    store_.reset();
+    clock_.Advance(ahead);
+    Reopen();
+  };
+  start_with_clock(absl::Hours(24 * 365));
+  for (int i = 0; i < 8; ++i) Put(Measured("H200", absl::StrCat(i), 100 + i));
+  for (int i = 0; i < 120; ++i) Put(Measured(absl::StrCat("device ", i), "", 1000 + i));
+  start_with_clock(-absl::Hours(24 * 365));
+  Put(Measured("H200", "new", 1));
+  EXPECT_EQ(Times().front(), 1);
+  EXPECT_EQ(ToTime(All().tables[0].time()), clock_.Now());
+  Put(Measured("H200", "newer", 2));
+  const std::vector<double> times = Times();
+  EXPECT_THAT(std::vector<double>(times.begin(), times.begin() + 2), ElementsAre(2, 1));
+}
+
 TEST_F(MeasurementsTest, ADamagedTableIsNamedAndMeasuredAnew) {
   Put(Measured("H200", "580", 10));
   Put(Measured("H100", "580", 20));

@@ -377,6 +377,31 @@ TEST_F(RecordsTest, RepliesAreKeptForADay) {
   EXPECT_EQ(kReplyLifetime, absl::Hours(24));
 }
 
+// Their day is one in which the coordinator runs, whatever its clock says at a start.
+TEST_F(RecordsTest, AClockThatLeapsBetweenStartsAgesNoReplies) {
+  const auto put = [&](const std::string& id) {
+    Write([&](WriteTransaction& t) { return t.PutReply({.id = id}, id); });
+  };
+  const auto kept = [&](const std::string& id) {
+    return Read([&](ReadTransaction& t) { return t.FindReply({.id = id}); })->has_value();
+  };
+  for (const int days : {400, -800, 0}) {
+    clock_.Advance(absl::Hours(1));
+    put(absl::StrCat("before ", days));
+    store_.reset();
+    clock_.Advance(absl::Hours(24 * days));
+    Reopen();
+    put(absl::StrCat("after ", days));
+    EXPECT_TRUE(kept(absl::StrCat("before ", days)));
+    EXPECT_TRUE(kept("before 400"));
+  }
+  // A day later they go, and those of a clock that was ahead with them.
+  clock_.Advance(kReplyLifetime - absl::Hours(1));
+  put("much later");
+  for (const char* gone : {"before 400", "after 400"}) EXPECT_FALSE(kept(gone)) << gone;
+  for (const char* there : {"before 0", "after 0"}) EXPECT_TRUE(kept(there)) << there;
+}
+
 TEST_F(RecordsTest, WithoutAnIdAndAfterAFailureARequestIsDoneAgain) {
   int runs = 0;
   const auto run = [&](const RequestKey& key, const absl::Status& outcome) {

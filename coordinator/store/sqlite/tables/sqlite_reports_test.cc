@@ -1,6 +1,8 @@
 // What trainers report step by step and line by line: how it is read, and how much of it is kept.
 #include <gmock/gmock.h>
 
+#include <filesystem>
+
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "coordinator/store/testing/opened_store.h"
@@ -22,7 +24,8 @@ v1::LogLine Line(int rank, const std::string& text) {
 
 class ReportsTest : public testing::OpenedStoreTest {
  protected:
-  ReportsTest() : OpenedStoreTest({.log_bytes_per_job = 2000, .steps_per_job = 256}) {}
+  ReportsTest()
+      : OpenedStoreTest({.log_bytes_per_job = 2000, .steps_per_job = 256, .evals_per_job = 256}) {}
 
   LogPage ReadLogs(const LogQuery& query) {
     const auto page = Read([&](ReadTransaction& t) { return t.ReadLogs(query); });
@@ -34,6 +37,24 @@ class ReportsTest : public testing::OpenedStoreTest {
     for (const v1::LogLine& line : ReadLogs(query).lines)
       texts.push_back(absl::StrCat(line.offset(), ":", line.text()));
     return texts;
+  }
+  void Evaluate(const std::string& job, const std::vector<uint64_t>& steps) {
+    Write([&](WriteTransaction& t) -> absl::Status {
+      v1::EvalReport eval;
+      for (const uint64_t step : steps) {
+        eval.set_step(step);
+        RETURN_IF_ERROR(t.PutEval(job, eval));
+      }
+      return absl::OkStatus();
+    });
+  }
+  // The steps of those that are kept, in the order of writing.
+  std::vector<uint64_t> Evaluated(const std::string& job) {
+    const auto page = Read([&](ReadTransaction& t) { return t.ListEvals(job, 0, 10'000); });
+    EXPECT_TRUE(page.ok()) << page.status();
+    std::vector<uint64_t> steps;
+    for (const v1::EvalReport& eval : page.value_or(EvalPage()).evals) steps.push_back(eval.step());
+    return steps;
   }
   void AppendLines(const std::string& job, uint32_t attempt, int count) {
     for (int i = 0; i < count; ++i) {
@@ -111,6 +132,19 @@ TEST_F(RoomyReportsTest, APageIsFullByItsBytesToo) {
     EXPECT_EQ(logs.lines[0].offset(), step);
     for (const bool more : {steps.more, evals.more, logs.more}) EXPECT_EQ(more, step < 3);
   }
+}
+
+// It goes on a full disk, too.
+TEST_F(RoomyReportsTest, WhatGoesWithAJobIsNotWrittenOver) {
+  Create("a");
+  for (int i = 0; i < 32; ++i) {
+    Write([](WriteTransaction& t) {
+      return t.AppendLogs("a", 1, {Line(0, std::string(size_t{1} << 20, 'x'))});
+    });
+  }
+  Reopen();  // with an empty log of writes
+  Write([](WriteTransaction& t) { return t.DeleteJob("a"); });
+  EXPECT_LT(std::filesystem::file_size(options_.path + "-wal"), uintmax_t{4} << 20);
 }
 
 TEST_F(ReportsTest, LogsByRankAttemptAndTail) {
@@ -221,6 +255,53 @@ TEST_F(ReportsTest, OldStepsAreThinnedOut) {
   for (size_t i = steps.size() - 128; i < steps.size(); ++i) {
     EXPECT_EQ(steps[i], 3000 - (steps.size() - 1 - i));
   }
+}
+
+// However far apart they are: the newest half whole, and of those before one in each 512 steps.
+TEST_F(ReportsTest, OldEvaluationsAreThinnedOut) {
+  Create("a");
+  std::vector<uint64_t> reported(3000);
+  for (size_t i = 0; i < reported.size(); ++i) reported[i] = 10 * (i + 1);
+  Evaluate("a", {reported.begin(), reported.begin() + 256});
+  EXPECT_THAT(Evaluated("a"), SizeIs(256)) << "as many as there is room for stay whole";
+  Evaluate("a", {reported.begin() + 256, reported.end()});
+  const std::vector<uint64_t> kept = Evaluated("a");
+  EXPECT_LE(kept.size(), 256u);
+  ASSERT_GE(kept.size(), 128u + 56u);
+  EXPECT_EQ(kept.front(), 10u);
+  for (size_t i = kept.size() - 128; i < kept.size(); ++i) {
+    EXPECT_EQ(kept[i], 10 * (3000 - (kept.size() - 1 - i)));
+  }
+  for (size_t i = 1; i < kept.size(); ++i) {
+    EXPECT_LE(kept[i] - kept[i - 1], 512u + 10u) << kept[i];
+  }
+  const auto sample = Read([](ReadTransaction& t) { return t.SampleEvals("a", 3); });
+  ASSERT_THAT(*sample, SizeIs(3));
+  EXPECT_EQ(sample->front().step(), 10u);
+  EXPECT_EQ(sample->back().step(), 30'000u);
+}
+
+// A node reports for a job whatever steps it likes, in whatever order.
+TEST_F(ReportsTest, EvaluationsOfARunningJobAreBoundedInAnyOrder) {
+  for (const char* id : {"up", "down", "mixed", "other"}) Create(id);
+  constexpr uint64_t kSteps = 1'000'000'000'000;
+  for (uint64_t i = 1; i <= 1000; ++i) {
+    Evaluate("up", {i * 1'000'000});
+    Evaluate("down", {kSteps - i});
+    Evaluate("mixed", {i * 7919 % 1009 * 991'000'000});
+  }
+  Evaluate("other", {1});
+  for (const char* id : {"up", "down", "mixed"}) {
+    EXPECT_LE(Evaluated(id).size(), 256u) << id;
+    EXPECT_GE(Evaluated(id).size(), 128u) << id;
+  }
+  EXPECT_THAT(Evaluated("other"), ElementsAre(1)) << "each job has its own bound";
+  std::vector<uint64_t> newest = Evaluated("up");
+  EXPECT_EQ(newest.back(), 1'000'000'000u);
+  EXPECT_EQ(newest.front(), 1'000'000u);
+  const std::vector<uint64_t> down = Evaluated("down");
+  EXPECT_EQ(down.front(), kSteps - 1);
+  EXPECT_THAT(down, ::testing::Contains(kSteps - 1000));
 }
 
 TEST_F(ReportsTest, FiguresOfRanksAndRingStepsAreKeptUpToTheirBound) {

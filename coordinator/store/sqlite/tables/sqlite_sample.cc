@@ -22,12 +22,12 @@ struct Statements {
 };
 
 constexpr Statements kSteps = {
-    "SELECT (SELECT MIN(step) FROM steps WHERE job = ?), (SELECT MAX(step) FROM steps WHERE job = "
-    "?)",
+    "SELECT IFNULL((SELECT MIN(step) FROM steps WHERE job = ?), -1), (SELECT MAX(step) FROM steps "
+    "WHERE job = ?)",
     "SELECT step, data FROM steps WHERE job = ? AND step >= ? ORDER BY step LIMIT 1"};
 constexpr Statements kEvals = {
-    "SELECT (SELECT MIN(step) FROM evals WHERE job = ?), (SELECT MAX(step) FROM evals WHERE job = "
-    "?)",
+    "SELECT IFNULL((SELECT MIN(step) FROM evals WHERE job = ?), -1), (SELECT MAX(step) FROM evals "
+    "WHERE job = ?)",
     "SELECT step, data FROM evals WHERE job = ? AND step >= ? ORDER BY step LIMIT 1"};
 
 int64_t AnyStep(int64_t step) {
@@ -40,16 +40,16 @@ absl::StatusOr<std::vector<Report>> Sample(Connection& connection, const Stateme
                                            std::string_view job, int count,
                                            int64_t (*next)(int64_t), const Parse& parse) {
   return connection.Try([&]() -> absl::StatusOr<std::vector<Report>> {
-    int64_t first = 0, last = 0;
+    int64_t first = -1, last = 0;
     {
       Cursor ends = connection.Query(sql.ends, job, job);
       ends.Next();
-      first = ends.Int(0);  // 0: there are none
+      first = ends.Int(0);  // -1: there are none
       last = ends.Int(1);
     }
     std::vector<Report> reports;
-    int64_t newest = 0;  // that was taken
-    for (int i = 0; first > 0 && i < count; ++i) {
+    int64_t newest = -1;  // that was taken
+    for (int i = 0; first >= 0 && i < count; ++i) {
       const int64_t from = std::min(last, next(first + (last - first) * i / (count - 1)));
       if (from <= newest) continue;
       Cursor row = connection.Query(sql.next, job, from);

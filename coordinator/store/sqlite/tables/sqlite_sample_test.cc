@@ -92,5 +92,29 @@ TEST_F(SampleTest, EvaluationsAreSampledByTheirSteps) {
   EXPECT_EQ((*sample)[1].step(), 30u);
 }
 
+// A job is evaluated before its first step.
+TEST_F(SampleTest, TheEvaluationOfStepZeroIsOne) {
+  Create("a");
+  const auto sampled = [&] {
+    std::vector<uint64_t> steps;
+    for (const v1::EvalReport& report :
+         *Read([](ReadTransaction& t) { return t.SampleEvals("a", 3); })) {
+      steps.push_back(report.step());
+    }
+    return steps;
+  };
+  EXPECT_THAT(sampled(), ElementsAre());
+  std::vector<uint64_t> reported;
+  for (const uint64_t step : {0, 10, 20}) {
+    Write([&](WriteTransaction& t) {
+      v1::EvalReport report;
+      report.set_step(step);
+      return t.PutEval("a", report);
+    });
+    reported.push_back(step);
+    EXPECT_EQ(sampled(), reported);
+  }
+}
+
 }  // namespace
 }  // namespace ringleader::store

@@ -228,8 +228,33 @@ absl::Status SqliteTransaction::TrimLayers(std::string_view job, int64_t after_s
 }
 
 absl::Status SqliteTransaction::PutEval(std::string_view job, const v1::EvalReport& eval) {
-  return WriteOfJob(job, "INSERT OR REPLACE INTO evals (job, step, data) VALUES (?, ?, ?)", job,
-                    static_cast<int64_t>(eval.step()), Blob{Serialize(eval)});
+  RETURN_IF_ERROR(WriteOfJob(job, "INSERT OR REPLACE INTO evals (job, step, data) VALUES (?, ?, ?)",
+                             job, static_cast<int64_t>(eval.step()), Blob{Serialize(eval)}));
+  return connection_.Try([&] { return TrimEvals(job); });
+}
+
+absl::Status SqliteTransaction::TrimEvals(std::string_view job) {
+  if (Cursor count = connection_.Query("SELECT COUNT(*) FROM evals WHERE job = ?", job);
+      !count.Next() || count.Int(0) <= options_.evals_per_job) {
+    return absl::OkStatus();
+  }
+  int64_t last_older = 0;
+  if (Cursor row = connection_.Query(
+          "SELECT step FROM evals WHERE job = ? ORDER BY step DESC LIMIT 1 OFFSET ?", job,
+          options_.evals_per_job / 2);
+      row.Next()) {
+    last_older = row.Int(0);
+  }
+  // Less than the other half, so that all are looked through once in many new ones. Wider stretches
+  // hold whole narrower ones: what stays has stayed before.
+  const int64_t stretches = options_.evals_per_job * 3 / 8;
+  int64_t width = 1;
+  while (last_older / width >= stretches) width *= 2;
+  connection_.Run(
+      "DELETE FROM evals WHERE job = ? AND step <= ? AND step NOT IN (SELECT MIN(step) FROM evals "
+      "WHERE job = ? AND step <= ? GROUP BY step / ?)",
+      job, last_older, job, last_older, width);
+  return absl::OkStatus();
 }
 
 absl::Status SqliteTransaction::PutPlan(std::string_view job, const v1::StepPlan& plan) {
@@ -401,7 +426,7 @@ absl::Status SqliteTransaction::PutReply(const RequestKey& key, std::string_view
   if (key.id.empty()) return absl::OkStatus();
   return connection_.Try([&]() -> absl::Status {
     wrote_ = true;
-    const absl::Time now = options_.clock->Now();
+    const absl::Time now = options_.clock->Now() + reply_offset_;
     connection_.Run("DELETE FROM replies WHERE create_time_us < ?",
                     absl::ToUnixMicros(now - kReplyLifetime));
     const std::string data = Seal(reply);
