@@ -1,13 +1,10 @@
 // One client cannot take the coordinator from the others: limits, pages and deadlines over real
 // gRPC.
 #include <grpcpp/generic/generic_stub.h>
-#include <malloc.h>
 #include <sys/mount.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <optional>
@@ -17,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "base/net/notice.h"
 #include "base/protocol_version.h"
+#include "coordinator/api/testing/heap.h"
 #include "coordinator/api/testing/server_fixture.h"
 #include "coordinator/store/testing/hanging_store.h"
 #include "ringleader/v1/access_service.grpc.pb.h"
@@ -26,27 +24,11 @@ namespace ringleader::api {
 namespace {
 
 using ::testing::AllOf;
+using testing::BytesInUse;
 using ::testing::HasSubstr;
 using testing::Spec;
 
 constexpr char kReached[] = "ringleader_coordinator_limit_reached_total";
-
-// Returns the bytes of all threads' heaps, as malloc_info() sums them up at its end.
-size_t BytesInUse() {
-  char* text = nullptr;
-  size_t length = 0;
-  std::FILE* const file = open_memstream(&text, &length);
-  malloc_info(0, file);
-  std::fclose(file);
-  const std::string report(text, length);
-  std::free(text);
-  const auto size = [&](const std::string& element) {
-    const size_t at = report.find("size=\"", report.rfind(element)) + 6;
-    return std::stoull(report.substr(at));
-  };
-  return size("<system type=\"current\"") + size("<total type=\"mmap\"") -
-         size("<total type=\"fast\"") - size("<total type=\"rest\"");
-}
 
 class FairnessTest : public testing::ServerTest {
  protected:

@@ -5,7 +5,10 @@
 #include <grpcpp/health_check_service_interface.h>
 
 #include <chrono>
+#include <initializer_list>
+#include <list>
 #include <thread>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_format.h"
@@ -18,6 +21,7 @@
 #include "coordinator/access/gate.h"
 #include "coordinator/api/calls/health_calls.h"
 #include "coordinator/api/calls/pulled_stream.h"
+#include "coordinator/api/calls/request_bounds.h"
 #include "coordinator/api/calls/rpc_metrics.h"
 #include "coordinator/api/calls/unary.h"
 #include "coordinator/api/services/access_service.h"
@@ -75,7 +79,8 @@ class ServerImpl : public Server {
                options.unread_patience),
         hub_(store, &stream_executor_, &metrics_, gate_.get(), limits),
         access_(store, gate_.get(), &unary_, [this] { hub_.EndOpen(RolesChanged()); }),
-        jobs_(controller, &hub_, &unary_, options.check_files, options.allowed_paths),
+        jobs_(controller, &hub_, &unary_, options.check_files, options.allowed_paths,
+              options.preview_patience),
         logs_(&hub_),
         nodes_(controller, store, &unary_),
         workers_(*workers),
@@ -116,14 +121,21 @@ class ServerImpl : public Server {
     builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
     builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamLookaheadBytes);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsOfAConnection);
-    std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> health;
-    health.push_back(std::make_unique<HealthCalls>(&limits_.health_calls));
-    builder.experimental().SetInterceptorCreators(std::move(health));
-    builder.RegisterService(&access_);
-    builder.RegisterService(&jobs_);
-    builder.RegisterService(&logs_);
-    builder.RegisterService(&nodes_);
-    builder.RegisterService(&workers_);
+    std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> own_calls;
+    own_calls.push_back(std::make_unique<HealthCalls>(&limits_.health_calls));
+    own_calls.push_back(std::make_unique<OwnRequestBounds>());
+    builder.experimental().SetInterceptorCreators(std::move(own_calls));
+    for (const auto& [name, service] :
+         std::initializer_list<std::pair<const char*, grpc::Service*>>{
+             {v1::AccessService::service_full_name(), &access_},
+             {v1::JobService::service_full_name(), &jobs_},
+             {v1::LogService::service_full_name(), &logs_},
+             {v1::NodeService::service_full_name(), &nodes_},
+             {v1::WorkerControl::service_full_name(), &workers_}}) {
+      const auto* const methods =
+          google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(name);
+      builder.RegisterService(&services_.emplace_back(service, *methods, &metrics_));
+    }
     server_ = builder.BuildAndStart();
     if (server_ == nullptr) {
       return absl::UnavailableError(absl::StrFormat(
@@ -205,6 +217,7 @@ class ServerImpl : public Server {
   LogService logs_;
   NodeService nodes_;
   session::WorkerControlService& workers_;
+  std::list<BoundedService> services_;  // all of these, as they are served
   store::Store& store_;
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;

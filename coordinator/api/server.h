@@ -32,7 +32,8 @@ struct ServerOptions {
   std::vector<std::string> allowed_paths = {};
   // Refuse jobs whose files this machine does not see.
   bool check_files = true;
-  // Threads that run unary calls, most of which wait for the disk or for the controller.
+  // Threads that run unary calls, most of which wait for the disk or for the controller. Calls that
+  // may take seconds get half of them at most, and those of one client half of that.
   int unary_threads = 8;
   // Threads that read the store for WatchJob and TailLogs.
   int stream_threads = 2;
@@ -44,6 +45,9 @@ struct ServerOptions {
   absl::Duration keepalive_patience = absl::Seconds(10);
   // How long an answer may wait for its client: one of some MiB over a slow line.
   absl::Duration unread_patience = absl::Minutes(1);
+  // How long ValidateJob waits for its plan: longer than any one takes. The caller's own deadline
+  // is shorter, most times.
+  absl::Duration preview_patience = absl::Seconds(30);
   // How long calls may take to end after Shutdown() was called; then they are cut off.
   absl::Duration shutdown_grace = absl::Seconds(5);
 };

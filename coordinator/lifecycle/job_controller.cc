@@ -15,7 +15,6 @@
 #include "absl/time/clock.h"
 #include "base/metrics/metrics.h"
 #include "base/status_macros.h"
-#include "base/wait/timed_wait.h"
 #include "coordinator/lifecycle/batch_queue.h"
 #include "coordinator/lifecycle/controller_core.h"
 #include "coordinator/lifecycle/lifecycle_metrics.h"
@@ -34,9 +33,6 @@ absl::Duration TickInterval(const Options& options) {
 // A full disk stays full for a while: the next try waits this long.
 constexpr absl::Duration kPauseAfterFailure = absl::Milliseconds(500);
 
-// Longer than any one plan takes; the caller's own deadline is shorter, most times.
-constexpr absl::Duration kPreviewPatience = absl::Seconds(30);
-
 // A plan that was asked for is there: the next batch takes it, soon.
 ControllerCore::OnMade IntoQueue(const std::shared_ptr<BatchQueue>& queue) {
   return [queue](const std::string& job, uint64_t ticket, absl::StatusOr<MadePlan> made) {
@@ -50,6 +46,52 @@ ControllerCore::OnMade IntoQueue(const std::shared_ptr<BatchQueue>& queue) {
          .vital = true});
   };
 }
+
+// What a preview tells once both are there: why its job would wait, which is said when nothing is
+// locked any more, and its plan, which may come before that.
+class PreviewAnswer {
+ public:
+  explicit PreviewAnswer(JobController::PreviewDone done) : done_(std::move(done)) {}
+
+  void SetReason(std::string reason) {
+    {
+      absl::MutexLock lock(&mutex_);
+      reason_ = std::move(reason);
+      if (!made_.has_value()) return;
+    }
+    Tell();
+  }
+  void SetPlan(absl::StatusOr<MadePlan> made) {
+    {
+      absl::MutexLock lock(&mutex_);
+      made_ = std::move(made);
+      if (!reason_.has_value()) return;
+    }
+    Tell();
+  }
+
+ private:
+  void Tell() {
+    JobController::Preview preview;
+    absl::Status status;
+    {
+      absl::MutexLock lock(&mutex_);
+      status = made_->status();
+      if (status.ok()) preview.plan = std::move((*made_)->plan);
+      preview.pending_reason = *std::move(reason_);
+    }
+    if (status.ok()) {
+      done_(std::move(preview));
+    } else {
+      done_(status);
+    }
+  }
+
+  const JobController::PreviewDone done_;
+  absl::Mutex mutex_;
+  std::optional<std::string> reason_ ABSL_GUARDED_BY(mutex_);
+  std::optional<absl::StatusOr<MadePlan>> made_ ABSL_GUARDED_BY(mutex_);
+};
 
 }  // namespace
 
@@ -203,33 +245,23 @@ class JobController::Impl {
     return core_.ListNodes();
   }
 
-  absl::StatusOr<Preview> PreviewJob(const v1::JobSpec& spec, const v1::ModelShape& shape,
-                                     const std::string& owner) {
-    struct Answer {
-      absl::Mutex mutex;
-      bool there ABSL_GUARDED_BY(mutex) = false;
-      absl::StatusOr<MadePlan> made ABSL_GUARDED_BY(mutex);
-    };
-    const auto answer = std::make_shared<Answer>();
-    Preview preview;
+  void PreviewJob(const v1::JobSpec& spec, const v1::ModelShape& shape, const std::string& owner,
+                  PreviewDone done) {
+    const auto answer = std::make_shared<PreviewAnswer>(std::move(done));
+    std::string pending_reason;
+    absl::Status refused;
     {
       absl::MutexLock lock(&core_mutex_);
-      ASSIGN_OR_RETURN(PlanRequest request,
-                       core_.PreparePreview(spec, owner, &preview.pending_reason));
-      request.shape = shape;
-      plans_->Plan(std::move(request), [answer](absl::StatusOr<MadePlan> made) {
-        absl::MutexLock done(&answer->mutex);
-        answer->made = std::move(made);
-        answer->there = true;
-      });
+      absl::StatusOr<PlanRequest> request = core_.PreparePreview(spec, owner, &pending_reason);
+      refused = request.status();
+      if (request.ok()) {
+        request->shape = shape;
+        plans_->Plan(*std::move(request),
+                     [answer](absl::StatusOr<MadePlan> made) { answer->SetPlan(std::move(made)); });
+      }
     }
-    absl::MutexLock lock(&answer->mutex);
-    if (!AwaitFor(answer->mutex, absl::Condition(&answer->there), kPreviewPatience)) {
-      return absl::DeadlineExceededError("the plan takes too long; try again in a moment");
-    }
-    if (!answer->made.ok()) return answer->made.status();
-    preview.plan = std::move(answer->made->plan);
-    return preview;
+    if (!refused.ok()) answer->SetPlan(refused);
+    answer->SetReason(std::move(pending_reason));
   }
 
  private:
@@ -389,10 +421,9 @@ std::vector<v1::Node> JobController::ListNodes() const {
   return impl_->ListNodes();
 }
 
-absl::StatusOr<JobController::Preview> JobController::PreviewJob(const v1::JobSpec& spec,
-                                                                 const v1::ModelShape& shape,
-                                                                 const std::string& owner) const {
-  return impl_->PreviewJob(spec, shape, owner);
+void JobController::PreviewJob(const v1::JobSpec& spec, const v1::ModelShape& shape,
+                               const std::string& owner, PreviewDone done) const {
+  impl_->PreviewJob(spec, shape, owner, std::move(done));
 }
 
 void JobController::OnHello(std::shared_ptr<session::Session> session, v1::WorkerHello hello) {

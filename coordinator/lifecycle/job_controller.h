@@ -94,15 +94,16 @@ class JobController : public session::SessionListener {
   // Returns nodes by id, with what is not stored: last heartbeat, trainers in use, reachability.
   std::vector<v1::Node> ListNodes() const;
 
-  // What would happen to a job of this specification now, without creating it. Waits for the plan:
-  // RESOURCE_EXHAUSTED when others of `owner` wait for theirs, DEADLINE_EXCEEDED after half a
-  // minute; further errors say why no plan can be made.
+  // What would happen to a job of this specification now, without creating it. `done` is called
+  // once, when the plan is there, on any thread, also before this has returned. RESOURCE_EXHAUSTED
+  // when others of `owner` wait for theirs; further errors say why no plan can be made.
   struct Preview {
     v1::StepPlan plan;
     std::string pending_reason;  // empty: it would start at once
   };
-  absl::StatusOr<Preview> PreviewJob(const v1::JobSpec& spec, const v1::ModelShape& shape,
-                                     const std::string& owner) const;
+  using PreviewDone = std::function<void(absl::StatusOr<Preview>)>;
+  void PreviewJob(const v1::JobSpec& spec, const v1::ModelShape& shape, const std::string& owner,
+                  PreviewDone done) const;
 
   void OnHello(std::shared_ptr<session::Session> session, v1::WorkerHello hello) override;
   void OnMessage(std::shared_ptr<session::Session> session, v1::WorkerMessage message) override;

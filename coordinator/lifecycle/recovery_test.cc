@@ -402,8 +402,7 @@ TEST_F(RecoveryTest, ASecondJobInOneCheckpointFolderIsRefusedBeforeItQueues) {
   }
   v1::JobSpec spec = Spec("second");
   spec.mutable_checkpoint()->set_directory("/checkpoints/run");
-  EXPECT_EQ(controller_->PreviewJob(spec, {}, "").status().code(),
-            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(PreviewOf(spec).status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(CreateIn("first", "/checkpoints/run").status().code(),
             absl::StatusCode::kAlreadyExists);
   EXPECT_TRUE(CreateIn("third", "/checkpoints/run2").ok());

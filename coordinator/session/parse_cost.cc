@@ -90,10 +90,24 @@ class Walk {
       return well_formed;
     }
     const bool packed = field != nullptr && field->is_packable();
-    // Each byte of a packed field may be a number of eight, in a list that has just grown.
+    // Each byte of a packed field may be a number, in a list that has just grown.
     cost_.bytes +=
-        packed ? 2 * sizeof(uint64_t) * length : kListEntry + sizeof(std::string) + size_t{length};
+        packed ? 2 * WidthOf(*field) * length : kListEntry + sizeof(std::string) + size_t{length};
     return wire_.Skip(bytes);
+  }
+
+  // At most so many bytes has a number of a list.
+  static size_t WidthOf(const FieldDescriptor& field) {
+    switch (field.cpp_type()) {
+      case FieldDescriptor::CPPTYPE_INT32:
+      case FieldDescriptor::CPPTYPE_UINT32:
+      case FieldDescriptor::CPPTYPE_FLOAT:
+      case FieldDescriptor::CPPTYPE_ENUM:
+      case FieldDescriptor::CPPTYPE_BOOL:
+        return sizeof(uint32_t);
+      default:
+        return sizeof(uint64_t);
+    }
   }
 
   size_t EmptyBytes(const Descriptor* type) {

@@ -51,6 +51,7 @@ TEST(CostToParseTest, IsNoLessThanWhatTheMessageTakes) {
   v1::WorkerMessage hello;
   hello.mutable_hello()->set_node(std::string(10'000, 'n'));
   for (uint32_t i = 0; i < 1000; ++i) hello.mutable_hello()->add_attempts()->add_ranks(i);
+  for (int i = 0; i < 10'000; ++i) hello.mutable_hello()->mutable_attempts(0)->add_ranks(1);
   for (const v1::WorkerMessage& message : {logs, step, hello, v1::WorkerMessage()}) {
     v1::WorkerMessage parsed;
     ASSERT_TRUE(parsed.ParseFromString(message.SerializeAsString()));

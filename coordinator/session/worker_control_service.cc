@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
+#include "base/net/message_size.h"
 #include "base/net/node_limits.h"
 #include "base/net/streams/server_stream.h"
 #include "base/protocol_version.h"
@@ -81,20 +82,18 @@ constexpr size_t kLargestWindow = size_t{4} << 20;
 // messages take more than on the wire.
 constexpr size_t kWindowsInMemory = 4;
 
-// What one message may take in memory: many times what a worker puts into one.
-constexpr size_t kMaxParsedBytes = size_t{32} << 20;
-
 // What this program has no name for is not kept either.
 absl::Status Parse(grpc::ByteBuffer* wire, v1::WorkerMessage* message) {
   ParseCost cost;
   {
     grpc::ProtoBufferReader reader(wire);
-    ASSIGN_OR_RETURN(cost, CostToParse(*v1::WorkerMessage::descriptor(), kMaxParsedBytes, &reader));
+    ASSIGN_OR_RETURN(
+        cost, CostToParse(*v1::WorkerMessage::descriptor(), kMaxParsedRequestBytes, &reader));
   }
-  if (cost.bytes > kMaxParsedBytes) {
+  if (cost.bytes > kMaxParsedRequestBytes) {
     return absl::ResourceExhaustedError(
         absl::StrFormat("a message of %d bytes would take more than %d MiB of memory",
-                        wire->Length(), kMaxParsedBytes >> 20));
+                        wire->Length(), kMaxParsedRequestBytes >> 20));
   }
   if (!grpc::SerializationTraits<v1::WorkerMessage>::Deserialize(wire, message).ok()) {
     return absl::InvalidArgumentError("the message is not well-formed");

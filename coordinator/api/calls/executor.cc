@@ -5,7 +5,8 @@
 
 namespace ringleader::api {
 
-Executor::Executor(int threads) : max_slow_(std::max(1, threads / 2)) {
+Executor::Executor(int threads)
+    : max_slow_(std::max(1, threads / 2)), max_slow_of_a_client_(std::max(1, max_slow_ / 2)) {
   threads_.reserve(static_cast<size_t>(threads));
   for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Work(); });
 }
@@ -23,21 +24,34 @@ void Executor::Run(const std::string& client, Pace pace, std::function<void()> t
   lane(pace).Push(client, std::move(task));
 }
 
+void Executor::Begin(const std::string& client) {
+  ++slow_running_;
+  if (++slow_running_of_[client] == max_slow_of_a_client_) lane(Pace::kSlow).Hold(client);
+}
+
+void Executor::End(const std::string& client) {
+  --slow_running_;
+  lane(Pace::kSlow).Release(client);
+  const auto running = slow_running_of_.find(client);
+  if (--running->second == 0) slow_running_of_.erase(running);
+}
+
 void Executor::Work() {
   bool ran_slow = false;
+  std::string client;
   while (true) {
     std::function<void()> task;
     {
       absl::MutexLock lock(&mu_);
-      if (std::exchange(ran_slow, false)) --slow_running_;
+      if (std::exchange(ran_slow, false)) End(client);
       mu_.Await(absl::Condition(this, &Executor::Ready));
       const bool quick = !lane(Pace::kQuick).empty();
       const bool slow = MayRunSlow();
       if (!quick && !slow) return;
       ran_slow = slow && (slow_is_next_ || !quick);
       slow_is_next_ = !ran_slow;
-      if (ran_slow) ++slow_running_;
-      task = lane(ran_slow ? Pace::kSlow : Pace::kQuick).Pop();
+      task = lane(ran_slow ? Pace::kSlow : Pace::kQuick).Pop(&client);
+      if (ran_slow) Begin(client);
     }
     task();
   }

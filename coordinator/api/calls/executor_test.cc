@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <string>
+#include <vector>
 
 #include "absl/synchronization/barrier.h"
 #include "absl/synchronization/notification.h"
@@ -59,6 +61,63 @@ TEST(ExecutorTest, SlowTasksLeaveHalfOfTheThreadsToOthers) {
     EXPECT_LE(running, 2);
   }
   release.Notify();
+}
+
+// The other half of those that slow tasks may hold is for others' slow tasks.
+TEST(ExecutorTest, NoClientHoldsAllThreadsOfSlowTasks) {
+  absl::Notification release;
+  std::atomic<int> begun = 0, ran = 0;
+  {
+    Executor executor(8);
+    for (int i = 0; i < 12; ++i) {
+      executor.Run("a", Pace::kSlow, [&] {
+        ++begun;
+        release.WaitForNotification();
+        ++ran;
+      });
+    }
+    // Between two quick ones a slow one begins, if it may.
+    for (int i = 0; i < 8; ++i) {
+      absl::Notification done;
+      executor.Run("c", Pace::kQuick, [&] { done.Notify(); });
+      done.WaitForNotification();
+    }
+    EXPECT_EQ(begun, 2);
+    if (begun == 2) {
+      auto* const both = new absl::Barrier(3);
+      for (int i = 0; i < 2; ++i) {
+        executor.Run("b", Pace::kSlow, [both] {
+          if (both->Block()) delete both;
+        });
+      }
+      if (both->Block()) delete both;
+    }
+    release.Notify();
+  }
+  EXPECT_EQ(ran, 12);
+}
+
+TEST(ExecutorTest, ClientsThatHeldTheirShareTakeTurnsAgain) {
+  std::vector<std::string> order;
+  absl::Mutex mutex;
+  {
+    Executor executor(2);
+    absl::Notification begun, all_are_queued;
+    executor.Run("a", Pace::kSlow, [&] {
+      begun.Notify();
+      all_are_queued.WaitForNotification();
+    });
+    begun.WaitForNotification();
+    const auto note = [&](const char* client) {
+      executor.Run(client, Pace::kSlow, [&order, &mutex, client] {
+        absl::MutexLock lock(&mutex);
+        order.emplace_back(client);
+      });
+    };
+    for (const char* client : {"a", "a", "b", "b", "c"}) note(client);
+    all_are_queued.Notify();
+  }
+  EXPECT_THAT(order, ElementsAre("b", "c", "a", "b", "a"));
 }
 
 }  // namespace

@@ -74,8 +74,9 @@ grpc::ServerUnaryReactor* Unary::Run(grpc::CallbackServerContext* context,
                                      const std::string& resource,
                                      const google::protobuf::Message& reply,
                                      std::function<absl::Status()> handler) {
-  return RunAtPace(context, service, method, resource, Pace::kQuick, 0, /*is_change=*/false, reply,
-                   [handler = std::move(handler)](const access::Caller&) { return handler(); });
+  return RunAtPace(
+      context, service, method, resource, Pace::kQuick, 0, /*is_change=*/false, reply,
+      AtOnce([handler = std::move(handler)](const access::Caller&) { return handler(); }));
 }
 
 grpc::ServerUnaryReactor* Unary::RunCheck(grpc::CallbackServerContext* context,
@@ -84,6 +85,15 @@ grpc::ServerUnaryReactor* Unary::RunCheck(grpc::CallbackServerContext* context,
                                           const google::protobuf::Message& reply,
                                           CallerHandler handler) {
   return RunAtPace(context, service, method, resource, Pace::kSlow, bytes, /*is_change=*/false,
+                   reply, AtOnce(std::move(handler)));
+}
+
+grpc::ServerUnaryReactor* Unary::RunLateCheck(grpc::CallbackServerContext* context,
+                                              const std::string& service, const std::string& method,
+                                              const std::string& resource, size_t bytes,
+                                              const google::protobuf::Message& reply,
+                                              LateHandler handler) {
+  return RunAtPace(context, service, method, resource, Pace::kSlow, bytes, /*is_change=*/false,
                    reply, std::move(handler));
 }
 
@@ -91,7 +101,7 @@ grpc::ServerUnaryReactor* Unary::RunAtPace(grpc::CallbackServerContext* context,
                                            const std::string& service, const std::string& method,
                                            const std::string& resource, Pace pace, size_t bytes,
                                            bool is_change, const google::protobuf::Message& reply,
-                                           CallerHandler handler) {
+                                           LateHandler handler) {
   Call* const call = new Call(this, *context, service, method, is_change, reply);
   if (const absl::Status space = store_.Space(); !space.ok()) {
     context->AddTrailingMetadata(kNoticeKey, absl::CHexEscape(std::string(space.message())));
@@ -112,15 +122,19 @@ grpc::ServerUnaryReactor* Unary::RunAtPace(grpc::CallbackServerContext* context,
     call->End(client, holds.status());
     return call;
   }
+  Answer answer = [call, client, holds = *std::move(holds)](const absl::Status& status) {
+    // Who makes one call after the other has one under way, not two.
+    *holds = {};
+    call->End(client, status);
+  };
   executor_.Run(client, pace,
-                [context, call, client, caller = *std::move(caller), handler = std::move(handler),
-                 holds = *std::move(holds)] {
-                  const absl::Status status = context->IsCancelled()
-                                                  ? absl::CancelledError("the caller gave up")
-                                                  : handler(caller);
-                  // Who makes one call after the other has one under way, not two.
-                  *holds = {};
-                  call->End(client, status);
+                [context, caller = *std::move(caller), handler = std::move(handler),
+                 answer = std::move(answer)] {
+                  if (context->IsCancelled()) {
+                    answer(absl::CancelledError("the caller gave up"));
+                  } else {
+                    handler(caller, answer);
+                  }
                 });
   return call;
 }

@@ -33,6 +33,9 @@ struct Change {
 class Unary {
  public:
   using CallerHandler = std::function<absl::Status(const access::Caller&)>;
+  // Ends a call with its status, on whatever thread. To be called once.
+  using Answer = std::function<void(const absl::Status&)>;
+  using LateHandler = std::function<void(const access::Caller&, Answer)>;
 
   // None may go before the last call has ended.
   Unary(Executor* executor, limits::Limits* limits, store::Store* store, RpcMetrics* metrics,
@@ -64,6 +67,13 @@ class Unary {
                                      const std::string& resource, size_t bytes,
                                      const google::protobuf::Message& reply, CallerHandler handler);
 
+  // The same of one whose answer may come after its handler has returned: it waits on no thread.
+  grpc::ServerUnaryReactor* RunLateCheck(grpc::CallbackServerContext* context,
+                                         const std::string& service, const std::string& method,
+                                         const std::string& resource, size_t bytes,
+                                         const google::protobuf::Message& reply,
+                                         LateHandler handler);
+
   // The same of a call that changes `resource`. Its failure, also for a limit, goes into the audit
   // log from here; its success in the transaction that it is one of, by KeyOf().
   template <typename Request>
@@ -73,8 +83,8 @@ class Unary {
                                       const google::protobuf::Message& reply,
                                       std::function<absl::Status(const Change&)> handler) {
     return RunAtPace(context, service, method, resource, Pace::kQuick, 0, /*is_change=*/true, reply,
-                     AuditedHandler(*context, service, method, resource, request.request_id(),
-                                    std::move(handler)));
+                     AtOnce(AuditedHandler(*context, service, method, resource,
+                                           request.request_id(), std::move(handler))));
   }
   // Both at once.
   template <typename Request>
@@ -85,8 +95,8 @@ class Unary {
                                              std::function<absl::Status(const Change&)> handler) {
     return RunAtPace(context, service, method, resource, Pace::kSlow, request.ByteSizeLong(),
                      /*is_change=*/true, reply,
-                     AuditedHandler(*context, service, method, resource, request.request_id(),
-                                    std::move(handler)));
+                     AtOnce(AuditedHandler(*context, service, method, resource,
+                                           request.request_id(), std::move(handler))));
   }
 
  private:
@@ -97,7 +107,12 @@ class Unary {
                                       const std::string& service, const std::string& method,
                                       const std::string& resource, Pace pace, size_t bytes,
                                       bool is_change, const google::protobuf::Message& reply,
-                                      CallerHandler handler);
+                                      LateHandler handler);
+  static LateHandler AtOnce(CallerHandler handler) {
+    return [handler = std::move(handler)](const access::Caller& caller, const Answer& answer) {
+      answer(handler(caller));
+    };
+  }
   CallerHandler AuditedHandler(const grpc::CallbackServerContext& context,
                                const std::string& service, const std::string& method,
                                const std::string& resource, const std::string& request_id,

@@ -1,8 +1,13 @@
 #include "coordinator/api/services/job_service.h"
 
+#include <grpc/support/time.h>
+#include <grpcpp/alarm.h>
+
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <iterator>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -255,19 +260,45 @@ grpc::ServerUnaryReactor* JobService::ProfileJob(grpc::CallbackServerContext* co
 grpc::ServerUnaryReactor* JobService::ValidateJob(grpc::CallbackServerContext* context,
                                                   const v1::ValidateJobRequest* request,
                                                   v1::ValidateJobResponse* reply) {
-  return unary_.RunCheck(
+  return unary_.RunLateCheck(
       context, kService, "ValidateJob", absl::StrCat("jobs/", request->spec().name()),
       request->ByteSizeLong(), *reply,
-      [this, request, reply](const access::Caller& caller) -> absl::Status {
-        ASSIGN_OR_RETURN(Checked checked,
-                         Check(request->spec(), request->protocol_version(), caller.name));
-        ASSIGN_OR_RETURN(lifecycle::JobController::Preview preview,
-                         controller_.PreviewJob(checked.spec, checked.shape, caller.name));
-        *reply->mutable_spec() = std::move(checked.spec);
-        *reply->mutable_plan() = std::move(preview.plan);
-        reply->set_pending_reason(std::move(preview.pending_reason));
-        return absl::OkStatus();
+      [this, request, reply](const access::Caller& caller, Unary::Answer answer) {
+        absl::StatusOr<Checked> checked =
+            Check(request->spec(), request->protocol_version(), caller.name);
+        if (checked.ok()) {
+          Preview(*std::move(checked), caller.name, reply, std::move(answer));
+        } else {
+          answer(checked.status());
+        }
       });
+}
+
+void JobService::Preview(Checked checked, const std::string& client, v1::ValidateJobResponse* reply,
+                         Unary::Answer answer) {
+  // Of the plan and the end of patience the first has the call, which is over for the other.
+  const auto is_answered = std::make_shared<std::atomic<bool>>(false);
+  const auto alarm = std::make_shared<grpc::Alarm>();
+  alarm->Set(
+      gpr_time_add(
+          gpr_now(GPR_CLOCK_MONOTONIC),
+          gpr_time_from_millis(absl::ToInt64Milliseconds(preview_patience_), GPR_TIMESPAN)),
+      [is_answered, answer](bool is_due) {
+        if (!is_due || is_answered->exchange(true)) return;
+        answer(absl::DeadlineExceededError("the plan takes too long; try again in a moment"));
+      });
+  const auto spec = std::make_shared<v1::JobSpec>(std::move(checked.spec));
+  controller_.PreviewJob(*spec, checked.shape, client,
+                         [is_answered, alarm, answer = std::move(answer), spec,
+                          reply](absl::StatusOr<lifecycle::JobController::Preview> preview) {
+                           if (is_answered->exchange(true)) return;
+                           if (preview.ok()) {
+                             *reply->mutable_spec() = std::move(*spec);
+                             *reply->mutable_plan() = std::move(preview->plan);
+                             reply->set_pending_reason(std::move(preview->pending_reason));
+                           }
+                           answer(preview.status());
+                         });
 }
 
 grpc::ServerWriteReactor<v1::WatchJobResponse>* JobService::WatchJob(

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "coordinator/api/calls/pulled_stream.h"
 #include "coordinator/api/calls/unary.h"
 #include "coordinator/lifecycle/job_controller.h"
@@ -16,13 +17,15 @@ class JobService : public v1::JobService::CallbackService {
  public:
   // `check_files`: this machine sees the files that jobs name, so a job whose files are missing is
   // refused. `allowed_paths`: folders below which they must lie; none: anywhere.
+  // `preview_patience`: how long ValidateJob waits for a plan.
   JobService(lifecycle::JobController* controller, StreamHub* hub, Unary* unary, bool check_files,
-             std::vector<std::string> allowed_paths)
+             std::vector<std::string> allowed_paths, absl::Duration preview_patience)
       : controller_(*controller),
         hub_(*hub),
         unary_(*unary),
         check_files_(check_files),
-        allowed_paths_(std::move(allowed_paths)) {}
+        allowed_paths_(std::move(allowed_paths)),
+        preview_patience_(preview_patience) {}
 
   grpc::ServerUnaryReactor* CreateJob(grpc::CallbackServerContext* context,
                                       const v1::CreateJobRequest* request, v1::Job* reply) override;
@@ -65,6 +68,9 @@ class JobService : public v1::JobService::CallbackService {
                                 const std::string& client) const;
   absl::StatusOr<v1::ModelShape> LookAtFiles(const v1::JobSpec& spec,
                                              const std::string& client) const;
+  // Asks for the plan of a job; `reply` and `answer` are of the call that waits for it.
+  void Preview(Checked checked, const std::string& client, v1::ValidateJobResponse* reply,
+               Unary::Answer answer);
   // Cancel, pause and resume differ only in what they call.
   template <typename Request, typename Call>
   grpc::ServerUnaryReactor* Transition(grpc::CallbackServerContext* context, const char* method,
@@ -75,6 +81,7 @@ class JobService : public v1::JobService::CallbackService {
   Unary& unary_;
   const bool check_files_;
   const std::vector<std::string> allowed_paths_;
+  const absl::Duration preview_patience_;
 };
 
 }  // namespace ringleader::api

@@ -1,12 +1,9 @@
 #include "coordinator/api/testing/access_fixture.h"
 
-#include <grpcpp/generic/generic_stub.h>
-
 #include <filesystem>
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "jobspec/jobspec.h"
 
@@ -50,32 +47,6 @@ resources: {trainers: 4}
                                     {});
   EXPECT_TRUE(spec.ok()) << spec.status();
   return spec.value_or(v1::JobSpec());
-}
-
-grpc::Status CallRaw(const std::shared_ptr<grpc::Channel>& channel, const std::string& path) {
-  struct Call : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
-    void OnReadDone(bool ok) override {
-      if (ok) context.TryCancel();
-    }
-    void OnDone(const grpc::Status& status) override {
-      ended = status;
-      done.Notify();
-    }
-    grpc::ClientContext context;
-    grpc::ByteBuffer reply;
-    grpc::Status ended;
-    absl::Notification done;
-  } call;
-  call.context.set_deadline(std::chrono::system_clock::now() + kDeadline);
-  grpc::GenericStub stub(channel);
-  stub.PrepareBidiStreamingCall(&call.context, path, {}, &call);
-  const grpc::Slice slice("");
-  const grpc::ByteBuffer request(&slice, 1);
-  call.StartRead(&call.reply);
-  call.StartWriteLast(&request, {});
-  call.StartCall();
-  call.done.WaitForNotification();
-  return call.ended;
 }
 
 AccessTest::AccessTest() {

@@ -13,6 +13,7 @@
 #include "base/testing/temp_dir.h"
 #include "base/testing/test_certificates.h"
 #include "coordinator/api/server.h"
+#include "coordinator/api/testing/raw_call.h"
 #include "coordinator/lifecycle/testing/fixed_plan.h"
 #include "coordinator/store/sqlite/sqlite_store.h"
 #include "prometheus/registry.h"
@@ -106,9 +107,6 @@ struct Client {
   v1::ListJobsResponse listed;
   v1::ListAuditRecordsResponse audit;
 };
-
-// One empty message to any method: how the call ends.
-grpc::Status CallRaw(const std::shared_ptr<grpc::Channel>& channel, const std::string& path);
 
 class AccessTest : public ::testing::Test {
  protected:

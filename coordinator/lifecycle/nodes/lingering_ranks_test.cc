@@ -66,7 +66,7 @@ class LingeringRanksTest : public testing::ControllerTest {
     return 0;
   }
   std::string Waits(uint32_t trainers) {
-    const auto preview = controller_->PreviewJob(Spec("k", trainers), {}, "");
+    const auto preview = PreviewOf(Spec("k", trainers));
     return preview.ok() ? preview->pending_reason : preview.status().ToString();
   }
 

@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "coordinator/lifecycle/controller_core.h"
@@ -474,14 +473,7 @@ TEST_F(PlanningTest, APreviewHoldsUpNobody) {
   absl::StatusOr<JobController::Preview> preview;
   v1::ModelShape shape;
   shape.set_layers(7);
-  std::thread caller([&] { preview = controller_->PreviewJob(Spec("k"), shape, ""); });
-  // Whatever fails below, the caller gets what it waits for.
-  const absl::Cleanup join = [&] {
-    if (!plans_.waiting.empty()) Answer();
-    if (caller.joinable()) caller.join();
-  };
-  const absl::Time give_up = absl::Now() + absl::Seconds(60);
-  while (plans_.asked < 2 && absl::Now() < give_up) std::this_thread::yield();
+  controller_->PreviewJob(Spec("k"), shape, "", [&](auto made) { preview = std::move(made); });
   ASSERT_EQ(plans_.asked, 2);
   Say(session, 4, Step(1, 0));
   Say(session, 5, Step(1, 1));
@@ -489,7 +481,6 @@ TEST_F(PlanningTest, APreviewHoldsUpNobody) {
   EXPECT_EQ(plans_.waiting.at(0).request.shape.value_or(v1::ModelShape()).layers(), 7)
       << "config.json is not read again";
   Answer();
-  caller.join();
   ASSERT_TRUE(preview.ok()) << preview.status();
   EXPECT_EQ(preview->plan.version(), 1);
   EXPECT_THAT(preview->pending_reason, HasSubstr("0 free on"));

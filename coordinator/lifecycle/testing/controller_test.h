@@ -113,6 +113,13 @@ class ControllerTest : public ::testing::Test {
  protected:
   ControllerTest() : sqlite_(Open()), store_(sqlite_.get()) { Restart(); }
 
+  // Of a plan that is made at once.
+  absl::StatusOr<JobController::Preview> PreviewOf(const v1::JobSpec& spec) {
+    absl::StatusOr<JobController::Preview> got = absl::UnknownError("not told");
+    controller_->PreviewJob(spec, {}, "", [&](auto preview) { got = std::move(preview); });
+    return got;
+  }
+
   std::unique_ptr<store::Store> Open() {
     auto store = store::OpenSqliteStore({.path = dir_.File("db")});
     EXPECT_TRUE(store.ok()) << store.status();
