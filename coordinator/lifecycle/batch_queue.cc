@@ -11,6 +11,8 @@ namespace {
 
 // Messages in one transaction: so many fit into the store's reserve several times.
 constexpr size_t kMaxBatchBytes = size_t{8} << 20;
+// However small they are, each takes its time, in which nobody else is served.
+constexpr std::ptrdiff_t kMaxBatchItems = 4096;
 
 }  // namespace
 
@@ -67,7 +69,8 @@ std::vector<BatchItem> BatchQueue::Take(const absl::Status& space) {
 std::vector<BatchItem> BatchQueue::TakeOldest() {
   size_t bytes = 0;
   auto end = items_.begin();
-  while (end != items_.end() && bytes < kMaxBatchBytes) bytes += (end++)->message_bytes;
+  const auto furthest = items_.begin() + std::min(std::ssize(items_), kMaxBatchItems);
+  while (end != furthest && bytes < kMaxBatchBytes) bytes += (end++)->message_bytes;
   std::vector<BatchItem> batch(std::make_move_iterator(items_.begin()),
                                std::make_move_iterator(end));
   items_.erase(items_.begin(), end);

@@ -112,6 +112,21 @@ TEST_F(BatchQueueTest, WhatIsLeftOverIsTakenNext) {
   EXPECT_THAT(queue_.Take(absl::OkStatus()), IsEmpty());
 }
 
+// However small they are.
+TEST_F(BatchQueueTest, ABatchHasSoManyItems) {
+  const auto session = Session("a");
+  for (int i = 0; i < 5000; ++i) queue_.Push(Event(session));
+  queue_.Push(Request());
+  for (const size_t count : {4096u, 905u}) {
+    EXPECT_THAT(Awaits(kNever, kNever), Optional(true)) << "for somebody waits";
+    std::vector<BatchItem> batch = queue_.Take(absl::OkStatus());
+    EXPECT_THAT(batch, SizeIs(count));
+    BatchQueue::Finish(std::move(batch), absl::OkStatus());
+  }
+  EXPECT_EQ(session->taken(), 5000);
+  EXPECT_THAT(heard_, ElementsAre(absl::OkStatus()));
+}
+
 TEST_F(BatchQueueTest, SessionsHearThatTheirMessagesWereTaken) {
   const auto session = Session("a");
   queue_.Push(Event(session));

@@ -47,6 +47,7 @@ void ControllerCore::Drop() {
   for (const auto& [id, planning] : planning_) *planning.is_overtaken = true;
   planning_.clear();
   outbox_.clear();
+  ended_.Clear();
 }
 
 absl::Status ControllerCore::Load(store::ReadTransaction& transaction, absl::Time now) {
@@ -249,6 +250,7 @@ absl::Status ControllerCore::DeleteJob(store::WriteTransaction& transaction, std
                         v1::Job::State_Name(job.state()),
                         IsTerminal(job.state()) ? ", but trainers of it may still be alive" : ""));
   }
+  ended_.Clear();
   return transaction.DeleteJob(id);
 }
 
@@ -338,6 +340,7 @@ absl::Status ControllerCore::Flush(store::WriteTransaction& transaction, JobMach
 }
 
 absl::Status ControllerCore::Commit(store::WriteTransaction& transaction, absl::Time now) {
+  ended_.Clear();
   // What changed may make room, which Flush() notes.
   for (const auto& [id, machine] : machines_) {
     RETURN_IF_ERROR(Flush(transaction, *machine, now));

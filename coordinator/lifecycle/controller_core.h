@@ -19,6 +19,8 @@
 #include "coordinator/lifecycle/nodes/node_table.h"
 #include "coordinator/lifecycle/planning/plan_source.h"
 #include "coordinator/lifecycle/planning/plans_under_way.h"
+#include "coordinator/lifecycle/reports/ended_attempts.h"
+#include "coordinator/lifecycle/reports/warnings.h"
 #include "coordinator/session/session.h"
 #include "coordinator/store/store.h"
 
@@ -91,6 +93,8 @@ class ControllerCore {
   absl::Status Commit(store::WriteTransaction& transaction, absl::Time now);
   // Tells it: acknowledgements, commands.
   void Publish();
+  // Lines for the log, to be written where nobody waits.
+  std::vector<std::string> TakeWarnings(absl::Time now) { return warnings_.Take(now); }
 
   std::vector<v1::Node> ListNodes() const;
   // Where a job of this specification would run, as if one node had room for all if none has, and
@@ -121,7 +125,7 @@ class ControllerCore {
   absl::Status OnEvent(store::WriteTransaction& transaction, NodeRecord& record, uint64_t sequence,
                        bool seen, v1::AttemptEvent& event, absl::Time now);
   // Whether the node can know what the event says: of an attempt that has ranks there, under its
-  // token, of these ranks, and of steps that the job has.
+  // token, of these ranks, and of steps that the job has, unless it has ended.
   absl::StatusOr<bool> IsGenuine(store::ReadTransaction& transaction, const NodeRecord& record,
                                  const v1::AttemptEvent& event);
   // The worker process of the node whose hello was taken last, by whichever coordinator; empty:
@@ -144,6 +148,9 @@ class ControllerCore {
   bool StartPending(const std::string& node, const std::string& job) const;
   absl::Status OnStep(store::WriteTransaction& transaction, NodeRecord& record, uint64_t sequence,
                       v1::AttemptEvent& event);
+  // The same of a job that has ended.
+  absl::Status OnStepOfTheEnded(store::WriteTransaction& transaction, const NodeRecord& record,
+                                const v1::AttemptEvent& event);
   absl::Status OnCheckpoint(store::WriteTransaction& transaction, JobMachine& machine,
                             v1::CheckpointNotice& checkpoint, absl::Time now);
   absl::Status OnAck(store::WriteTransaction& transaction, NodeRecord& record,
@@ -215,6 +222,8 @@ class ControllerCore {
   uint64_t last_ticket_ = 0;  // never taken back, so that no old plan is taken for a new one
   // Those that were overtaken included.
   const std::shared_ptr<PlansUnderWay> plans_under_way_ = std::make_shared<PlansUnderWay>();
+  EndedAttempts ended_;  // as far as this batch has asked for them
+  Warnings warnings_;
   bool schedule_due_ = true;
   bool is_scarce_ = false;
   // The store was put back from a backup: attempts that it does not know of may run until then, so

@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "base/text/controls.h"
@@ -59,28 +61,34 @@ bool IsTime(const google::protobuf::Timestamp& time) {
 }
 
 // What is kept of reports is bounded by what trainers can have to say, not by what a message holds.
-constexpr int kMostLayers = 1024;
-constexpr int kMostHeads = 128 * kMostLayers;  // of all layers
-constexpr int kMostBins = 64;                  // one for each power of two
+constexpr uint32_t kMostLayers = 1024;
+constexpr int kMostHeads = 128 * int{kMostLayers};  // of all layers
+constexpr int kMostBins = 64;                       // one for each power of two
 constexpr size_t kMostEvalBytes = size_t{16} << 10;
 constexpr size_t kMostPathBytes = 4096;
 constexpr size_t kMostReasonBytes = 4096;
 
-bool IsOfASize(const v1::StepReport& step) {
+// A ring has as many steps as ranks, and all ranks may be in one. What is merged only no rank has.
+bool IsOfASize(const v1::StepReport& step, int ranks) {
   int heads = 0;
-  for (const v1::LayerReport& layer : step.layers()) heads += layer.probed_recall_by_head_size();
-  return step.layers_size() <= kMostLayers && heads <= kMostHeads &&
-         step.lengths_size() <= kMostBins && step.documents_size() <= kMostBins;
+  for (const v1::LayerReport& layer : step.layers()) {
+    if (layer.layer() >= kMostLayers || layer.tiles_per_ring_step_size() > ranks) return false;
+    heads += layer.probed_recall_by_head_size();
+  }
+  return step.layers_size() <= int{kMostLayers} && heads <= kMostHeads &&
+         step.lengths_size() <= kMostBins && step.documents_size() <= kMostBins &&
+         step.rank_tiles().empty() && step.rank_paces().empty();
 }
 
-// Figures and addresses that a trainer of a job of so many steps can come to. The loss of a step is
-// finite unless the step was skipped for it; a held-out loss need not be.
-bool InRange(const v1::AttemptEvent& event, uint64_t steps) {
+// Figures and addresses that a trainer can come to in an attempt of so many ranks, of a job of so
+// many steps. The loss of a step is finite unless the step was skipped for it; a held-out loss need
+// not be.
+bool InRange(const v1::AttemptEvent& event, uint64_t steps, int ranks) {
   switch (event.kind_case()) {
     case v1::AttemptEvent::kStep: {
       const v1::StepReport& step = event.step();
       return step.step() >= 1 && step.step() <= steps && IsDuration(step.step_seconds()) &&
-             IsOfASize(step) && IsTime(step.time()) && std::isfinite(step.learning_rate()) &&
+             IsOfASize(step, ranks) && IsTime(step.time()) && std::isfinite(step.learning_rate()) &&
              (step.skipped() ||
               (std::isfinite(step.loss()) && std::isfinite(step.gradient_norm())));
     }
@@ -144,6 +152,7 @@ absl::Status ControllerCore::OnMessage(store::WriteTransaction& transaction,
     return transaction.PutNode(record.node);
   }
   if (message.has_drain()) {
+    if (record.leaving) return absl::OkStatus();
     spdlog::info("nodes/{} is shutting down: {}", session->node(),
                  jobspec::Shortened(message.drain().reason(), kMostReasonBytes));
     record.leaving = true;
@@ -161,7 +170,10 @@ absl::Status ControllerCore::OnAck(store::WriteTransaction& transaction, NodeRec
   const auto sent = unacknowledged_.find(ack.command_id());
   if (sent == unacknowledged_.end()) return absl::OkStatus();
   if (sent->second.node != node) {
-    spdlog::warn("nodes/{} acknowledged a command to nodes/{}: ignored", node, sent->second.node);
+    warnings_.Add(record.node.name(), Warnings::Reason::kForeignCommand, [&] {
+      return absl::StrFormat("nodes/%s acknowledged a command to nodes/%s: ignored", node,
+                             sent->second.node);
+    });
     return absl::OkStatus();
   }
   RETURN_IF_ERROR(transaction.DeleteCommand(ack.command_id()));
@@ -188,34 +200,53 @@ absl::Status ControllerCore::OnAck(store::WriteTransaction& transaction, NodeRec
 absl::StatusOr<bool> ControllerCore::IsGenuine(store::ReadTransaction& transaction,
                                                const NodeRecord& record,
                                                const v1::AttemptEvent& event) {
-  v1::Job stored;
-  const JobMachine* const machine = Find(event.job());
-  if (machine == nullptr) {
-    absl::StatusOr<v1::Job> job = transaction.GetJob(event.job());
-    if (absl::IsNotFound(job.status())) return false;  // deleted meanwhile
-    if (absl::IsDataLoss(job.status())) {              // it will never be known
-      spdlog::error("{}; what {} reports of it is ignored", std::string(job.status().message()),
-                    record.node.name());
+  const std::string& node = record.node.name();
+  if (!store::JobIdFromName(absl::StrCat("jobs/", event.job())).ok()) {
+    warnings_.Add(node, Warnings::Reason::kNoJobsName, [&] {
+      return absl::StrFormat("%s reports of a job \"%s\", as which none can be called: ignored",
+                             node, jobspec::Printable(event.job()));
+    });
+    return false;
+  }
+  const v1::Placement* placement = nullptr;
+  // How far late steps of a job that has ended may lie is looked at with its record.
+  uint64_t steps = std::numeric_limits<uint64_t>::max();
+  int ranks = 0;
+  if (const JobMachine* const machine = Find(event.job())) {
+    const auto& attempts = machine->job().attempts();
+    const auto attempt = std::find_if(attempts.begin(), attempts.end(), [&](const v1::Attempt& a) {
+      return a.number() == event.attempt() && a.fencing_token() == event.fencing_token();
+    });
+    // The event is of a job that had the name before.
+    if (attempt == attempts.end()) return false;
+    placement = PlacementOn(*attempt, node);
+    steps = machine->job().spec().training().steps();
+    ranks = attempt->ranks_size();
+  } else {
+    const absl::StatusOr<EndedAttempt*> ended =
+        ended_.Find(transaction, node, event.job(), event.attempt());
+    if (absl::IsDataLoss(ended.status())) {  // it will never be known
+      warnings_.Add(node, Warnings::Reason::kDamagedRecord, [&] {
+        return absl::StrFormat("%s; what %s reports of it is ignored", ended.status().message(),
+                               node);
+      });
       return false;
     }
-    if (!job.ok()) return job.status();
-    stored = *std::move(job);
+    if (!ended.ok()) return ended.status();
+    // Deleted meanwhile, or of a job that had the name before.
+    if (*ended == nullptr || (*ended)->token != event.fencing_token()) return false;
+    if ((*ended)->placement.has_value()) placement = &*(*ended)->placement;
+    ranks = (*ended)->ranks;
   }
-  const v1::Job& job = machine == nullptr ? stored : machine->job();
-  const auto attempt =
-      std::find_if(job.attempts().begin(), job.attempts().end(), [&](const v1::Attempt& a) {
-        return a.number() == event.attempt() && a.fencing_token() == event.fencing_token();
-      });
-  // The event is of a job that had the name before.
-  if (attempt == job.attempts().end()) return false;
-  const v1::Placement* const placement = PlacementOn(*attempt, record.node.name());
   const bool genuine = placement != nullptr && SpeaksOf(*placement, event) &&
-                       InRange(event, job.spec().training().steps()) && IsPath(PathOf(event));
+                       InRange(event, steps, ranks) && IsPath(PathOf(event));
   if (!genuine) {
-    spdlog::warn(
-        "{} reports of attempt {} of {} what it cannot know, for those ranks run elsewhere, the "
-        "job has no such step or path, or a figure is none: ignored",
-        record.node.name(), event.attempt(), job.name());
+    warnings_.Add(node, Warnings::Reason::kNotItsOwn, [&] {
+      return absl::StrFormat(
+          "%s reports of attempt %d of jobs/%s what it cannot know, for those ranks run elsewhere, "
+          "the job has no such step or path, or a figure is none: ignored",
+          node, event.attempt(), event.job());
+    });
   }
   return genuine;
 }
@@ -286,10 +317,7 @@ absl::Status ControllerCore::OnStep(store::WriteTransaction& transaction, NodeRe
   JobMachine* const machine = FindAttempt(event.job(), event.attempt(), event.fencing_token());
   if (machine == nullptr || !IsLive(machine->attempt()->state())) {
     JobMachine* const later = Find(event.job());
-    // Fills a gap that an attempt which was given up left in its record; one rank's word will do.
-    if (later == nullptr) {
-      return transaction.PutMissingStep(event.job(), MergeSteps({event.step()}));
-    }
+    if (later == nullptr) return OnStepOfTheEnded(transaction, record, event);
     later->OnLateStep(event.attempt(), std::move(*event.mutable_step()));
     return absl::OkStatus();
   }
@@ -303,14 +331,29 @@ absl::Status ControllerCore::OnStep(store::WriteTransaction& transaction, NodeRe
   return absl::OkStatus();
 }
 
+absl::Status ControllerCore::OnStepOfTheEnded(store::WriteTransaction& transaction,
+                                              const NodeRecord& record,
+                                              const v1::AttemptEvent& event) {
+  ASSIGN_OR_RETURN(EndedAttempt* const ended,
+                   ended_.Find(transaction, record.node.name(), event.job(), event.attempt()));
+  if (ended == nullptr) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const bool lacks,
+                   EndedAttempts::Lacks(transaction, event.job(), event.step(), ended));
+  if (!lacks) return absl::OkStatus();
+  ended->recorded = std::max(ended->recorded.value_or(0), event.step().step());
+  return transaction.PutMissingStep(event.job(), MergeSteps({event.step()}));
+}
+
 absl::Status ControllerCore::OnMeasurements(store::WriteTransaction& transaction,
                                             const NodeRecord& record, const JobMachine& machine,
                                             const v1::Measurements& measured) {
   const absl::StatusOr<v1::Measurements> checked =
       plans_->Check(machine.job(), record.node.inventory(), measured);
   if (!checked.ok()) {
-    spdlog::warn("{} measured for {} what is not believed: {}", record.node.name(),
-                 machine.job().name(), std::string(checked.status().message()));
+    warnings_.Add(record.node.name(), Warnings::Reason::kNotBelieved, [&] {
+      return absl::StrFormat("%s measured for %s what is not believed: %s", record.node.name(),
+                             machine.job().name(), checked.status().message());
+    });
     return absl::OkStatus();
   }
   RETURN_IF_ERROR(transaction.PutMeasurements(*checked));

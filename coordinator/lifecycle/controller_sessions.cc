@@ -10,6 +10,7 @@
 #include "base/protocol_version.h"
 #include "base/status_macros.h"
 #include "coordinator/lifecycle/controller_core.h"
+#include "jobspec/fields/text.h"
 #include "proto/timestamps.h"
 
 namespace ringleader::lifecycle {
@@ -246,8 +247,12 @@ void ControllerCore::StopStrays(NodeRecord& record, const v1::WorkerHello& hello
     for (const uint32_t rank : running.ranks()) {
       record.strays.emplace(running.fencing_token(), rank);
     }
-    spdlog::warn("nodes/{} still runs attempt {} of jobs/{}, which was given up: stopping it",
-                 record.session->node(), running.attempt(), running.job());
+    warnings_.Add(record.node.name(), Warnings::Reason::kStray, [&] {
+      return absl::StrFormat(
+          "nodes/%s still runs attempt %d of jobs/%s, which was given up: "
+          "stopping it",
+          record.session->node(), running.attempt(), jobspec::Printable(running.job()));
+    });
     StopAttempt(record, running.job(), running.attempt(), running.fencing_token());
   }
 }
@@ -258,8 +263,11 @@ void ControllerCore::OnStrays(NodeRecord& record, const std::string& job, uint32
   for (const uint32_t rank : ranks) any = record.strays.emplace(token, rank).second || any;
   if (!any) return;
   schedule_due_ = true;
-  spdlog::warn("{} took up attempt {} of jobs/{} after its ranks there were given up: stopping it",
-               record.node.name(), attempt, job);
+  warnings_.Add(record.node.name(), Warnings::Reason::kStray, [&] {
+    return absl::StrFormat(
+        "%s took up attempt %d of jobs/%s after its ranks there were given up: stopping it",
+        record.node.name(), attempt, job);
+  });
   StopAttempt(record, job, attempt, token);
 }
 

@@ -196,6 +196,42 @@ class JobController::Impl {
 
   // Returns false if what there was to write could not be written.
   bool RunOnce() {
+    const bool written = RunBatch();
+    std::vector<std::string> warnings;
+    {
+      absl::MutexLock lock(&core_mutex_);
+      warnings = core_.TakeWarnings(clock_->Now());
+    }
+    for (const std::string& line : warnings) spdlog::warn("{}", line);
+    return written;
+  }
+
+  std::vector<v1::Node> ListNodes() {
+    absl::MutexLock lock(&core_mutex_);
+    return core_.ListNodes();
+  }
+
+  void PreviewJob(const v1::JobSpec& spec, const v1::ModelShape& shape, const std::string& owner,
+                  PreviewDone done) {
+    const auto answer = std::make_shared<PreviewAnswer>(std::move(done));
+    std::string pending_reason;
+    absl::Status refused;
+    {
+      absl::MutexLock lock(&core_mutex_);
+      absl::StatusOr<PlanRequest> request = core_.PreparePreview(spec, owner, &pending_reason);
+      refused = request.status();
+      if (request.ok()) {
+        request->shape = shape;
+        plans_->Plan(*std::move(request),
+                     [answer](absl::StatusOr<MadePlan> made) { answer->SetPlan(std::move(made)); });
+      }
+    }
+    if (!refused.ok()) answer->SetPlan(refused);
+    answer->SetReason(std::move(pending_reason));
+  }
+
+ private:
+  bool RunBatch() {
     if (const absl::Status loaded = Load(); !loaded.ok()) {
       Refuse(loaded);
       if (absl::IsDataLoss(loaded)) TellOfDamage(loaded);
@@ -240,31 +276,6 @@ class JobController::Impl {
     return committed.ok();
   }
 
-  std::vector<v1::Node> ListNodes() {
-    absl::MutexLock lock(&core_mutex_);
-    return core_.ListNodes();
-  }
-
-  void PreviewJob(const v1::JobSpec& spec, const v1::ModelShape& shape, const std::string& owner,
-                  PreviewDone done) {
-    const auto answer = std::make_shared<PreviewAnswer>(std::move(done));
-    std::string pending_reason;
-    absl::Status refused;
-    {
-      absl::MutexLock lock(&core_mutex_);
-      absl::StatusOr<PlanRequest> request = core_.PreparePreview(spec, owner, &pending_reason);
-      refused = request.status();
-      if (request.ok()) {
-        request->shape = shape;
-        plans_->Plan(*std::move(request),
-                     [answer](absl::StatusOr<MadePlan> made) { answer->SetPlan(std::move(made)); });
-      }
-    }
-    if (!refused.ok()) answer->SetPlan(refused);
-    answer->SetReason(std::move(pending_reason));
-  }
-
- private:
   // No later try would succeed.
   void TellOfDamage(const absl::Status& damage) {
     if (on_damage_) std::exchange(on_damage_, nullptr)(damage);

@@ -257,6 +257,20 @@ TEST_F(SessionRulesTest, AHelloSaysWhoItIs) {
 }
 
 // Whatever a node says of itself is held in memory, and looked at by the one thread that decides.
+// It would be looked up, sent back and written into logs.
+TEST_F(SessionRulesTest, TrainersAreOfAJobThatCanBe) {
+  for (const std::string& name : {std::string(), std::string("j\n"), std::string("jobs/j"),
+                                  std::string(254, 'j'), std::string(1 << 20, 'j')}) {
+    v1::WorkerMessage message = Hello("nodes/a");
+    message.mutable_hello()->add_attempts()->set_job("j");
+    message.mutable_hello()->add_attempts()->set_job(name);
+    const grpc::Status ended = EndOf({message});
+    EXPECT_EQ(ended.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << name.size();
+    EXPECT_THAT(ended.error_message(), HasSubstr("attempts: the name of a job"));
+  }
+  EXPECT_THAT(listener_.hellos(), IsEmpty());
+}
+
 TEST_F(SessionRulesTest, ANodeIsOnlySoLarge) {
   const auto end_of = [&](const std::function<void(v1::WorkerHello&)>& say) {
     v1::WorkerMessage message = Hello("nodes/a");
@@ -274,11 +288,12 @@ TEST_F(SessionRulesTest, ANodeIsOnlySoLarge) {
        [](v1::WorkerHello& hello) { hello.set_version(std::string(129, 'x')); }},
       {"attempts: 4097 trainers",
        [](v1::WorkerHello& hello) {
-         for (int i = 0; i < 4097; ++i) hello.add_attempts();
+         for (int i = 0; i < 4097; ++i) hello.add_attempts()->set_job("j");
        }},
       {"attempts: 4097 trainers", [](v1::WorkerHello& hello) {
          for (int i = 0; i < 2; ++i) {
            v1::RunningAttempt* const running = hello.add_attempts();
+           running->set_job("j");
            for (uint32_t rank = 0; rank < 2048; ++rank) running->add_ranks(rank);
          }
          hello.mutable_attempts(0)->add_ranks(2048);
@@ -293,7 +308,7 @@ TEST_F(SessionRulesTest, ANodeIsOnlySoLarge) {
   largest.mutable_hello()->mutable_inventory()->set_trainers(4096);
   largest.mutable_hello()->mutable_inventory()->set_hostname(std::string(65'000, 'x'));
   largest.mutable_hello()->set_version(std::string(128, 'x'));
-  for (int i = 0; i < 4096; ++i) largest.mutable_hello()->add_attempts();
+  for (int i = 0; i < 4096; ++i) largest.mutable_hello()->add_attempts()->set_job("j");
   // What it says later is measured in the same way.
   v1::WorkerMessage grown;
   grown.set_sequence(1);

@@ -64,6 +64,12 @@ absl::Status CheckHello(const v1::WorkerHello& hello) {
   }
   size_t trainers = 0;
   for (const v1::RunningAttempt& running : hello.attempts()) {
+    if (!store::JobIdFromName(absl::StrCat("jobs/", running.job())).ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("attempts: the name of a job has %d bytes or characters that no job's "
+                          "name has: give its id, of letters, digits, '-', '.' and '_'",
+                          running.job().size()));
+    }
     trainers += std::max(1, running.ranks_size());
   }
   if (trainers > kMaxTrainersOfANode) {

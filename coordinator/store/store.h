@@ -167,6 +167,8 @@ class ReadTransaction {
   virtual absl::StatusOr<absl::Time> GetHistoryTime() = 0;
 
   virtual absl::StatusOr<v1::Job> GetJob(std::string_view id) = 0;  // with attempts, oldest first
+  // Its attempt of this number; NOT_FOUND also where there is no such job.
+  virtual absl::StatusOr<v1::Attempt> GetAttempt(std::string_view job, uint32_t number) = 0;
   virtual absl::StatusOr<JobPage> ListJobs(const JobQuery& query) = 0;
   // Jobs in a state that is not terminal, with attempts, oldest first: what a restarted coordinator
   // takes up.
@@ -185,6 +187,8 @@ class ReadTransaction {
                                              uint64_t after_sequence, int limit) = 0;
   // The newest merged report of one step; NOT_FOUND where there is none, or it was thinned out.
   virtual absl::StatusOr<v1::StepReport> GetStep(std::string_view job, uint64_t step) = 0;
+  // The last step of which there is a merged report; 0: there is none.
+  virtual absl::StatusOr<uint64_t> GetLastStep(std::string_view job) = 0;
   virtual absl::StatusOr<EvalPage> ListEvals(std::string_view job, uint64_t after_sequence,
                                              int limit) = 0;
   // At most `count` (at least 2) merged reports, in order of their steps, spread evenly over those
@@ -247,7 +251,7 @@ class WriteTransaction : public ReadTransaction {
   // ring steps, of which there may be thousands, are kept up to kFiguresKept. Where there are more,
   // those of ranks go, and those of ring steps become their sum; their imbalance stays.
   virtual absl::Status PutStep(std::string_view job, const v1::StepReport& merged) = 0;
-  // The same, unless there is a report of that step already.
+  // The same, unless there is a report of that step already, or it was thinned out.
   virtual absl::Status PutMissingStep(std::string_view job, const v1::StepReport& merged) = 0;
   // Of older evaluations some go (SqliteOptions::evals_per_job).
   virtual absl::Status PutEval(std::string_view job, const v1::EvalReport& eval) = 0;

@@ -144,7 +144,8 @@ class JobMachine {
   // Returns the merged report when this one completes a step.
   std::optional<v1::StepReport> OnStep(v1::StepReport report, StepMerger::Origin origin);
   // The same of an attempt that is over, from a worker that was out of sight meanwhile. Fills the
-  // record where the next attempt, going by the checkpoint, left steps out.
+  // record where the next attempt, going by the checkpoint, left steps out; beyond what any attempt
+  // is known to have trained, by rank 0's word alone.
   void OnLateStep(uint32_t attempt, v1::StepReport report);
   // Ranks that are slow now, without their nodes. What is known of those before is replaced.
   void NameSlowRanks(std::vector<v1::SlowRank> slow);

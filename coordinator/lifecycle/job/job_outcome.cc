@@ -284,8 +284,14 @@ void JobMachine::NameLostNode(Attempt* attempt) {
 
 void JobMachine::End(absl::Time now) {
   Attempt* const attempt = current();
-  for (const v1::StepReport& step : merger_.Finish(&effects_.released)) {
-    RecordStep(attempt, step);
+  const uint64_t trained =
+      attempt->last_step() > 0 ? attempt->last_step() : job_.progress().checkpoint_step();
+  for (const StepMerger::Unfinished& step : merger_.Finish(trained, &effects_.released)) {
+    if (step.is_believed) {
+      RecordStep(attempt, step.merged);
+    } else {
+      SettlePlanChanges(attempt, step.merged);
+    }
   }
   AttemptChanged();
   SetTime(now, attempt->mutable_end_time());

@@ -86,16 +86,19 @@ void JobMachine::NameSlowRanks(std::vector<v1::SlowRank> slow) {
 
 void JobMachine::OnLateStep(uint32_t number, v1::StepReport report) {
   v1::Attempt* late = nullptr;
+  bool was_trained = false;
   for (v1::Attempt& attempt : *job_.mutable_attempts()) {
     if (attempt.number() == number) {
       late = &attempt;
-    } else if (attempt.number() > number && attempt.last_step() > 0 &&
-               report.step() > attempt.first_step()) {
-      return;  // trained again since
+    } else if (attempt.number() > number && attempt.last_step() > 0) {
+      if (report.step() > attempt.first_step()) return;  // trained again since
+      was_trained = true;                                // for a later attempt began after it
     }
   }
-  // One rank's word will do: loss and tokens are global.
   if (late == nullptr || report.step() <= late->last_step()) return;
+  // Of a step that was trained one rank's word will do, for loss and tokens are global. How far the
+  // attempt came, rank 0 says, as it does of its checkpoints.
+  if (!was_trained && report.rank() != 0) return;
   RecordStep(late, MergeSteps({std::move(report)}));
 }
 

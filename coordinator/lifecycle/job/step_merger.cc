@@ -195,6 +195,10 @@ v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports) {
   merged.clear_documents();
   merged.clear_group();
   merged.clear_rank_tokens();
+  merged.clear_rank_tiles();
+  merged.clear_rank_paces();
+  merged.clear_most_tiles();
+  merged.clear_most_tiles_rank();
   std::map<uint64_t, uint64_t> documents;        // by tokens
   std::set<uint32_t> counted;                    // groups whose documents these are
   std::map<uint64_t, v1::LengthReport> lengths;  // by tokens
@@ -317,13 +321,16 @@ void StepMerger::MakeRoom(std::vector<Origin>* released) {
   while (bytes_ > most_bytes_) Take(partials_.begin(), released);
 }
 
-std::vector<v1::StepReport> StepMerger::Finish(std::vector<Origin>* released) {
-  std::vector<v1::StepReport> merged;
+std::vector<StepMerger::Unfinished> StepMerger::Finish(uint64_t trained,
+                                                       std::vector<Origin>* released) {
+  std::vector<Unfinished> unfinished;
   while (!partials_.empty()) {
-    last_step_ = partials_.begin()->first;
-    merged.push_back(MergeSteps(Take(partials_.begin(), released)));
+    const auto& [step, partial] = *partials_.begin();
+    const bool is_believed = step == trained + 1 || partial.contains(0);
+    last_step_ = step;
+    unfinished.push_back({MergeSteps(Take(partials_.begin(), released)), is_believed});
   }
-  return merged;
+  return unfinished;
 }
 
 }  // namespace ringleader::lifecycle

@@ -51,9 +51,15 @@ class StepMerger {
   std::optional<v1::StepReport> Add(v1::StepReport report, Origin origin,
                                     std::vector<Origin>* released);
 
+  struct Unfinished {
+    v1::StepReport merged;
+    bool is_believed = false;
+  };
   // The attempt is over: merges what there is of incomplete steps. Some rank did complete them, so
-  // the next attempt may begin after them.
-  std::vector<v1::StepReport> Finish(std::vector<Origin>* released);
+  // the next attempt may begin after them. Ranks train in step: whichever of them says so is
+  // believed to have completed the one after `trained`, the last that all are known to have. How
+  // much further they came, rank 0 says, as it does of checkpoints.
+  std::vector<Unfinished> Finish(uint64_t trained, std::vector<Origin>* released);
 
  private:
   struct Reported {

@@ -155,7 +155,7 @@ TEST_F(StepMergerTest, AnEarlierStepThatStaysIncompleteIsLetGo) {
   EXPECT_THAT(Released(), ElementsAre(1, 2, 3));
   EXPECT_FALSE(Add(1, 1));
   EXPECT_THAT(Released(), ElementsAre(4));
-  EXPECT_THAT(merger_.Finish(&released_), IsEmpty());
+  EXPECT_THAT(merger_.Finish(2, &released_), IsEmpty());
 }
 
 TEST_F(StepMergerTest, RepeatedAndLateReportsAreLetGo) {
@@ -175,13 +175,46 @@ TEST_F(StepMergerTest, RanksOutsideTheAttemptAreIgnored) {
 
 TEST_F(StepMergerTest, AtTheEndWhatThereIsCounts) {
   EXPECT_FALSE(Add(7, 1));
-  const std::vector<v1::StepReport> merged = merger_.Finish(&released_);
-  ASSERT_EQ(merged.size(), 1u);
-  EXPECT_EQ(merged[0].step(), 7);
+  const std::vector<StepMerger::Unfinished> unfinished = merger_.Finish(6, &released_);
+  ASSERT_EQ(unfinished.size(), 1u);
+  EXPECT_EQ(unfinished[0].merged.step(), 7);
+  EXPECT_TRUE(unfinished[0].is_believed);
   EXPECT_THAT(Released(), ElementsAre(1));
-  EXPECT_THAT(merger_.Finish(&released_), IsEmpty());
+  EXPECT_THAT(merger_.Finish(6, &released_), IsEmpty());
   EXPECT_FALSE(Add(7, 0));
   EXPECT_THAT(Released(), ElementsAre(2)) << "the step is over";
+}
+
+TEST_F(StepMergerTest, AtTheEndRankZeroSaysHowFarTheyCame) {
+  for (const auto& [step, rank] : {std::pair{5, 1}, {6, 1}, {7, 0}, {8, 1}}) {
+    EXPECT_FALSE(Add(step, rank));
+  }
+  std::vector<uint64_t> believed;
+  for (const StepMerger::Unfinished& step : merger_.Finish(4, &released_)) {
+    if (step.is_believed) believed.push_back(step.merged.step());
+  }
+  EXPECT_THAT(believed, ElementsAre(5, 7));
+  EXPECT_THAT(Released(), ElementsAre(1, 2, 3, 4));
+}
+
+// A rank that fills them in would shift all others' paces, and have their nodes shunned.
+TEST(MergeStepsTest, WhatIsMergedOnlyIsNoRanksToSay) {
+  std::vector<v1::StepReport> reports;
+  for (int rank = 0; rank < 2; ++rank) {
+    v1::StepReport& report = reports.emplace_back(Report(3, rank));
+    report.clear_layers();
+    report.set_rank_tokens(10);
+    report.mutable_phases()->set_linear(rank + 1);
+    report.add_rank_paces(7);
+    report.add_rank_tiles(7);
+    report.set_most_tiles(7);
+    report.set_most_tiles_rank(1);
+  }
+  const v1::StepReport merged = MergeSteps(reports);
+  EXPECT_THAT(merged.rank_paces(), ElementsAre(1e5, 2e5));
+  EXPECT_THAT(merged.rank_tiles(), IsEmpty());
+  EXPECT_EQ(merged.most_tiles(), 0u);
+  EXPECT_EQ(merged.most_tiles_rank(), 0u);
 }
 
 // Ranks that share out heads say which they have; another group's ranks have the same ones.

@@ -205,7 +205,15 @@ TEST_F(ReportOriginTest, ReportsOfNoSizeThatATrainerHasAreIgnored) {
           for (int i = 0; i < 2; ++i) {
             report->add_layers()->mutable_probed_recall_by_head()->Resize((64 << 10) + i, 1);
           }
-        })}) {
+        }),
+        step([](v1::StepReport* report) { report->add_layers()->set_layer(1024); }),
+        // A ring has a step for each of the four ranks.
+        step([](v1::StepReport* report) {
+          report->add_layers()->mutable_tiles_per_ring_step()->Resize(5, 1);
+        }),
+        // Of all ranks, which none can know.
+        step([](v1::StepReport* report) { report->add_rank_paces(1); }),
+        step([](v1::StepReport* report) { report->add_rank_tiles(1); })}) {
     Say(a_, ++sequence, event);
   }
   Say(a_, ++sequence, Step(1, 1));
@@ -216,7 +224,11 @@ TEST_F(ReportOriginTest, ReportsOfNoSizeThatATrainerHasAreIgnored) {
   EXPECT_EQ(Job().progress().checkpoint_step(), 0u);
   EXPECT_EQ(Job().model_directory(), "");
   Say(a_, ++sequence, step([](v1::StepReport* report) {
-        for (int i = 0; i < 1024; ++i) report->add_layers();
+        for (uint32_t i = 0; i < 1024; ++i) {
+          v1::LayerReport* const layer = report->add_layers();
+          layer->set_layer(i);
+          layer->mutable_tiles_per_ring_step()->Resize(4, 1);
+        }
         for (int i = 0; i < 64; ++i) {
           report->add_lengths();
           report->add_documents();

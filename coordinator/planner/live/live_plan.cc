@@ -60,7 +60,11 @@ v1::StepPlan WithoutNewestChange(const v1::StepPlan& plan) {
 
 LivePlan::LivePlan(const v1::JobSpec& spec, v1::StepPlan plan, const v1::StepReport* last,
                    bool may_change)
-    : spec_(spec), may_change_(may_change), plan_(std::move(plan)), learned_(plan_.learned()) {
+    : spec_(spec),
+      may_change_(may_change),
+      plan_(std::move(plan)),
+      slow_(spec_.resources().trainers()),
+      learned_(plan_.learned()) {
   const bool is_dated =
       plan_.effective_step() > 1 &&
       plan_.effective_step() == std::max(plan_.weights_from_step(), plan_.shape_from_step());

@@ -17,6 +17,7 @@ class LivePlanTest : public ::testing::Test {
   LivePlanTest() : spec_(LongJob(2, 65536)) {
     spec_.mutable_data()->set_batching(v1::DataSpec::SAMPLES);
     spec_.mutable_parallelism()->set_data(2);
+    spec_.mutable_resources()->set_trainers(4);
     spec_.mutable_training()->set_steps(1'000'000);
     plan_.set_version(1);
     plan_.set_layout(v1::ParallelismSpec::STRIPED);

@@ -24,8 +24,10 @@ double Median(std::vector<double> paces) {
 
 void SlowRanks::Observe(const v1::StepReport& report) {
   const std::vector<double> paces(report.rank_paces().begin(), report.rank_paces().end());
-  // A rank that says nothing of its pace has an earlier release, or had no sample.
-  if (paces.size() < 2 || std::ranges::any_of(paces, [](double pace) { return !(pace > 0); })) {
+  // A rank that says nothing of its pace has an earlier release, or had no sample; a pace too many
+  // would be taken for another rank's.
+  if (paces.size() < 2 || paces.size() != world_size_ ||
+      std::ranges::any_of(paces, [](double pace) { return !(pace > 0); })) {
     return;
   }
   constexpr uint64_t kWindow = (uint64_t{1} << kSteps) - 1;

@@ -15,6 +15,8 @@ namespace ringleader::planner {
 // which all ranks have the same.
 class SlowRanks {
  public:
+  explicit SlowRanks(uint32_t world_size) : world_size_(world_size) {}
+
   // Takes in one merged report.
   void Observe(const v1::StepReport& report);
 
@@ -36,6 +38,7 @@ class SlowRanks {
     double ratio = 1;      // its time over the median's in those steps, a moving average
     uint64_t slow_at = 0;  // the step at which it was found slow; 0: it is not
   };
+  const uint32_t world_size_;
   std::vector<Rank> ranks_;
   int steps_ = 0;  // that were compared, up to kSteps
 };

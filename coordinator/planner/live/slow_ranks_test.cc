@@ -16,7 +16,7 @@ void Observe(SlowRanks* ranks, const std::vector<float>& paces, int steps, uint6
 }
 
 TEST(SlowRanksTest, ARankIsSlowAfterFiftyStepsAndUntilItIsNot) {
-  SlowRanks ranks;
+  SlowRanks ranks(4);
   uint64_t step = 0;
   Observe(&ranks, {10, 10.5, 10.2, 10}, 200, &step);
   EXPECT_TRUE(ranks.List().empty());
@@ -39,20 +39,29 @@ TEST(SlowRanksTest, ARankIsSlowAfterFiftyStepsAndUntilItIsNot) {
 }
 
 TEST(SlowRanksTest, ALateRankNowAndThenIsNotSlow) {
-  SlowRanks ranks;
+  SlowRanks ranks(2);
   uint64_t step = 0;
   for (int i = 0; i < 200; ++i) Observe(&ranks, {10, i % 2 == 0 ? 20.0f : 10.0f}, 1, &step);
   EXPECT_TRUE(ranks.List().empty());
 }
 
 TEST(SlowRanksTest, RanksThatSayNothingAreNotCompared) {
-  SlowRanks ranks;
+  SlowRanks ranks(2);
   uint64_t step = 0;
   Observe(&ranks, {10, 0}, 100, &step);
   Observe(&ranks, {}, 100, &step);
   Observe(&ranks, {10}, 100, &step);
   EXPECT_TRUE(ranks.List().empty());
   EXPECT_TRUE(ranks.GroupPermille(2).empty());
+}
+
+TEST(SlowRanksTest, PacesOfMoreOrFewerRanksThanThereAreAreNoRanks) {
+  SlowRanks ranks(4);
+  uint64_t step = 0;
+  Observe(&ranks, {10, 10, 10, 13, 10}, 100, &step);
+  Observe(&ranks, {10, 10, 13}, 100, &step);
+  EXPECT_TRUE(ranks.List().empty());
+  EXPECT_FALSE(ranks.know());
 }
 
 }  // namespace

@@ -37,6 +37,7 @@ class SqliteTransaction : public WriteTransaction {
   absl::StatusOr<bool> Restored() override;
   absl::StatusOr<absl::Time> GetHistoryTime() override;
   absl::StatusOr<v1::Job> GetJob(std::string_view id) override;
+  absl::StatusOr<v1::Attempt> GetAttempt(std::string_view job, uint32_t number) override;
   absl::StatusOr<JobPage> ListJobs(const JobQuery& query) override;
   absl::StatusOr<std::vector<v1::Job>> ListUnfinishedJobs() override;
   absl::StatusOr<std::vector<v1::Job>> ListFailedJobs(
@@ -45,6 +46,7 @@ class SqliteTransaction : public WriteTransaction {
   absl::StatusOr<StepPage> ListSteps(std::string_view job, uint64_t after_step,
                                      uint64_t after_sequence, int limit) override;
   absl::StatusOr<v1::StepReport> GetStep(std::string_view job, uint64_t step) override;
+  absl::StatusOr<uint64_t> GetLastStep(std::string_view job) override;
   absl::StatusOr<EvalPage> ListEvals(std::string_view job, uint64_t after_sequence,
                                      int limit) override;
   absl::StatusOr<std::vector<v1::StepReport>> SampleSteps(std::string_view job, int count) override;

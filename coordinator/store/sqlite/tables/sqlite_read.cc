@@ -148,6 +148,18 @@ absl::StatusOr<v1::Job> SqliteTransaction::GetJob(std::string_view id) {
   });
 }
 
+absl::StatusOr<v1::Attempt> SqliteTransaction::GetAttempt(std::string_view job, uint32_t number) {
+  return connection_.Try([&]() -> absl::StatusOr<v1::Attempt> {
+    const std::string what = absl::StrFormat("jobs/%s, attempt %d", std::string(job), number);
+    Cursor row = connection_.Query("SELECT data FROM attempts WHERE job = ? AND number = ?", job,
+                                   int64_t{number});
+    if (!row.Next()) return absl::NotFoundError(what + " does not exist");
+    v1::Attempt attempt;
+    RETURN_IF_ERROR(Parse(row.Bytes(0), what, &attempt));
+    return attempt;
+  });
+}
+
 absl::StatusOr<JobPage> SqliteTransaction::ListJobs(const JobQuery& query) {
   ASSIGN_OR_RETURN(const Condition condition, ToCondition(query.terms));
   return connection_.Try([&]() -> absl::StatusOr<JobPage> {
@@ -277,6 +289,14 @@ absl::StatusOr<StepPage> SqliteTransaction::ListSteps(std::string_view job, uint
         job, static_cast<int64_t>(after_sequence), static_cast<int64_t>(after_step));
     return ReadPage(rows, absl::StrCat("jobs/", std::string(job), ", steps"), after_sequence, limit,
                     &StepPage::steps);
+  });
+}
+
+absl::StatusOr<uint64_t> SqliteTransaction::GetLastStep(std::string_view job) {
+  return connection_.Try([&]() -> absl::StatusOr<uint64_t> {
+    Cursor row =
+        connection_.Query("SELECT step FROM steps WHERE job = ? ORDER BY step DESC LIMIT 1", job);
+    return row.Next() ? static_cast<uint64_t>(row.Int(0)) : uint64_t{0};
   });
 }
 

@@ -372,6 +372,39 @@ TEST_F(ReportsTest, AMissingStepIsFilledInAndAKnownOneKept) {
   EXPECT_EQ(page->steps[1].loss(), 4);
 }
 
+TEST_F(ReportsTest, TheLastStepIsThatOfTheHighestNumber) {
+  for (const char* id : {"a", "b"}) Create(id);
+  const auto last = [&] { return *Read([](ReadTransaction& t) { return t.GetLastStep("a"); }); };
+  EXPECT_EQ(last(), 0u);
+  v1::StepReport report;
+  for (const uint64_t step : {3, 1}) {
+    report.set_step(step);
+    Write([&](WriteTransaction& t) { return t.PutStep("a", report); });
+  }
+  report.set_step(9);
+  Write([&](WriteTransaction& t) { return t.PutStep("b", report); });
+  EXPECT_EQ(last(), 3u);
+}
+
+TEST_F(ReportsTest, AnAttemptIsReadByItsNumber) {
+  Create("a");
+  Write([](WriteTransaction& t) -> absl::Status {
+    for (const uint32_t number : {1, 2}) {
+      v1::Attempt attempt;
+      attempt.set_number(number);
+      attempt.set_fencing_token(10 * number);
+      RETURN_IF_ERROR(t.PutAttempt("a", attempt));
+    }
+    return absl::OkStatus();
+  });
+  const auto attempt = [&](const std::string& job, uint32_t number) {
+    return Read([&](ReadTransaction& t) { return t.GetAttempt(job, number); });
+  };
+  EXPECT_EQ(attempt("a", 2)->fencing_token(), 20u);
+  EXPECT_EQ(attempt("a", 3).status(), absl::NotFoundError("jobs/a, attempt 3 does not exist"));
+  EXPECT_TRUE(absl::IsNotFound(attempt("b", 1).status()));
+}
+
 // However many an attempt that was given up reports of a job that has ended.
 TEST_F(ReportsTest, LateReportsOfMissingStepsAreBoundedToo) {
   Create("a", v1::Job::SUCCEEDED);
@@ -388,6 +421,34 @@ TEST_F(ReportsTest, LateReportsOfMissingStepsAreBoundedToo) {
   ASSERT_TRUE(page.ok()) << page.status();
   EXPECT_LE(page->steps.size(), 256u);
   EXPECT_EQ(page->steps.back().step(), 4096u);
+}
+
+// It would not go again.
+TEST_F(ReportsTest, AStepThatWasThinnedOutIsNotMissing) {
+  Create("a");
+  Write([](WriteTransaction& t) -> absl::Status {
+    v1::StepReport report;
+    for (uint64_t step = 1; step <= 4096; ++step) {
+      report.set_step(step);
+      RETURN_IF_ERROR(t.PutStep("a", report));
+    }
+    return absl::OkStatus();
+  });
+  const auto steps = [&] {
+    return Read([](ReadTransaction& t) { return t.ListSteps("a", 0, 0, 10'000); })->steps.size();
+  };
+  const size_t kept = steps();
+  EXPECT_LE(kept, 256u);
+  Write([](WriteTransaction& t) -> absl::Status {
+    v1::StepReport report;
+    for (uint64_t step = 1; step <= 4096; ++step) {
+      if (step % 64 == 0) continue;
+      report.set_step(step);
+      RETURN_IF_ERROR(t.PutMissingStep("a", report));
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(steps(), kept);
 }
 
 // A job that failed long ago may be resumed when its reports have gone.

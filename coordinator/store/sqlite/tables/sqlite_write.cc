@@ -22,6 +22,22 @@ constexpr int64_t kStepsBetweenTrims = 64;
 // So many of the newest steps have all their layers, and every 16th of those before.
 constexpr int64_t kStepsWithLayers = 1024;
 
+// Of the steps up to `last` one in `stride` is kept.
+struct Thinned {
+  int64_t last = 0;
+  int64_t stride = 1;
+
+  bool LeavesOut(int64_t step) const { return step <= last && (step - 1) % stride != 0; }
+};
+
+// So that some `most` are left once there is one of `newest_step`.
+Thinned ThinnedAt(int64_t newest_step, int64_t most) {
+  const int64_t kept_in_full = most / 2;
+  Thinned thinned = {.last = newest_step - kept_in_full};
+  while ((thinned.last + thinned.stride - 1) / thinned.stride > kept_in_full) thinned.stride *= 2;
+  return thinned;
+}
+
 std::string Serialize(const google::protobuf::MessageLite& message) {
   return Seal(message.SerializeAsString());
 }
@@ -173,6 +189,9 @@ absl::Status SqliteTransaction::PutStep(std::string_view job, const v1::StepRepo
 
 absl::Status SqliteTransaction::PutMissingStep(std::string_view job, const v1::StepReport& merged) {
   const int64_t step = static_cast<int64_t>(merged.step());
+  ASSIGN_OR_RETURN(const uint64_t last, GetLastStep(job));
+  const auto trimmed_at = static_cast<int64_t>(last - last % kStepsBetweenTrims);
+  if (ThinnedAt(trimmed_at, options_.steps_per_job).LeavesOut(step)) return absl::OkStatus();
   RETURN_IF_ERROR(WriteOfJob(
       job,
       "INSERT INTO steps (job, step, data) VALUES (?, ?, ?) ON CONFLICT (job, step) DO NOTHING",
@@ -184,13 +203,10 @@ absl::Status SqliteTransaction::TrimSteps(std::string_view job, int64_t newest_s
   if (newest_step % kStepsBetweenTrims != 0) return absl::OkStatus();
   const int64_t without_layers = newest_step - kStepsWithLayers;
   RETURN_IF_ERROR(TrimLayers(job, without_layers - kStepsBetweenTrims, without_layers));
-  const int64_t kept_in_full = options_.steps_per_job / 2;
-  const int64_t older = newest_step - kept_in_full;
-  int64_t stride = 1;
-  while ((older + stride - 1) / stride > kept_in_full) stride *= 2;
-  if (stride == 1) return absl::OkStatus();
+  const Thinned thinned = ThinnedAt(newest_step, options_.steps_per_job);
+  if (thinned.stride == 1) return absl::OkStatus();
   connection_.Run("DELETE FROM steps WHERE job = ? AND step <= ? AND (step - 1) % ? <> 0", job,
-                  older, stride);
+                  thinned.last, thinned.stride);
   return absl::OkStatus();
 }
 
