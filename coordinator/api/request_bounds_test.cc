@@ -17,6 +17,7 @@ using ::testing::AllOf;
 using testing::BytesInUse;
 using testing::CallRaw;
 using ::testing::HasSubstr;
+using testing::ServedMethods;
 
 // At least so many bytes of fields that no message has, each of which takes ten times as much once
 // it is parsed.
@@ -30,32 +31,22 @@ class RequestBoundsTest : public testing::ServerTest {};
 
 TEST_F(RequestBoundsTest, HoldForEveryMethod) {
   int methods = 0, job_files = 0;
-  for (const auto* file :
-       {v1::CreateJobRequest::descriptor()->file(), v1::ListNodesRequest::descriptor()->file(),
-        v1::CreateTokenRequest::descriptor()->file(), v1::WorkerMessage::descriptor()->file(),
-        v1::TailLogsRequest::descriptor()->file()}) {
-    for (int s = 0; s < file->service_count(); ++s) {
-      for (int m = 0; m < file->service(s)->method_count(); ++m) {
-        const auto* method = file->service(s)->method(m);
-        if (method->client_streaming()) continue;  // a worker's, which has bounds of its own
-        const std::string path =
-            absl::StrCat("/", file->service(s)->full_name(), "/", method->name());
-        const std::string& type = method->input_type()->name();
-        ++methods;
-        if (type == "CreateJobRequest" || type == "ValidateJobRequest") {
-          ++job_files;
-          const grpc::Status refused = CallRaw(channel_, path, UnknownFields(4'000'000));
-          EXPECT_EQ(refused.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << path;
-          EXPECT_THAT(refused.error_message(),
-                      AllOf(HasSubstr(type), HasSubstr("4000002 bytes"), HasSubstr("33554432")));
-          continue;
-        }
-        const grpc::Status refused = CallRaw(channel_, path, UnknownFields(20'000));
-        EXPECT_EQ(refused.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << path;
-        EXPECT_THAT(refused.error_message(),
-                    AllOf(HasSubstr(type), HasSubstr("20001 bytes"), HasSubstr("16384")));
-      }
+  for (const auto& [path, method] : ServedMethods()) {
+    if (method->client_streaming()) continue;  // a worker's, which has bounds of its own
+    const std::string& type = method->input_type()->name();
+    ++methods;
+    if (type == "CreateJobRequest" || type == "ValidateJobRequest") {
+      ++job_files;
+      const grpc::Status refused = CallRaw(channel_, path, UnknownFields(4'000'000));
+      EXPECT_EQ(refused.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << path;
+      EXPECT_THAT(refused.error_message(),
+                  AllOf(HasSubstr(type), HasSubstr("4000002 bytes"), HasSubstr("33554432")));
+      continue;
     }
+    const grpc::Status refused = CallRaw(channel_, path, UnknownFields(20'000));
+    EXPECT_EQ(refused.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << path;
+    EXPECT_THAT(refused.error_message(),
+                AllOf(HasSubstr(type), HasSubstr("20001 bytes"), HasSubstr("16384")));
   }
   EXPECT_EQ(job_files, 2);
   EXPECT_GE(methods, 20);

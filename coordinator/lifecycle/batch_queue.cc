@@ -70,7 +70,10 @@ std::vector<BatchItem> BatchQueue::TakeOldest() {
   size_t bytes = 0;
   auto end = items_.begin();
   const auto furthest = items_.begin() + std::min(std::ssize(items_), kMaxBatchItems);
-  while (end != furthest && bytes < kMaxBatchBytes) bytes += (end++)->message_bytes;
+  for (bool is_over = false; end != furthest && !is_over; ++end) {
+    bytes += end->message_bytes;
+    is_over = end->ends_batch || bytes >= kMaxBatchBytes;
+  }
   std::vector<BatchItem> batch(std::make_move_iterator(items_.begin()),
                                std::make_move_iterator(end));
   items_.erase(items_.begin(), end);
@@ -106,6 +109,11 @@ std::vector<BatchItem> BatchQueue::TakeVital(std::vector<BatchItem>* refused,
     }
   }
   return vital;
+}
+
+bool BatchQueue::IsReady() const {
+  absl::MutexLock lock(&mutex_);
+  return ready_;
 }
 
 void BatchQueue::Finish(std::vector<BatchItem> batch, const absl::Status& outcome) {

@@ -30,6 +30,8 @@ struct BatchItem {
   std::shared_ptr<session::Session> session = {};
   // Size of a message that was delivered, for which the session waits to hear Taken(); 0: none.
   size_t message_bytes = 0;
+  // A change that may take long: others come in a batch of their own.
+  bool ends_batch = false;
 };
 
 // Thread-safe.
@@ -46,6 +48,9 @@ class BatchQueue {
   // what is vital; requests are refused with `space`, and events wait where they are.
   std::vector<BatchItem> Take(const absl::Status& space) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // Whether Take() may return more, as it does at once after a full batch.
+  bool IsReady() const ABSL_LOCKS_EXCLUDED(mutex_);
+
   // Tells those who wait what became of a batch that Take() returned, and sessions that there is
   // room again.
   static void Finish(std::vector<BatchItem> batch, const absl::Status& outcome);
@@ -61,7 +66,7 @@ class BatchQueue {
                                    std::vector<BatchItem>* superseded)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
   std::deque<BatchItem> items_ ABSL_GUARDED_BY(mutex_);
   bool ready_ ABSL_GUARDED_BY(mutex_) = false;   // there may be something to take
   bool urgent_ ABSL_GUARDED_BY(mutex_) = false;  // somebody waits for it

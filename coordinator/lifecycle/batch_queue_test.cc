@@ -127,6 +127,22 @@ TEST_F(BatchQueueTest, ABatchHasSoManyItems) {
   EXPECT_THAT(heard_, ElementsAre(absl::OkStatus()));
 }
 
+TEST_F(BatchQueueTest, AfterALongChangeABatchEnds) {
+  for (const bool is_long : {false, true, true, false}) {
+    queue_.Push(Request());
+    BatchItem change = Request();
+    change.ends_batch = is_long;
+    queue_.Push(std::move(change));
+  }
+  for (const size_t count : {4u, 2u, 2u}) {
+    EXPECT_THAT(Awaits(kNever, kNever), Optional(true)) << "for somebody waits";
+    EXPECT_TRUE(queue_.IsReady());
+    EXPECT_THAT(queue_.Take(absl::OkStatus()), SizeIs(count));
+  }
+  EXPECT_FALSE(queue_.IsReady());
+  EXPECT_THAT(queue_.Take(absl::OkStatus()), IsEmpty());
+}
+
 TEST_F(BatchQueueTest, SessionsHearThatTheirMessagesWereTaken) {
   const auto session = Session("a");
   queue_.Push(Event(session));

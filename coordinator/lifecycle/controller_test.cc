@@ -422,16 +422,20 @@ TEST_F(ControllerMessagesTest, WhatHappensIsCounted) {
   EXPECT_EQ(counted[prefix + "batch_items_total"], 13) << "plans of both jobs are two";
 }
 
+// More than a batch takes.
 TEST_F(ControllerMessagesTest, WhatCameBeforeTheStopIsTakenIn) {
+  constexpr int kEvents = 5000;
   auto session = RunJob();
-  v1::AttemptEvent event = Log("the last words");
-  event.set_job("j");
-  event.set_attempt(1);
-  event.set_fencing_token(token_);
-  v1::WorkerMessage message;
-  message.set_sequence(4);
-  *message.mutable_event() = std::move(event);
-  controller_->OnMessage(session, message);
+  for (int i = 0; i < kEvents; ++i) {
+    v1::AttemptEvent event = i + 1 < kEvents ? Step(1, /*rank=*/0) : Log("the last words");
+    event.set_job("j");
+    event.set_attempt(1);
+    event.set_fencing_token(token_);
+    v1::WorkerMessage message;
+    message.set_sequence(static_cast<uint64_t>(4 + i));
+    *message.mutable_event() = std::move(event);
+    controller_->OnMessage(session, message);
+  }
   controller_->Stop();
   EXPECT_THAT(LogTexts(), ElementsAre("the last words"));
 }

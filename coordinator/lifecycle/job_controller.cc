@@ -122,7 +122,9 @@ class JobController::Impl {
   void Stop() {
     if (!queue_->Stop()) return;
     if (thread_.joinable()) thread_.join();
-    RunOnce();
+    do {
+      RunOnce();
+    } while (queue_->IsReady());
   }
 
   void Enqueue(BatchItem item) { queue_->Push(std::move(item)); }
@@ -131,7 +133,8 @@ class JobController::Impl {
   template <typename Reply>
   absl::StatusOr<Reply> Call(const store::RequestKey& key,
                              const std::function<absl::StatusOr<Reply>(
-                                 ControllerCore&, store::WriteTransaction&, absl::Time)>& body) {
+                                 ControllerCore&, store::WriteTransaction&, absl::Time)>& body,
+                             bool ends_batch = false) {
     absl::StatusOr<Reply> reply = absl::UnknownError("not run");
     absl::Notification done;
     Enqueue({.apply =
@@ -152,7 +155,8 @@ class JobController::Impl {
                  [&](const absl::Status& committed) {
                    if (!committed.ok()) reply = committed;
                    done.Notify();
-                 }});
+                 },
+             .ends_batch = ends_batch});
     done.WaitForNotification();
     return reply;
   }
@@ -408,13 +412,15 @@ absl::Status JobController::DeleteJob(std::string_view id, std::string_view etag
                                       const store::RequestKey& key, const JobCheck& may) {
   // The reply that is kept is the job's empty shell: DeleteJob returns nothing.
   return impl_
-      ->Call<v1::Job>(key,
-                      [&](ControllerCore& core, store::WriteTransaction& transaction,
-                          absl::Time) -> absl::StatusOr<v1::Job> {
-                        absl::Status deleted = core.DeleteJob(transaction, id, etag, may);
-                        if (!deleted.ok()) return deleted;
-                        return v1::Job();
-                      })
+      ->Call<v1::Job>(
+          key,
+          [&](ControllerCore& core, store::WriteTransaction& transaction,
+              absl::Time) -> absl::StatusOr<v1::Job> {
+            absl::Status deleted = core.DeleteJob(transaction, id, etag, may);
+            if (!deleted.ok()) return deleted;
+            return v1::Job();
+          },
+          /*ends_batch=*/true)
       .status();
 }
 

@@ -96,7 +96,7 @@ class Walk {
     return wire_.Skip(bytes);
   }
 
-  // At most so many bytes has a number of a list.
+  // So many bytes at most a number takes in a list.
   static size_t WidthOf(const FieldDescriptor& field) {
     switch (field.cpp_type()) {
       case FieldDescriptor::CPPTYPE_INT32:
@@ -105,9 +105,14 @@ class Walk {
       case FieldDescriptor::CPPTYPE_ENUM:
       case FieldDescriptor::CPPTYPE_BOOL:
         return sizeof(uint32_t);
-      default:
-        return sizeof(uint64_t);
+      case FieldDescriptor::CPPTYPE_INT64:
+      case FieldDescriptor::CPPTYPE_UINT64:
+      case FieldDescriptor::CPPTYPE_DOUBLE:
+      case FieldDescriptor::CPPTYPE_STRING:   // not numbers: of no packed list
+      case FieldDescriptor::CPPTYPE_MESSAGE:  // likewise
+        break;
     }
+    return sizeof(uint64_t);
   }
 
   size_t EmptyBytes(const Descriptor* type) {
