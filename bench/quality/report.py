@@ -4,14 +4,15 @@
     bench/quality/report.py DIR/quality.json --output bench/results
 
 A row that is there already under its name is replaced; one that the suite made before and makes no more goes once all
-of its jobs are done; others stay. What plans long and lengths found is apart: in files of their own, quality_long and
-quality_lengths, and in rows that say how many tokens a sequence has. Each length of sequences has a table, a picture and rows. Without matplotlib there is no picture.
+of its jobs are done; others stay. What plans short, middle and long found is apart: in files of their own, quality_short,
+quality_middle and quality_long, and in rows that say how many tokens a sequence has. Each length of sequences has a table, a picture and rows. Without matplotlib there is no picture.
 """
 
 import argparse
 import json
 import math
 import pathlib
+import re
 import shutil
 import statistics
 
@@ -19,7 +20,7 @@ from suite import CAUSAL, DEFAULT, ENOUGH, learned
 from tasks import TEXT
 
 NEEDLES = ("needles", "needles-by-4")
-OTHERS = ("long", "lengths")  # plans whose results stand beside the first one's
+OTHERS = ("short", "middle", "long")  # plans whose results stand beside the first one's
 MOST_MINUTES = 25  # of a whole run on one GPU
 
 
@@ -368,9 +369,9 @@ def main():
     path = output / "figures" / "patterns.json"
     rows = [row for of_length in lengths for row in figure_rows(of_length)]
     others = json.loads(path.read_text()) if path.exists() else []
-    plan_of = lambda row: next((plan for plan in OTHERS if f"--plan {plan}" in row["command"]), None)
+    named = lambda row: re.search(r"--plan (\S+)|$", row["command"])[1]  # the first plan needs no name
     is_ours = lambda row: (row["command"].startswith("bench/quality/run.sh") and
-                           plan_of(row) == (results.plan if results.plan in OTHERS else None))
+                           (named(row) == results.plan or not named(row) and results.plan not in OTHERS))
     is_old = lambda row: not results.found["jobs_left"] and is_ours(row)
     others = [old for old in others if old["row"] not in {row["row"] for row in rows} and not is_old(old)]
     path.write_text(json.dumps(others + rows, indent=1) + "\n")

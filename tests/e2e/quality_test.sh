@@ -23,6 +23,9 @@ cp "$work/results/quality.json" "$work/second.json"
 rm -rf "$work/suite/data"  # what is done needs no data: nothing is trained again
 "${suite[@]}" >"$work/third.log" 2>&1 || fail "the finished suite ended with $?"
 [[ ! -e $work/suite/data ]] || fail "a finished suite made data again"
+# Shorter sequences go on from the model that was trained at their length, the others from the last one.
+grep -hq '"init": ".*/dense-256-64-1/model"' "$work"/suite/jobs/dense-100-in-256.yaml &&
+  grep -hq '"init": ".*/dense-512-64-1/model"' "$work"/suite/jobs/dense-100.yaml || fail "what jobs go on from"
 python3 - "$work/results" "$work/second.json" "$took" <<'END' || fail "its results"
 import json, sys
 results, second, took = sys.argv[1], json.load(open(sys.argv[2])), int(sys.argv[3])
@@ -166,7 +169,7 @@ work, suite = sys.argv[1:]
 sys.path.insert(0, suite)
 import argparse, tasks
 from suite import PLANS, Suite, attentions
-for plan in (PLANS["long"], PLANS["lengths"]):
+for plan in (PLANS["short"], PLANS["middle"], PLANS["long"]):
     for stage in (*plan.curriculum, plan.more, *plan.other_lengths):
         symbols, tokens = stage.symbols or plan.symbols, stage.tokens or plan.tokens
         assert symbols >= tasks.least_symbols(stage.length) and tokens % stage.length == 0, stage
