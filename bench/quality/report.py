@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""From quality.json (suite.py): tables (quality.md), pictures (quality.svg) and rows for figures/patterns.json.
+"""From quality.json (suite.py): a table (quality.md), a picture (quality.svg) and rows for figures/patterns.json.
 
     bench/quality/report.py DIR/quality.json --output bench/results
 
 A row that is there already under its name is replaced; one that the suite made before and makes no more goes once all
-of its jobs are done; others stay. What plans short, middle and long found is apart: in files of their own, quality_short,
-quality_middle and quality_long, and in rows that say how many tokens a sequence has. Each length of sequences has a table, a picture and rows. Without matplotlib there is no picture.
+of its jobs are done; others stay. What plans of other lengths found is apart: in files of their own, as quality_8192
+and quality_long, and in rows that say how many tokens a sequence has. Without matplotlib there is no picture.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from suite import CAUSAL, DEFAULT, ENOUGH, learned
 from tasks import TEXT
 
 NEEDLES = ("needles", "needles-by-4")
-OTHERS = ("short", "middle", "long")  # plans whose results stand beside the first one's
+OTHERS = ("4096", "8192", "65536", "long")  # plans whose results stand beside the first one's
 MOST_MINUTES = 25  # of a whole run on one GPU
 
 
@@ -45,18 +45,15 @@ class Results:
         "trained sparse, asked dense": lambda job: job["last_evaluation"].get("dense", job["last_evaluation"]),
     }
 
-    def __init__(self, found, tokens=None):
-        """`tokens` of a sequence; None: as many as the curriculum came to, whose results alone have repeats and texts."""
-        longest = found["curriculum"][-1]["tokens"]
-        self.tokens = tokens or longest
-        self.is_whole = self.tokens == longest
+    def __init__(self, found):
+        self.found = found
         self.plan = found["plan"]
+        self.tokens = found["curriculum"][-1]["tokens"]  # of a sequence
         self.name = "quality" + (f"_{self.plan}" if self.plan in OTHERS else "")  # of its files
-        patterns = [job for job in found["patterns"] if job["tokens"] == self.tokens]
-        self.found = found if self.is_whole else {**found, "repeats": [], "texts": []}
+        patterns = found["patterns"]
         self.dense = patterns[0]
         assert self.dense["pattern"] == "dense", "the first job goes on dense"
-        self.learned = learned(found["curriculum"][-1]["last_evaluation"] if self.is_whole else self.dense["first_evaluation"])
+        self.learned = learned(found["curriculum"][-1]["last_evaluation"])
         names = [job["pattern"] for job in patterns]
         self.patterns = sorted(patterns[1:], key=lambda job: (names.index(job["pattern"]), job["density"]))
         self.sparse = [job for job in self.patterns if job["attention"].get("pattern") != "dense"]
@@ -158,22 +155,18 @@ def table(results):
     missed = {task: of["share"] for task, of in results.learned.items() if not of["learned"]}
     marked = [f"{task} *" if task in missed else task for task in results.tasks]
     whole = f", the whole run {found['wall_seconds'] / 60:.1f} minutes" if "wall_seconds" in found else ""
-    if results.is_whole:
-        head = ["# What each attention pattern keeps of what dense attention learns", "",
-                f"{last['tokens']:,} tokens, {found['hardware']}, {found['date']}, commit {found['commit']}, made by "
-                f"`{found['command']}`. The curriculum took {sum(job['wall_seconds'] for job in found['curriculum']):.0f} s"
-                f"{whole}; its model answers, by task, in percent:", ""]
-    else:
-        head = [f"## {results.tokens:,} tokens", "", "The same model answers, by task, in percent:", ""]
     lines = [
-        *head,
+        "# What each attention pattern keeps of what dense attention learns", "",
+        f"{last['tokens']:,} tokens, {found['hardware']}, {found['date']}, commit {found['commit']}, made by "
+        f"`{found['command']}`. The curriculum took {sum(job['wall_seconds'] for job in found['curriculum']):.0f} s"
+        f"{whole}; its model answers, by task, in percent:", "",
         "| " + " | ".join(marked) + " |", "|" + "---|" * len(results.tasks),
         "| " + " | ".join(percent(a["right"] / a["asked"]) for a in
                           (results.dense_answers("at once", task) for task in results.tasks)) + " |", "",
         *([f"\\* Not learned: of {', '.join(f'{task} ({share:.1%})' for task, share in missed.items())} dense "
            f"attention answers less than {ENOUGH:.0%}. What patterns keep of these is a share of what it does answer, "
            "and says nothing of the rest.", ""] if missed else []),
-        *([f"{found['jobs_left']} jobs are not done yet.", ""] if found["jobs_left"] and results.is_whole else []),
+        *([f"{found['jobs_left']} jobs are not done yet.", ""] if found["jobs_left"] else []),
         f"Below, percent of what dense attention answers: at once / after {steps} more steps with the pattern / then asked "
         "dense. Text is the loss over dense attention's after as many steps.", "",
         *repeated(results),
@@ -281,7 +274,7 @@ def figure_rows(results):
     the time of the whole run."""
     found, steps = results.found, results.found["more_steps"]
 
-    tokens = f"{results.tokens:,} tokens: " if results.plan in OTHERS or not results.is_whole else ""
+    tokens = f"{results.tokens:,} tokens: " if results.plan in OTHERS else ""
 
     def row(name, job, value, asked, met, **more):
         return {"row": tokens + name, "value": value, "asked": asked, "met": bool(met),
@@ -343,7 +336,7 @@ def figure_rows(results):
         rows.append(row(f"text, all queries of a tile choose over its first alone, {named(job)}, at once", job,
                         round(first, 4), "reported", True, peer="the causal choice of as many blocks",
                         after_value=round(last, 4)))
-    if "wall_seconds" in found and not found["jobs_left"] and results.is_whole:
+    if "wall_seconds" in found and not found["jobs_left"]:
         minutes = round(found["wall_seconds"] / 60, 1)
         asked, met = ("reported", True) if results.plan in OTHERS else (f"<= {MOST_MINUTES}", minutes <= MOST_MINUTES)
         rows.append(row("quality suite, whole, minutes", None, minutes, asked, met, peer=None))
@@ -357,17 +350,14 @@ def main():
     flags = parser.parse_args()
     found = json.loads(pathlib.Path(flags.results).read_text())
     results = Results(found)
-    lengths = [results, *(Results(found, tokens) for tokens in dict.fromkeys(job["tokens"] for job in found["patterns"])
-                          if tokens != results.tokens)]
     output = pathlib.Path(flags.output)
     (output / "figures").mkdir(parents=True, exist_ok=True)
     if pathlib.Path(flags.results).resolve() != (output / f"{results.name}.json").resolve():
         shutil.copyfile(flags.results, output / f"{results.name}.json")
-    tables = "\n".join(map(table, lengths))
-    (output / f"{results.name}.md").write_text(tables)
-    print(tables)
+    (output / f"{results.name}.md").write_text(table(results))
+    print(table(results))
     path = output / "figures" / "patterns.json"
-    rows = [row for of_length in lengths for row in figure_rows(of_length)]
+    rows = figure_rows(results)
     others = json.loads(path.read_text()) if path.exists() else []
     named = lambda row: re.search(r"--plan (\S+)|$", row["command"])[1]  # the first plan needs no name
     is_ours = lambda row: (row["command"].startswith("bench/quality/run.sh") and
@@ -378,8 +368,7 @@ def main():
     for row in rows:
         print(f"{'met    ' if row['met'] else 'NOT MET'} {row['row']}: {row['value']} (asked {row['asked']})" +
               (f", standard error {row['standard_error']}" if row.get("standard_error") is not None else ""))
-    for of_length in lengths:
-        picture(of_length, output / f"{of_length.name}{'' if of_length.is_whole else f'_{of_length.tokens}'}.svg")
+    picture(results, output / f"{results.name}.svg")
 
 
 if __name__ == "__main__":

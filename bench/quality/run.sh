@@ -2,10 +2,10 @@
 # What each attention pattern keeps of what dense attention learns (docs/quality.md): trains a model dense until it
 # answers what documents ask, goes on from it with each pattern at several densities, and asks both ways.
 #
-#   bench/quality/run.sh --dir DIR [--plan gpu|short|middle|long|tuning|smoke|tuning-smoke] [--engine cuda|cpu] [--text DIR] [--seconds N] [--at-once N]
+#   bench/quality/run.sh --dir DIR [--plan gpu|4096|8192|65536|long|tuning|smoke|tuning-smoke] [--engine cuda|cpu] [--text DIR] [--seconds N] [--at-once N]
 #                        [--bin DIR] [--output FOLDER]
 #
-#   --plan     short: the same in sequences of 4,096 and 8,192 tokens; middle: of 65,536; long: of 131,072, some patterns at 5 and 10 %;
+#   --plan     4096, 8192, 65536: the same in sequences of so many tokens; long: of 131,072, some patterns at 5 and 10 %;
 #              tuning: instead, patterns with and without attention.balance, of two data-parallel groups, on two GPUs;
 #              DIR/tuning.json has what was found (bench/balance.sh --recall makes rows of it)
 #   --dir      keeps what is done; a call that ran out of time (exit code 75) is repeated, and goes on there

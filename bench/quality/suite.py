@@ -62,7 +62,6 @@ class Plan:
     repeats: list  # (pattern, density) of those that are trained again with other seeds
     repeat_seeds: list
     patterns: tuple = ()  # those that go on at densities, beside the default and vertical-slash by its own; none: all
-    other_lengths: tuple = ()  # stages like `more` in shorter sequences, which go on from the curriculum's stage of their length
     tuned: Stage = None  # instead of all that: patterns with and without attention.balance
     tuned_density: float = 0.1
 
@@ -93,12 +92,10 @@ PLANS = {
                 repeat_seeds=[101, 102]),
     # Seconds on a CPU: every step of the way, and nothing learned.
     "smoke": Plan(hidden=64, layers=1, heads=2, symbols=64, tokens=512,
-                  curriculum=[Stage(64, 2, 1, 1e-3, symbols=32, kinds=("recall",)), Stage(256, 2, 1, 1e-3), Stage(512, 2, 1, 1e-3)],
-                  more=Stage(512, 4, 1, 1e-3),
+                  curriculum=[Stage(64, 2, 1, 1e-3, symbols=32, kinds=("recall",)), Stage(512, 2, 1, 1e-3)], more=Stage(512, 4, 1, 1e-3),
                   texts=[Stage(128, 2, 1, 1e-3, kinds=("text",), tokens=1024, apart=False)],
                   densities=[0.5], weights={"recall": 1, "needles": 1, "text": 1}, eval_documents=1,
-                  eval_weights={"needles": 2}, repeats=[("dense", 1.0), ("key-groups", 0.5)], repeat_seeds=[101],
-                  other_lengths=(Stage(256, 4, 1, 1e-3, tokens=256, eval_documents=2),)),
+                  eval_weights={"needles": 2}, repeats=[("dense", 1.0), ("key-groups", 0.5)], repeat_seeds=[101]),
 }
 # What holds at 16,384 tokens, in sequences of 131,072, with as many more symbols as such documents need. What was learned in
 # shorter documents holds in longer ones after few steps.
@@ -112,20 +109,22 @@ PLANS["long"] = dataclasses.replace(
     more=Stage(131072, 60, 1, 3e-4, weights=LONG), texts=[], densities=[0.05, 0.1], eval_documents=1,
     eval_weights={"text": 4}, repeats=[],
     patterns=("key-groups", "vertical-slash, spread", "block-topk", f"block-topk{CAUSAL}", "window"))
-# All patterns at all densities in sequences of 65,536 tokens, and in short ones: of 8,192 and, before the model sees longer
-# documents, of 4,096. How often a word comes is what longer documents teach anew, and a model forgets it for short ones.
-PLANS["middle"] = dataclasses.replace(
+# All patterns at all densities in sequences of 4,096, 8,192 and 65,536 tokens, each with a model whose curriculum ends at its
+# length: how often words come is learned anew for longer documents, and forgotten for shorter ones.
+SHORT = [dataclasses.replace(stage, tokens=16384) for stage in PLANS["gpu"].curriculum if stage.length < 4096]
+OF_4096 = Stage(4096, 300, 8, 1e-3, rounds=6, weights=LONG)
+PLANS["4096"] = dataclasses.replace(
+    PLANS["gpu"], tokens=4096, curriculum=[*SHORT, OF_4096], more=Stage(4096, 60, 16, 3e-4, weights=LONG), texts=[],
+    eval_documents=32, eval_weights={"text": 4}, repeats=[])
+PLANS["8192"] = dataclasses.replace(
+    PLANS["4096"], tokens=8192, curriculum=[*SHORT, dataclasses.replace(OF_4096, tokens=4096),
+                                            Stage(8192, 200, 8, 6e-4, rounds=8, weights=LONG)],
+    more=Stage(8192, 60, 8, 3e-4, weights=LONG), eval_documents=16)
+PLANS["65536"] = dataclasses.replace(
     PLANS["long"], tokens=65536, eval_documents=2, patterns=(), densities=PLANS["gpu"].densities,
     curriculum=[stage for stage in PLANS["long"].curriculum if stage.length < 32768] +
                [Stage(65536, 100, 1, 6e-4, rounds=8, weights=LONG)],
     more=Stage(65536, 60, 1, 3e-4, weights=LONG))
-PLANS["short"] = dataclasses.replace(
-    PLANS["gpu"], tokens=8192,
-    curriculum=[*(dataclasses.replace(stage, tokens=16384) for stage in PLANS["gpu"].curriculum if stage.length < 4096),
-                Stage(4096, 300, 2, 1e-3, rounds=6, weights=LONG, tokens=16384),
-                Stage(8192, 200, 8, 6e-4, rounds=8, weights=LONG)],
-    more=Stage(8192, 60, 8, 3e-4, weights=LONG), texts=[], eval_documents=16, eval_weights={"text": 4}, repeats=[],
-    other_lengths=(Stage(4096, 60, 16, 3e-4, weights=LONG, eval_documents=32, tokens=4096),))
 # Samples as ChatQA2 has them, at a quarter of the length: many short ones, some long. Four a step leave groups apart.
 PLANS["tuning"] = dataclasses.replace(PLANS["gpu"], tuned=Stage(
     16384, 120, 4, 3e-4, weights=LONG, lengths=(512, 1024, 512, 16384, 1024, 4096, 512, 16384), groups=2),
@@ -364,23 +363,19 @@ class Suite:
     def go_on(self, curriculum, init):
         """Dense attention, also with products in FP8; the default, which is what a job gets that says nothing of
         attention; vertical-slash and XAttention by theirs, which follow from masses; and each pattern at each density. Some
-        once more with other seeds: how far an answer moves from run to run. Then the same but FP8 in shorter sequences, and
-        text alone in longer ones, by dense attention and the default. What is found so far is written after every job."""
+        once more with other seeds: how far an answer moves from run to run. Then text alone
+        in longer sequences, by dense attention and the default. What is found so far is written after every job."""
         plan = self.plan
         by_mass = [("vertical-slash, top-p", None, {"pattern": "vertical_slash"}),
                    ("xattention, threshold", None, {"pattern": "xattention"})]
-        jobs = []
-        for stage in (plan.more, *plan.other_lengths):
-            of_stage = [("dense", 1.0, {"pattern": "dense"}),
-                        *([("dense in FP8", 1.0, {"pattern": "dense"})] if stage is plan.more else []), *by_mass]
-            if self.tokens_of(stage) >= DENSE_BELOW or self.flags.engine == "cpu":
-                of_stage.insert(1, (DEFAULT, None, {}))
-            for density in plan.densities:
-                of_stage += [(name, density, attention) for name, attention in attentions(density, self.tokens_of(stage)).items()
-                             if name in plan.patterns or not plan.patterns]
-            jobs += [(*job, SEED, stage) for job in of_stage]
-        jobs += [(*job[:3], seed, plan.more) for seed in plan.repeat_seeds for repeat in plan.repeats
-                 for job in jobs if job[:2] == repeat and job[4] is plan.more]
+        jobs = [("dense", 1.0, {"pattern": "dense"}), ("dense in FP8", 1.0, {"pattern": "dense"}), *by_mass]
+        if plan.tokens >= DENSE_BELOW or self.flags.engine == "cpu":
+            jobs.insert(1, (DEFAULT, None, {}))
+        for density in plan.densities:
+            jobs += [(name, density, attention) for name, attention in attentions(density, plan.tokens).items()
+                     if name in plan.patterns or not plan.patterns]
+        jobs = [(*job, SEED) for job in jobs]
+        jobs += [(*job[:3], seed) for seed in plan.repeat_seeds for repeat in plan.repeats for job in jobs if job[:2] == repeat]
         texts = [(pattern, attention, stage) for stage in (plan.texts if self.corpus else [])
                  for pattern, attention in (("dense", {"pattern": "dense"}), (DEFAULT, {}))]
         found = {"curriculum": curriculum, "patterns": [], "repeats": [], "texts": []}
@@ -393,20 +388,18 @@ class Suite:
                 **self.about(curriculum), "more_steps": plan.more.steps, "jobs_left": left, **found}, indent=1))
 
         # Several at a time fill a GPU that a model of this size leaves idle; they are told of in order.
-        trained = {job["document_tokens"]: str(self.dir / job["model"]) for job in curriculum}  # the last one of each length
         with concurrent.futures.ThreadPoolExecutor(self.flags.at_once) as pool:
             started = []
-            for pattern, density, attention, seed, stage in jobs:
+            for pattern, density, attention, seed in jobs:
                 name = pattern.lower().replace(",", "").replace(" ", "-") + ("" if density is None else f"-{density * 100:g}")
                 name += "" if seed == SEED else f"-seed-{seed}"
-                name += "" if stage is plan.more else f"-in-{stage.tokens}"
-                started.append((name, pool.submit(self.job, name, stage, trained[stage.length], attention, seed=seed,
+                started.append((name, pool.submit(self.job, name, plan.more, init, attention, seed=seed,
                                                   precision=self.fp8 if pattern == "dense in FP8" else None)))
             for pattern, attention, stage in texts:
                 name = f"text-{stage.tokens}-{'apart' if stage.apart else 'together'}-{pattern.replace(' ', '-')}"
                 started.append((name, pool.submit(self.job, name, stage, init, attention, seed=SEED)))
             try:
-                for (pattern, density, attention, seed, stage), (name, job) in zip(jobs, started):
+                for (pattern, density, attention, seed), (name, job) in zip(jobs, started):
                     report = job.result()
                     add("patterns" if seed == SEED else "repeats", name, report, pattern=pattern, asked_density=density, seed=seed)
                     self.say(f"{name}: {report['wall_seconds']:.0f} s, {report['density']:.1%} visited, "

@@ -63,16 +63,22 @@ class SuiteTest(unittest.TestCase):
 
     def test_documents_begin_with_a_tile(self):
         for plan in suite.PLANS.values():
-            for stage in (*plan.curriculum, plan.more, *plan.texts, *plan.other_lengths):
+            for stage in (*plan.curriculum, plan.more, *plan.texts):
                 self.assertEqual(stage.length % tasks.TILE, 0, stage)
 
-    def test_other_lengths_have_as_many_steps_and_about_as_many_tokens_asked(self):
-        for plan in suite.PLANS.values():
-            for stage in plan.other_lengths:
-                self.assertEqual((stage.steps, stage.rate, stage.weights), (plan.more.steps, plan.more.rate, plan.more.weights))
-                self.assertLess(stage.tokens, plan.tokens)
-                self.assertIn(stage.length, [trained.length for trained in plan.curriculum], "a length goes on from a model of its own")
-                self.assertEqual(stage.eval_documents * stage.length, plan.eval_documents * plan.more.length, stage)
+    def test_patterns_go_on_at_the_length_that_dense_attention_was_last_trained_at(self):
+        for name, plan in suite.PLANS.items():
+            last = plan.curriculum[-1]
+            self.assertEqual((last.length, last.tokens or plan.tokens), (plan.more.length, plan.tokens), name)
+
+    def test_every_length_has_as_many_steps_and_as_many_tokens_asked(self):
+        first, *others = (suite.PLANS[name] for name in ("4096", "8192", "65536"))
+        for plan in others:
+            for of in (first, plan):
+                self.assertEqual(of.more.batch * of.tokens, 65536)
+                self.assertEqual(of.eval_documents * of.tokens, 131072)
+            self.assertEqual((plan.more.steps, plan.more.rate, plan.more.weights, plan.densities, plan.patterns),
+                             (first.more.steps, first.more.rate, first.more.weights, first.densities, first.patterns))
 
 
 if __name__ == "__main__":

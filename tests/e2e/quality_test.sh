@@ -23,9 +23,6 @@ cp "$work/results/quality.json" "$work/second.json"
 rm -rf "$work/suite/data"  # what is done needs no data: nothing is trained again
 "${suite[@]}" >"$work/third.log" 2>&1 || fail "the finished suite ended with $?"
 [[ ! -e $work/suite/data ]] || fail "a finished suite made data again"
-# Shorter sequences go on from the model that was trained at their length, the others from the last one.
-grep -hq '"init": ".*/dense-256-64-1/model"' "$work"/suite/jobs/dense-100-in-256.yaml &&
-  grep -hq '"init": ".*/dense-512-64-1/model"' "$work"/suite/jobs/dense-100.yaml || fail "what jobs go on from"
 python3 - "$work/results" "$work/second.json" "$took" <<'END' || fail "its results"
 import json, sys
 results, second, took = sys.argv[1], json.load(open(sys.argv[2])), int(sys.argv[3])
@@ -36,12 +33,7 @@ assert worked / 2 < quality["wall_seconds"] <= took + 1, (worked, quality["wall_
 assert abs(quality["wall_seconds"] - second["wall_seconds"]) < 1, (quality["wall_seconds"], second["wall_seconds"])
 assert set(quality["dense"]) == {"recall-near", "recall-far", "needles"}, quality["dense"]
 assert not any(of["learned"] for of in quality["dense"].values()), quality["dense"]
-patterns = {job["pattern"]: job for job in quality["patterns"] if job["tokens"] == 512}
-other = {job["pattern"]: job for job in quality["patterns"] if job["tokens"] == 256}
-assert set(other) == set(patterns) - {"dense in FP8"}, other.keys()
-for name, job in other.items():
-    assert job["first_evaluation"]["answers"]["needles"]["asked"] == 16, job["first_evaluation"]  # four documents of 256 tokens
-    assert job["first_evaluation"]["loss"] != patterns[name]["first_evaluation"]["loss"], name
+patterns = {job["pattern"]: job for job in quality["patterns"]}
 dense = {"dense", "dense in FP8"}
 assert set(patterns) == dense | {"window", "vertical-slash", "vertical-slash, spread", "xattention",
                          "xattention, stride 32", "xattention, stride 64", "adaspa", "moba", "key-groups", "fixed-blocks", "block-topk",
@@ -169,8 +161,8 @@ work, suite = sys.argv[1:]
 sys.path.insert(0, suite)
 import argparse, tasks
 from suite import PLANS, Suite, attentions
-for plan in (PLANS["short"], PLANS["middle"], PLANS["long"]):
-    for stage in (*plan.curriculum, plan.more, *plan.other_lengths):
+for plan in (PLANS["4096"], PLANS["8192"], PLANS["65536"], PLANS["long"]):
+    for stage in (*plan.curriculum, plan.more):
         symbols, tokens = stage.symbols or plan.symbols, stage.tokens or plan.tokens
         assert symbols >= tasks.least_symbols(stage.length) and tokens % stage.length == 0, stage
 flags = dict.fromkeys(("commit", "engine", "hardware", "text"), "")
@@ -180,8 +172,6 @@ assert (config["max_position_embeddings"], config["vocab_size"]) == (131072, tas
 assert set(PLANS["long"].patterns) < set(attentions(0.05, PLANS["long"].tokens))
 quality = json.load(open(f"{work}/results/quality.json"))
 quality["plan"], quality["command"], quality["curriculum"][-1]["tokens"] = "long", "bench/quality/run.sh --plan long", 131072
-for job in quality["patterns"]:
-    job["tokens"] = {512: 131072, 256: 4096}[job["tokens"]]
 json.dump(quality, open(f"{work}/long.json", "w"))
 END
 python3 "$root/bench/quality/report.py" "$work/long.json" --output "$work/results" >"$work/long.log" 2>&1 || fail "the long report"
@@ -190,16 +180,13 @@ python3 - "$work/results" <<'END' || fail "rows of both plans"
 import json, os, sys
 names = [row["row"] for row in json.load(open(f"{sys.argv[1]}/figures/patterns.json"))]
 assert len(names) == len(set(names)) > 0, names
-alike = lambda name: name.replace(" 131072 tokens", " 512 tokens").replace(" 4096 tokens", " 256 tokens")
-of = {tokens: [alike(name[len(tokens):]) for name in names if name.startswith(tokens)]
-      for tokens in ("131,072 tokens: ", "4,096 tokens: ", "256 tokens: ")}
-rest = [name for name in names if not name.startswith(tuple(of))]
-assert sorted(of["131,072 tokens: "]) == sorted(rest), names
-assert sorted(of["4,096 tokens: "]) == sorted(of["256 tokens: "]) != [], names
+alike = lambda name: name.removeprefix("131,072 tokens: ").replace(" 131072 tokens", " 512 tokens")
+long = [name for name in names if name.startswith("131,072 tokens: ")]
+assert sorted(map(alike, long)) == sorted(set(names) - set(long)) != [], names
 assert {"quality.md", "quality_long.md", "quality_long.json"} <= set(os.listdir(sys.argv[1]))
-for name, whole, other in (("quality", "512", "256"), ("quality_long", "131,072", "4,096")):
+for name, tokens in (("quality", "512"), ("quality_long", "131,072")):
     table = open(f"{sys.argv[1]}/{name}.md").read()
-    assert table.count("| pattern | visited |") >= 2 and f"## {other} tokens" in table, table
+    assert "| pattern | visited |" in table and f"\n{tokens} tokens, " in table, table
 END
 "$root/bench/fp8.sh" recall --quality "$work/results/quality.json" --output "$work/fp8.json" >"$work/fp8.log" 2>&1 || fail "FP8's rows"
 [[ $(grep -c '"row": "answers of the recall tasks' "$work/fp8.json") == 2 ]] || fail "FP8 has not two rows"
