@@ -404,7 +404,7 @@ class Suite:
                     add("patterns" if seed == SEED else "repeats", name, report, pattern=pattern, asked_density=density, seed=seed)
                     self.say(f"{name}: {report['wall_seconds']:.0f} s, {report['density']:.1%} visited, "
                              f"answers {answered(report['first_evaluation']):.1%} at once, "
-                             f"{answered(report['last_evaluation']):.1%} after {stage.steps} steps")
+                             f"{answered(report['last_evaluation']):.1%} after {plan.more.steps} steps")
                 for (pattern, attention, stage), (name, job) in zip(texts, started[len(jobs):]):
                     report = job.result()
                     add("texts", name, report, pattern=pattern, apart=stage.apart, steps=stage.steps)
