@@ -2,6 +2,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
+#include <string>
+
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "coordinator/api/testing/access_fixture.h"
@@ -86,6 +90,49 @@ TEST_F(AccessTest, WhatARoleMayNotIsNotedWithWhatItWasAbout) {
   EXPECT_EQ(refused("WatchJob").resource(), "jobs/w");
   EXPECT_FALSE(node.List().ok());
   EXPECT_EQ(refused("ListJobs").resource(), "");
+}
+
+// Nobody has read then what they would have changed.
+TEST_F(AccessTest, ChangesThatAreTooLargeAreNoted) {
+  const std::set<std::string> changes = {"JobService.CreateJob",      "JobService.DeleteJob",
+                                         "JobService.CancelJob",      "JobService.PauseJob",
+                                         "JobService.ResumeJob",      "JobService.ProfileJob",
+                                         "NodeService.DrainNode",     "NodeService.UndrainNode",
+                                         "AccessService.CreateToken", "AccessService.RevokeToken"};
+  Client root = As("root");
+  // Of fields that no message has.
+  const auto large = [](size_t fields) {
+    std::string request;
+    for (size_t i = 0; i < fields; ++i) request += "\xf8\x07\x01";
+    return request;
+  };
+  for (const auto& [path, method] : ServedMethods()) {
+    if (method->client_streaming() || method->service()->name() == "WorkerControl") continue;
+    const bool has_job_file =
+        absl::EndsWith(path, "/CreateJob") || absl::EndsWith(path, "/ValidateJob");
+    const grpc::Status refused =
+        CallRaw(root.channel, path, large(has_job_file ? 1'300'000 : 7'000));
+    EXPECT_EQ(refused.error_code(), StatusCode::INVALID_ARGUMENT) << path;
+  }
+  for (const std::string& change : changes) {
+    const v1::AuditRecord refused = AwaitAudit(change, "INVALID_ARGUMENT");
+    EXPECT_EQ(refused.caller(), "root");
+    EXPECT_EQ(refused.role(), v1::ADMIN);
+    EXPECT_THAT(refused.address(), StartsWith("ipv4:127.0.0.1:"));
+    EXPECT_THAT(refused.message(), HasSubstr("Request: "));
+    EXPECT_THAT(refused.message(), HasSubstr("bytes"));
+    EXPECT_EQ(refused.resource(), "");
+    EXPECT_TRUE(refused.has_time());
+  }
+  ASSERT_TRUE(root.Audit().ok());
+  for (const v1::AuditRecord& record : root.audit.records()) {
+    EXPECT_TRUE(changes.contains(record.method())) << record.method();
+  }
+  // Whoever may not call a method is told so, whatever the request.
+  const grpc::Status refused =
+      CallRaw(As("board").channel, "/ringleader.v1.AccessService/CreateToken", large(7'000));
+  EXPECT_EQ(refused.error_code(), StatusCode::PERMISSION_DENIED);
+  EXPECT_EQ(AwaitAudit("CreateToken", "PERMISSION_DENIED").caller(), "board");
 }
 
 TEST_F(AccessTest, AuditPagesFollowEachOther) {

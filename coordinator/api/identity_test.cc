@@ -155,7 +155,6 @@ TEST_F(AccessTest, ATokenIsRevokedWhateverTroubleTheStoreIsIn) {
 
 TEST_F(AccessTest, ATokenExpiresAndItsTextIsNowhereOnDisk) {
   Client root = As("root");
-  // First the long one: who creates a token clears away those that have expired.
   ASSERT_TRUE(root.CreateToken("rlt_kept-for-long", v1::VIEWER, "erin").ok());
   const absl::Time begun = absl::Now();
   ASSERT_TRUE(root.CreateToken("rlt_short-lived", v1::VIEWER, "erin", 1).ok());

@@ -134,7 +134,7 @@ class ServerImpl : public Server {
              {v1::WorkerControl::service_full_name(), &workers_}}) {
       const auto* const methods =
           google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(name);
-      builder.RegisterService(&services_.emplace_back(service, *methods, &metrics_));
+      builder.RegisterService(&services_.emplace_back(service, *methods, gate_.get(), &metrics_));
     }
     server_ = builder.BuildAndStart();
     if (server_ == nullptr) {

@@ -139,6 +139,11 @@ struct MeasurementList {
 // runs: a request repeated within it gets the first reply again.
 inline constexpr absl::Duration kReplyLifetime = absl::Hours(24);
 
+// A token that has expired lets nobody in, and is deleted no sooner than this after its end, by the
+// time of history (upkeep/history_time.h): a clock that is ahead, by however much, for less than
+// this costs nobody a token that is good by the right one.
+inline constexpr absl::Duration kExpiredTokenLifetime = absl::Hours(24 * 7);
+
 // Numbers that only grow, over all restarts.
 enum class Counter { kFencingToken, kCommandId, kSessionEpoch };
 
@@ -289,7 +294,8 @@ class WriteTransaction : public ReadTransaction {
   // The reply to this request, for as long as it is kept; a key without id keeps nothing.
   virtual absl::Status PutReply(const RequestKey& key, std::string_view reply) = 0;
 
-  // ALREADY_EXISTS if the name is taken. Tokens whose time is over go with the next one.
+  // ALREADY_EXISTS if the name is taken. Tokens that expired long ago (kExpiredTokenLifetime) go
+  // with the next one.
   virtual absl::Status CreateToken(const StoredToken& token) = 0;
   // Of one whose record is damaged, the name alone is returned.
   virtual absl::StatusOr<v1::Token> DeleteToken(std::string_view name) = 0;

@@ -209,7 +209,7 @@ v1::Job Cluster::Submit(const v1::JobSpec& spec) {
   v1::CreateJobRequest request;
   *request.mutable_spec() = spec;
   v1::Job job;
-  grpc::ClientContext context;
+  CallContext context;
   const grpc::Status status = jobs_->CreateJob(&context, request, &job);
   EXPECT_TRUE(status.ok()) << status.error_message();
   return job;
@@ -219,7 +219,7 @@ v1::Job Cluster::Get(const std::string& name) {
   v1::GetJobRequest request;
   request.set_name("jobs/" + name);
   v1::Job job;
-  grpc::ClientContext context;
+  CallContext context;
   context.set_wait_for_ready(true);
   const grpc::Status status = jobs_->GetJob(&context, request, &job);
   EXPECT_TRUE(status.ok()) << status.error_message();
@@ -228,7 +228,7 @@ v1::Job Cluster::Get(const std::string& name) {
 
 void Cluster::AwaitServing() {
   EXPECT_TRUE(Eventually([&] {
-    grpc::ClientContext context;
+    CallContext context;
     v1::ListNodesResponse response;
     return nodes_->ListNodes(&context, {}, &response).ok();
   }));
@@ -275,7 +275,7 @@ std::vector<v1::StepReport> Cluster::Steps(const std::string& name) {
   v1::WatchJobRequest request;
   request.set_name("jobs/" + name);
   request.set_include_steps(true);
-  grpc::ClientContext context;
+  CallContext context;
   const auto stream = jobs_->WatchJob(&context, request);
   std::map<uint64_t, v1::StepReport> steps;
   v1::WatchJobResponse response;
@@ -293,7 +293,7 @@ std::vector<std::string> Cluster::LogLines(const std::string& name) {
   v1::TailLogsRequest request;
   request.set_job("jobs/" + name);
   request.set_rank(-1);
-  grpc::ClientContext context;
+  CallContext context;
   const auto stream = logs_->TailLogs(&context, request);
   std::vector<std::string> lines;
   v1::TailLogsResponse response;

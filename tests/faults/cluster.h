@@ -2,8 +2,10 @@
 // fake trainer in place of the real one.
 #pragma once
 
+#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -30,6 +32,11 @@ struct AuditLine {
   uint32_t rank = 0;
   int pid = 0;
   uint64_t step = 0;
+};
+
+// Of one call to the coordinator. Where no answer comes the call fails, and its test with it.
+struct CallContext : grpc::ClientContext {
+  CallContext() { set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60)); }
 };
 
 class Cluster : public ::testing::Test {

@@ -49,7 +49,7 @@ TEST_F(DiskTest, TrainingOutlastsAFullDiskAndTheRecordIsWhole) {
   v1::CreateJobRequest request;
   *request.mutable_spec() = Spec("refused", 1, 5);
   v1::Job job;
-  grpc::ClientContext context;
+  CallContext context;
   const grpc::Status refused = jobs_->CreateJob(&context, request, &job);
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_THAT(refused.error_message(), HasSubstr("the disk is full"));

@@ -184,7 +184,7 @@ TEST_F(KillTest, OfTheCoordinatorWhileJobsAreSubmitted) {
       request.set_request_id(absl::StrCat("00000000-0000-4000-8000-", 100000000000 + i));
       while (true) {
         v1::Job job;
-        grpc::ClientContext context;
+        CallContext context;
         context.set_wait_for_ready(true);
         const grpc::Status status = jobs_->CreateJob(&context, request, &job);
         if (status.ok()) {
@@ -207,7 +207,7 @@ TEST_F(KillTest, OfTheCoordinatorWhileJobsAreSubmitted) {
   v1::ListJobsRequest request;
   request.set_page_size(1000);
   v1::ListJobsResponse response;
-  grpc::ClientContext context;
+  CallContext context;
   context.set_wait_for_ready(true);  // the last coordinator may have only begun
   ASSERT_TRUE(jobs_->ListJobs(&context, request, &response).ok());
   EXPECT_EQ(response.total_size(), acknowledged);

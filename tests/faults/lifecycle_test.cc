@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 class LifecycleTest : public Cluster {
  protected:
   v1::Node Node(const std::string& name) {
-    grpc::ClientContext context;
+    CallContext context;
     v1::ListNodesResponse response;
     EXPECT_TRUE(nodes_->ListNodes(&context, {}, &response).ok());
     for (const v1::Node& node : response.nodes()) {
@@ -37,7 +37,7 @@ TEST_F(LifecycleTest, PauseAndResume) {
   AwaitStep("job", 7);
   v1::PauseJobRequest pause;
   pause.set_name("jobs/job");
-  grpc::ClientContext pause_context;
+  CallContext pause_context;
   v1::Job pausing;
   ASSERT_TRUE(jobs_->PauseJob(&pause_context, pause, &pausing).ok());
   const v1::Job paused = AwaitState("job", v1::Job::PAUSED);
@@ -50,7 +50,7 @@ TEST_F(LifecycleTest, PauseAndResume) {
 
   v1::ResumeJobRequest request;
   request.set_name("jobs/job");
-  grpc::ClientContext context;
+  CallContext context;
   v1::Job resumed;
   ASSERT_TRUE(jobs_->ResumeJob(&context, request, &resumed).ok());
   const v1::Job job = AwaitState("job", v1::Job::SUCCEEDED);
@@ -69,7 +69,7 @@ TEST_F(LifecycleTest, CancelEndsTrainersInSeconds) {
   const int pid = PidOf("job", 1);
   v1::CancelJobRequest request;
   request.set_name("jobs/job");
-  grpc::ClientContext context;
+  CallContext context;
   v1::Job job;
   ASSERT_TRUE(jobs_->CancelJob(&context, request, &job).ok());
   AwaitState("job", v1::Job::CANCELLED);
@@ -85,7 +85,7 @@ TEST_F(LifecycleTest, DrainMovesJobsElsewhere) {
   ASSERT_TRUE(Eventually([&] { return Node("b").state() == v1::Node::READY; }));
   v1::DrainNodeRequest request;
   request.set_name("nodes/a");
-  grpc::ClientContext context;
+  CallContext context;
   v1::Node node;
   ASSERT_TRUE(nodes_->DrainNode(&context, request, &node).ok());
   Await("job", [](const v1::Job& job) { return job.attempts_size() == 2; });

@@ -23,7 +23,7 @@ class TlsTest : public Cluster {
   TlsTest() { certificates_ = std::make_unique<TestCertificates>(); }
 
   int Nodes() {
-    grpc::ClientContext context;
+    CallContext context;
     v1::ListNodesResponse response;
     EXPECT_TRUE(nodes_->ListNodes(&context, {}, &response).ok());
     return response.nodes_size();

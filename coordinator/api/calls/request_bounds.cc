@@ -13,12 +13,14 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/net/grpc_status.h"
 #include "base/net/message_size.h"
+#include "coordinator/access/caller.h"
 #include "coordinator/session/parse_cost.h"
 #include "ringleader/v1/job_spec.pb.h"
 
@@ -36,6 +38,11 @@ struct Bounds {
   size_t wire_bytes = 0;
   size_t parsed_bytes = 0;
 };
+
+// Whether calls of the method change something: those alone bring the id of a request.
+bool IsChange(const MethodDescriptor& method) {
+  return method.input_type()->FindFieldByName("request_id") != nullptr;
+}
 
 Bounds BoundsOf(const Descriptor& type) {
   for (int i = 0; i < type.field_count(); ++i) {
@@ -92,10 +99,12 @@ class RefusedStream : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
 // Of one method. Hands on to the handler of the service what it lets pass.
 class BoundedHandler : public MethodHandler {
  public:
-  BoundedHandler(MethodHandler* handler, const MethodDescriptor& method, RpcMetrics* metrics)
+  BoundedHandler(MethodHandler* handler, const MethodDescriptor& method, access::Gate* gate,
+                 RpcMetrics* metrics)
       : handler_(*handler),
         method_(method),
         bounds_(BoundsOf(*method.input_type())),
+        gate_(*gate),
         metrics_(*metrics) {}
 
   void* Deserialize(grpc_call* call, grpc_byte_buffer* request, grpc::Status* status,
@@ -115,19 +124,21 @@ class BoundedHandler : public MethodHandler {
     }
     const std::string& service = method_.service()->name();
     if (method_.server_streaming()) {
-      metrics_.StreamOpened(service, method_.name());
-      metrics_.StreamDone(service, method_.name(), call.status.error_code());
       grpc::internal::CallbackServerStreamingHandler<grpc::ByteBuffer, grpc::ByteBuffer> refusal(
-          [&](grpc::CallbackServerContext*, const grpc::ByteBuffer*) {
-            return new RefusedStream(call.status);
+          [&](grpc::CallbackServerContext* context, const grpc::ByteBuffer*) {
+            const grpc::Status status = Refuse(*context, call.status);
+            metrics_.StreamOpened(service, method_.name());
+            metrics_.StreamDone(service, method_.name(), status.error_code());
+            return new RefusedStream(status);
           });
       RunEmpty(refusal, call);
     } else {
-      metrics_.UnaryDone(service, method_.name(), call.status.error_code(), absl::ZeroDuration());
       grpc::internal::CallbackUnaryHandler<grpc::ByteBuffer, grpc::ByteBuffer> refusal(
           [&](grpc::CallbackServerContext* context, const grpc::ByteBuffer*, grpc::ByteBuffer*) {
+            const grpc::Status status = Refuse(*context, call.status);
+            metrics_.UnaryDone(service, method_.name(), status.error_code(), absl::ZeroDuration());
             grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-            reactor->Finish(call.status);
+            reactor->Finish(status);
             return reactor;
           });
       RunEmpty(refusal, call);
@@ -135,6 +146,21 @@ class BoundedHandler : public MethodHandler {
   }
 
  private:
+  // What the caller is told. Whoever may not call the method hears that instead, as from its
+  // handler; that is noted, and so is a change of whoever may.
+  grpc::Status Refuse(const grpc::CallbackServerContext& context, const grpc::Status& refused) {
+    const absl::StatusOr<access::Caller> caller =
+        gate_.Admit(context, method_.service()->name(), method_.name(), /*resource=*/"");
+    if (!caller.ok()) return ToGrpcStatus(caller.status());
+    if (IsChange(method_)) {
+      const auto code = static_cast<absl::StatusCode>(refused.error_code());
+      gate_.NoteRefused(*caller, context.peer(),
+                        absl::StrCat("/", method_.service()->full_name(), "/", method_.name()),
+                        /*resource=*/"", absl::Status(code, refused.error_message()));
+    }
+    return refused;
+  }
+
   // As if the call had come with no bytes.
   static void RunEmpty(MethodHandler& handler, const HandlerParameter& call) {
     grpc::Status status;
@@ -148,6 +174,7 @@ class BoundedHandler : public MethodHandler {
   MethodHandler& handler_;
   const MethodDescriptor& method_;
   const Bounds bounds_;
+  access::Gate& gate_;
   RpcMetrics& metrics_;
 };
 
@@ -198,13 +225,13 @@ class OwnRequest : public grpc::experimental::Interceptor {
 
 BoundedService::BoundedService(grpc::Service* service,
                                const google::protobuf::ServiceDescriptor& methods,
-                               RpcMetrics* metrics) {
+                               access::Gate* gate, RpcMetrics* metrics) {
   for (int i = 0; i < methods.method_count(); ++i) {
     const MethodDescriptor& method = *methods.method(i);
     const std::string& path =
         paths_.emplace_back(absl::StrCat("/", methods.full_name(), "/", method.name()));
     AddMethod(new grpc::internal::RpcServiceMethod(path.c_str(), TypeOf(method), nullptr));
-    MarkMethodCallback(i, new BoundedHandler(Handlers::Of(service, i), method, metrics));
+    MarkMethodCallback(i, new BoundedHandler(Handlers::Of(service, i), method, gate, metrics));
   }
 }
 

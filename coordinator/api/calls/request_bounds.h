@@ -9,19 +9,22 @@
 #include <list>
 #include <string>
 
+#include "coordinator/access/gate.h"
 #include "coordinator/api/calls/rpc_metrics.h"
 
 namespace ringleader::api {
 
 // All methods of a service, whose requests are looked at before they are parsed: those that are no
 // message, or would take more than requests of their type need, are refused with INVALID_ARGUMENT.
-// To be registered in the place of `service`. What a client streams is looked at by its handler.
+// Changes that are refused so are noted in the audit log, without what they would have changed,
+// which nobody has read; not so those that gRPC does not read, of more than kMaxRequestBytes. To be
+// registered in the place of `service`. What a client streams is looked at by its handler.
 class BoundedService : public grpc::Service {
  public:
   // `service` serves `methods` with callbacks, in their order, as generated code does. All must
   // outlive this.
   BoundedService(grpc::Service* service, const google::protobuf::ServiceDescriptor& methods,
-                 RpcMetrics* metrics);
+                 access::Gate* gate, RpcMetrics* metrics);
 
  private:
   std::list<std::string> paths_;  // gRPC keeps pointers to them

@@ -9,22 +9,14 @@
 
 #include "absl/random/random.h"
 #include "absl/time/clock.h"
-#include "base/back_off.h"
 #include "base/boot_clock.h"
 #include "base/net/channel.h"
 #include "base/protocol_version.h"
 #include "base/wait/timed_wait.h"
 #include "proto/timestamps.h"
+#include "worker/agent/link/session_pauses.h"
 
 namespace ringleader::agent {
-namespace {
-
-// Between attempts to connect: short enough that a restarted coordinator has its workers back
-// within a few heartbeats, and spread so that thousands do not come at once.
-constexpr absl::Duration kFirstBackOff = absl::Milliseconds(100);
-constexpr absl::Duration kLongestBackOff = absl::Seconds(2);
-
-}  // namespace
 
 CoordinatorLink::CoordinatorLink(std::shared_ptr<grpc::Channel> channel, EventBuffer* buffer,
                                  Callbacks callbacks)
@@ -93,21 +85,21 @@ bool CoordinatorLink::ended() const {
 
 void CoordinatorLink::Run() {
   absl::BitGen random;
-  uint32_t failures = 1;
+  SessionPauses pauses;
   std::string last_error;  // why there is no session
   while (true) {
     const absl::Status session = RunSession();
     if (IsFinal(session)) return callbacks_.on_refused(session);
-    failures = session.ok() ? 1 : failures + 1;
     if (session.message() != last_error) {  // said once, not with every try
       last_error = std::string(session.message());
       if (!session.ok() && !absl::IsCancelled(session)) {
         spdlog::warn("no session with the coordinator: {}; trying again", last_error);
       }
     }
-    const absl::Duration back_off = BackOff(kFirstBackOff, kLongestBackOff, failures);
+    const absl::Duration pause = pauses.After(session, /*lease_runs=*/BootNow() < lease_end());
     absl::MutexLock lock(&mutex_);
-    AwaitFor(mutex_, absl::Condition(&stopping_), back_off * absl::Uniform(random, 0.5, 1.5));
+    // Spread, so that thousands do not come at once.
+    AwaitFor(mutex_, absl::Condition(&stopping_), pause * absl::Uniform(random, 0.5, 1.5));
     if (stopping_) return;
   }
 }

@@ -92,7 +92,7 @@ TEST(ConnectTest, ARankThatGaveUpWaitingForAnotherIsGone) {
   }
   const std::vector<std::string> addresses = {listeners[0]->address(), listeners[1]->address(),
                                               kNobody};
-  std::thread impatient([&] {
+  std::jthread impatient([&] {
     const absl::Status gave_up = listeners[0]->Connect(addresses).status();
     EXPECT_EQ(gave_up.code(), absl::StatusCode::kDeadlineExceeded);
     EXPECT_THAT(std::string(gave_up.message()),
@@ -122,25 +122,22 @@ TEST(ConnectTest, AStreamOfDataIsNoArrival) {
 
 TEST(ConnectTest, AnAbortEndsTheWaitWithItsReason) {
   const auto listener = Listen(0, 2);
-  std::thread abort([&] { listener->Abort("told to stop"); });
+  std::jthread abort([&] { listener->Abort("told to stop"); });
   EXPECT_EQ(listener->Connect({listener->address(), kNobody}).status(),
             absl::AbortedError("rank 0: told to stop"));
-  abort.join();
 }
 
 // A process may end right after this, without taking its communicators down.
 TEST(ConnectTest, AnAbortThatWasAwaitedHasBeenHeard) {
   for (int trial = 0; trial < 8; ++trial) {  // some are heard at once by chance
-    const auto listener = Listen(0, 2), peers_listener = Listen(1, 2);
-    const std::vector<std::string> addresses = {listener->address(), peers_listener->address()};
-    std::unique_ptr<Communicator> communicator;
-    std::thread connect([&] { communicator = listener->Connect(addresses).value(); });
-    const auto peer = peers_listener->Connect(addresses).value();
-    connect.join();
-    listener->Abort("out of memory");
-    listener->AwaitAbortHeard();
-    EXPECT_EQ(peer->status(), absl::AbortedError("rank 0: out of memory"));
-    EXPECT_TRUE(peer->aborted_by_peer());
+    std::vector<std::unique_ptr<GrpcListener>> listeners;
+    for (int rank : {0, 1}) listeners.push_back(Listen(rank, 2));
+    const auto communicators =
+        testing::ConnectAll(listeners, {listeners[0]->address(), listeners[1]->address()});
+    listeners[0]->Abort("out of memory");
+    listeners[0]->AwaitAbortHeard();
+    EXPECT_EQ(communicators[1]->status(), absl::AbortedError("rank 0: out of memory"));
+    EXPECT_TRUE(communicators[1]->aborted_by_peer());
   }
 }
 

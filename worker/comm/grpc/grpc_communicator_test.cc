@@ -195,7 +195,7 @@ std::vector<absl::StatusOr<std::unique_ptr<Communicator>>> ConnectTwo(
   }
   const std::vector<std::string> addresses = {listeners[0]->address(), listeners[1]->address()};
   std::vector<absl::StatusOr<std::unique_ptr<Communicator>>> communicators(2);
-  std::thread other([&] { communicators[1] = listeners[1]->Connect(addresses, names); });
+  std::jthread other([&] { communicators[1] = listeners[1]->Connect(addresses, names); });
   communicators[0] = listeners[0]->Connect(addresses, names);
   other.join();
   return communicators;
@@ -326,17 +326,18 @@ TEST(GrpcCommunicatorTest, ADeadPeerIsNamed) {
   ASSERT_EQ(posix_spawn(&child, "/proc/self/exe", nullptr, nullptr,
                         const_cast<char* const*>(arguments), environment.data()),
             0);
+  const absl::Cleanup reap = [child] {
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
+  };
+  close(pipe_fds[1]);  // or a child that ends without a word would be waited for
   std::string child_address;
   for (char letter; read(pipe_fds[0], &letter, 1) == 1 && letter != '\n';) child_address += letter;
   close(pipe_fds[0]);
-  close(pipe_fds[1]);
 
   const std::vector<std::string> addresses = {listeners[0]->address(), listeners[1]->address(),
                                               child_address};
-  std::vector<std::unique_ptr<Communicator>> communicators(2);
-  std::thread connect_other([&] { communicators[1] = listeners[1]->Connect(addresses).value(); });
-  communicators[0] = listeners[0]->Connect(addresses).value();
-  connect_other.join();
+  auto communicators = testing::ConnectAll(listeners, addresses);
   listeners.clear();
 
   const absl::Time start = absl::Now();
@@ -352,7 +353,6 @@ TEST(GrpcCommunicatorTest, ADeadPeerIsNamed) {
     EXPECT_THAT(std::string(status.message()), HasSubstr("rank 2 is gone"));
     EXPECT_TRUE(comm.aborted_by_peer());
   });
-  waitpid(child, nullptr, 0);
 }
 
 }  // namespace

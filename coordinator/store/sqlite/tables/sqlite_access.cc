@@ -2,6 +2,7 @@
 #include <SQLiteCpp/SQLiteCpp.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -42,9 +43,11 @@ absl::StatusOr<std::vector<StoredToken>> SqliteTransaction::ListTokens() {
 }
 
 absl::Status SqliteTransaction::CreateToken(const StoredToken& token) {
+  ASSIGN_OR_RETURN(const absl::Time history, GetHistoryTime());
   return connection_.Try([&]() -> absl::Status {
-    connection_.Run("DELETE FROM tokens WHERE expire_time_us < ?",
-                    absl::ToUnixMicros(options_.clock->Now()));
+    connection_.Run(
+        "DELETE FROM tokens WHERE expire_time_us < ?",
+        absl::ToUnixMicros(std::min(history, options_.clock->Now()) - kExpiredTokenLifetime));
     const std::string data = Seal(token.token.SerializeAsString());
     const int added = connection_.Run(
         "INSERT INTO tokens (name, sha256, expire_time_us, data) VALUES (?, ?, ?, ?) ON CONFLICT "

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/testing/fake_clock.h"
@@ -26,11 +28,19 @@ class SqliteAccessTest : public ::testing::Test {
     StoredToken token;
     token.token.set_name("tokens/" + id);
     token.token.mutable_expire_time()->set_seconds(absl::ToUnixSeconds(expires));
-    token.sha256 = std::string(32, id[0]);
+    token.sha256 = id + std::string(32 - id.size(), '.');
     return token;
   }
   absl::Status Create(const StoredToken& token) {
     return store_->Write([&](WriteTransaction& t) { return t.CreateToken(token); });
+  }
+  // By the time of history; true if `id` is there when the next token has come.
+  bool IsKept(const std::string& id, absl::Time history) {
+    EXPECT_TRUE(store_->Write([&](WriteTransaction& t) { return t.SetHistoryTime(history); }).ok());
+    const std::string next = absl::StrCat("next-", ++next_tokens_);
+    EXPECT_TRUE(Create(Token(next, clock_.Now() + absl::Hours(1))).ok());
+    const std::vector<std::string> names = TokenNames();
+    return std::ranges::find(names, "tokens/" + id) != names.end();
   }
   std::vector<std::string> TokenNames() {
     std::vector<std::string> names;
@@ -72,6 +82,7 @@ class SqliteAccessTest : public ::testing::Test {
   TempDir dir_;
   FakeClock clock_;
   std::unique_ptr<Store> store_;
+  int next_tokens_ = 0;
 };
 
 TEST_F(SqliteAccessTest, JobsAreFoundByOwnerAndProject) {
@@ -104,7 +115,7 @@ TEST_F(SqliteAccessTest, JobsAreFoundByOwnerAndProject) {
   EXPECT_EQ(count({not_ocean}), 0);
 }
 
-TEST_F(SqliteAccessTest, TokensAreKeptUntilTheyAreDeletedOrExpire) {
+TEST_F(SqliteAccessTest, TokensAreKeptUntilTheyAreDeleted) {
   const absl::Time now = clock_.Now();
   ASSERT_TRUE(Create(Token("b", now + absl::Hours(1))).ok());
   ASSERT_TRUE(Create(Token("a", now + absl::Hours(3))).ok());
@@ -112,7 +123,7 @@ TEST_F(SqliteAccessTest, TokensAreKeptUntilTheyAreDeletedOrExpire) {
   EXPECT_THAT(TokenNames(), ElementsAre("tokens/a", "tokens/b"));
   clock_.Advance(absl::Hours(2));
   ASSERT_TRUE(Create(Token("c", now + absl::Hours(3))).ok());
-  EXPECT_THAT(TokenNames(), ElementsAre("tokens/a", "tokens/c"));
+  EXPECT_THAT(TokenNames(), ElementsAre("tokens/a", "tokens/b", "tokens/c"));
   v1::Token removed;
   const auto remove = [&](WriteTransaction& t) -> absl::Status {
     ASSIGN_OR_RETURN(removed, t.DeleteToken("tokens/a"));
@@ -121,7 +132,29 @@ TEST_F(SqliteAccessTest, TokensAreKeptUntilTheyAreDeletedOrExpire) {
   EXPECT_TRUE(store_->Write(remove).ok());
   EXPECT_EQ(removed.expire_time().seconds(), absl::ToUnixSeconds(now + absl::Hours(3)));
   EXPECT_EQ(store_->Write(remove).code(), absl::StatusCode::kNotFound);
-  EXPECT_THAT(TokenNames(), ElementsAre("tokens/c"));
+  EXPECT_THAT(TokenNames(), ElementsAre("tokens/b", "tokens/c"));
+}
+
+TEST_F(SqliteAccessTest, TokensGoLongAfterTheyHaveExpired) {
+  const absl::Time expires = clock_.Now() + absl::Hours(1);
+  const absl::Time gone = expires + kExpiredTokenLifetime;
+  EXPECT_EQ(kExpiredTokenLifetime, absl::Hours(24 * 7));
+  ASSERT_TRUE(Create(Token("a", expires)).ok());
+  clock_.Advance(absl::Hours(24 * 30));
+  EXPECT_TRUE(IsKept("a", gone));
+  EXPECT_FALSE(IsKept("a", gone + absl::Seconds(1)));
+}
+
+TEST_F(SqliteAccessTest, AClockThatIsAheadDeletesNoTokens) {
+  const absl::Time begun = clock_.Now();
+  ASSERT_TRUE(Create(Token("a", begun + absl::Hours(1))).ok());
+  clock_.Advance(absl::Hours(24 * 3650));
+  ASSERT_TRUE(Create(Token("b", begun + absl::Hours(2))).ok());
+  EXPECT_THAT(TokenNames(), ElementsAre("tokens/a", "tokens/b")) << "no history yet";
+  EXPECT_TRUE(IsKept("a", begun + kExpiredTokenLifetime)) << "history leaps nowhere";
+  // Nor does one that is right again and finds history ahead.
+  clock_.Advance(-absl::Hours(24 * 3650));
+  EXPECT_TRUE(IsKept("a", begun + absl::Hours(24 * 3650)));
 }
 
 TEST_F(SqliteAccessTest, AuditRecordsAreFoundByWhatTheySay) {
