@@ -169,7 +169,15 @@ TEST(ValidateTest, HeadBudgetsFollowProbesThatThereAre) {
               HasSubstr("parallelism.heads: 2 does not go with attention.head_budgets: by_probe"));
   EXPECT_THAT(Complaint({"attention.head_budgets=by_probe", "attention.pattern=block_topk"}),
               HasSubstr("attention.head_budgets: only fits attention.pattern: vertical_slash, or "
-                        "attention.pattern: moba, or attention.pattern: adaspa"));
+                        "attention.pattern: moba, or attention.pattern: key_groups, or "
+                        "attention.pattern: adaspa"));
+  EXPECT_EQ(Complaint({"attention.pattern=key_groups", "attention.head_budgets=by_probe"}), "");
+  EXPECT_THAT(Complaint({"attention.pattern=key_groups", "attention.head_budgets=by_recall"}),
+              HasSubstr("attention.head_budgets: by_recall does not go with attention.pattern: "
+                        "key_groups, whose choice estimates no recall"));
+  EXPECT_THAT(Complaint({"attention.pattern=key_groups", "attention.head_budgets=by_probe",
+                         "attention.density=0.7"}),
+              HasSubstr("attention.density is 0.7; with attention.head_budgets: by_probe"));
   EXPECT_EQ(Complaint({"attention.pattern=moba", "attention.head_budgets=by_probe"}), "");
   EXPECT_EQ(Complaint({"attention.pattern=moba", "attention.density=0.7"}), "");
   EXPECT_THAT(

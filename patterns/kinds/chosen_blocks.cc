@@ -64,12 +64,27 @@ absl::Status CheckBlocks(std::string_view field, int64_t size, int64_t tokens,
                       size, blocks, tokens, pattern, most, advice));
 }
 
+absl::Status CheckProbedAlone(const AttentionOptions& options, std::string_view pattern) {
+  if (!options.adapt_heads || options.adapt_by_probe) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "attention.head_budgets: by_recall does not go with attention.pattern: %s, whose choice "
+      "estimates no recall; give attention.head_budgets: by_probe, or equal",
+      pattern));
+}
+
 absl::Status CheckHeadDensity(const AttentionOptions& options) {
   if (!options.adapt_heads || options.density <= kMostHeadDensity) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrFormat(
       "attention.density is %g; with attention.head_budgets: %s some heads keep half more, "
       "so that it is at most 2/3: give less, or attention.head_budgets: equal",
       options.density, options.adapt_by_probe ? "by_probe" : "by_recall"));
+}
+
+DeviceArray<int32_t> UploadHeadHalves(const AttentionOptions& options, const IndexInputs& inputs,
+                                      IndexDevice& device) {
+  if (!options.adapt_by_probe || inputs.head_halves.empty()) return {};
+  return UploadArray(device,
+                     std::vector<int32_t>(inputs.head_halves.begin(), inputs.head_halves.end()));
 }
 
 int64_t ListedTilesOf(int64_t blocks, int64_t span, int64_t kept) {

@@ -8,6 +8,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "patterns/index/index_device.h"
 #include "patterns/sample.h"
 #include "ring/tile_loads.h"
 
@@ -30,10 +31,17 @@ inline float KernelShare(double density) {
 absl::Status CheckBlocks(std::string_view field, int64_t size, int64_t tokens,
                          std::string_view pattern, int64_t most, std::string_view advice);
 
+// INVALID_ARGUMENT where heads' budgets are to follow what the choice estimates of its recall,
+// which `pattern` does not.
+absl::Status CheckProbedAlone(const AttentionOptions& options, std::string_view pattern);
 // INVALID_ARGUMENT where a head with half more than attention.density would keep more than all.
 absl::Status CheckHeadDensity(const AttentionOptions& options);
 // The largest share of which half more is not.
 inline constexpr double kMostHeadDensity = 2.0 / 3.0;
+
+// Returns inputs.head_halves on the device; null where all heads have the same budget.
+DeviceArray<int32_t> UploadHeadHalves(const AttentionOptions& options, const IndexInputs& inputs,
+                                      IndexDevice& device);
 
 // Returns how many tiles of a row a sampled head of `blocks` rows lists at most.
 int64_t MostListed(int64_t blocks);

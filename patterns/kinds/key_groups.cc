@@ -34,6 +34,11 @@ constexpr PatternField kFields[] = {
      .help = "Share of the keys before them that a tile of 64 queries keeps, the tile itself "
      "counted. Left out, 0.28 where data.sequence_length is less than 16,384.",
      .read = Read<&AttentionOptions::density>, .default_for = DefaultDensity},
+    {.path = "attention.head_budgets", .default_value = "equal", .range = {},
+     .help = "Whether a tile keeps as many groups in all heads (`equal`), or besides its own half more in those that recall "
+     "little and half of them in as many that recall much, by the probes of earlier steps (`by_probe`, with "
+     "`attention.probe_every`; the density is at most 2/3 then). `by_recall` is refused.",
+     .read = ReadHeadBudgets},
 };
 // clang-format on
 
@@ -43,9 +48,12 @@ absl::Status Check(const AttentionOptions& options) {
         "attention.tile is %d; attention.pattern: key_groups takes 64: leave one of them out",
         options.tile));
   }
-  if (options.density > 0.0 && options.density <= 1.0) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrFormat("attention.density must lie in (0, 1]; got %g", options.density));
+  if (!(options.density > 0.0 && options.density <= 1.0)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("attention.density must lie in (0, 1]; got %g", options.density));
+  }
+  RETURN_IF_ERROR(CheckProbedAlone(options, "key_groups"));
+  return CheckHeadDensity(options);
 }
 
 int64_t TilesOf(int64_t tokens) {
@@ -62,7 +70,7 @@ int32_t Capacity(const AttentionOptions& options, int64_t tokens) {
   const int64_t last = (TilesOf(tokens) - 1) * kGroupTile;
   kernels::KeyGroupBudget budget = BudgetOf(options, tokens);
   if (options.balance.is_on()) budget.move = kernels::kMostMove;
-  return std::max(1, budget.MostGroups(last, 0));
+  return std::max(1, budget.MostGroups(last, 0, options.adapt_by_probe ? 3 : 2));
 }
 
 // Returns how many groups the tiles of each rank's queries keep in a head, their own counted.
@@ -164,6 +172,7 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
   index.groups_chosen = AllocateArray<uint32_t>(device, inputs.heads * rows.back());
   ASSIGN_OR_RETURN(const float move, FindMove(options, inputs, device));
   ASSIGN_OR_RETURN(const NarrowRows narrow, Narrow(inputs, device));
+  const DeviceArray<int32_t> head_halves = UploadHeadHalves(options, inputs, device);
   return device.Run(
       kernels::KeyGroupGateStep{.queries = narrow.queries.data(),
                                 .keys = reinterpret_cast<const uint8_t*>(narrow.keys.data()),
@@ -172,6 +181,7 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
                                 .scale = inputs.scale,
                                 .density = static_cast<float>(options.density),
                                 .budget_tokens = options.sequence_length,
+                                .head_halves = head_halves.data(),
                                 .move = move,
                                 .tolerance = options.balance.tolerance,
                                 .rows = index.group_rows.data(),
@@ -229,7 +239,7 @@ double PairOperations(const AttentionOptions& /*options*/, int64_t /*head_dim*/)
 }
 
 void SetDensity(AttentionOptions* options, int64_t /*tokens*/, double density) {
-  options->density = density;
+  options->density = options->adapt_heads ? std::min(density, kMostHeadDensity) : density;
 }
 
 }  // namespace
@@ -264,6 +274,9 @@ for is found, and little is kept beside it. Ties go to the earlier group in even
 How many are kept grows with the square root of how far the tile is into its document, and adds up to `attention.density` of
 a sequence of `data.sequence_length` tokens, own tiles counted: early queries look for nearly as many keys as late ones. A short sequence may see its
 own tiles alone; short documents in a long sequence keep more than the share.
+
+With `attention.head_budgets: by_probe` levels come from the probes of earlier steps, as under `vertical_slash`: the groups
+that a tile keeps are half as many in some heads and half more in as many, as far as there are so many before it.
 
 Logits are those of the 64 dimensions of a KV head that hold most of its energy (the sum of squares over the sequence, of
 queries times that of keys), with queries and keys rounded to 8 bits (e4m3), one scale for a KV head's queries and one for its keys; attention itself

@@ -46,11 +46,7 @@ absl::Status Check(const AttentionOptions& options) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "attention.topk_blocks is %d; a query keeps its own block at least", options.topk_blocks));
   }
-  if (options.adapt_heads && !options.adapt_by_probe) {
-    return absl::InvalidArgumentError(
-        "attention.head_budgets: by_recall does not go with attention.pattern: moba, whose choice "
-        "estimates no recall; give attention.head_budgets: by_probe, or equal");
-  }
+  RETURN_IF_ERROR(CheckProbedAlone(options, "moba"));
   return CheckHeadDensity(options);
 }
 
@@ -80,12 +76,8 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
       device, inputs.heads * blocks * kernels::QueryWords(layout.local_tokens()));
   index.chosen = AllocateArray<uint32_t>(
       device, inputs.heads * local_tiles * kernels::BlockWords(static_cast<int32_t>(blocks)));
-  const bool has_head_budgets = options.adapt_by_probe && !inputs.head_halves.empty();
-  DeviceArray<int32_t> head_halves;
-  if (has_head_budgets) {
-    head_halves = UploadArray(
-        device, std::vector<int32_t>(inputs.head_halves.begin(), inputs.head_halves.end()));
-  }
+  const DeviceArray<int32_t> head_halves = UploadHeadHalves(options, inputs, device);
+  const bool has_head_budgets = head_halves.data() != nullptr;
   return ChooseBlocks(
       options.balance, options.tile, /*tells_work_before=*/false, inputs, device, index,
       [&](const kernels::ChoiceMove& move) {

@@ -22,8 +22,9 @@ constexpr int kDigits = 1 << kDigitBits;
 
 struct KeepParams {
   KeyGroupBudget budget;
-  int query_tiles = 0;            // of this rank
-  const int64_t* rows = nullptr;  // KeyGroupGateStep's
+  int query_tiles = 0;                   // of this rank
+  const int32_t* head_halves = nullptr;  // KeyGroupGateStep's, as the next two
+  const int64_t* rows = nullptr;
   uint32_t* chosen = nullptr;
 };
 
@@ -109,8 +110,9 @@ __global__ void __launch_bounds__(kKeepThreads)
       .end = end,
       .group_bits = 32 - __clz(end),
       .late = TiesGoLate(head)};
+  const int halves = keep.head_halves == nullptr ? 2 : keep.head_halves[head];
   const uint64_t limit =
-      KeyLimit(shared, row, static_cast<uint32_t>(keep.budget.MostGroups(first, start)));
+      KeyLimit(shared, row, static_cast<uint32_t>(keep.budget.MostGroups(first, start, halves)));
   uint32_t* const chosen = keep.chosen + head * keep.rows[keep.query_tiles] + keep.rows[tile];
   const int words = BlockWords(static_cast<int32_t>(end)), lane = threadIdx.x % 32;
   for (int word = threadIdx.x / 32; word < words; word += kKeepThreads / 32) {
@@ -226,6 +228,7 @@ absl::Status ChooseKeyGroups(int heads, int kv_heads, const KeyGroupGateStep& st
   const auto query_tiles = static_cast<int>((queries + kGroupTile - 1) / kGroupTile);
   const KeepParams keep = {.budget = step.budget(),
                            .query_tiles = query_tiles,
+                           .head_halves = step.head_halves,
                            .rows = step.rows,
                            .chosen = step.chosen};
   RETURN_IF_ERROR(LaunchProducts(ProductKernel<false>, params, query_map, key_map, stream));

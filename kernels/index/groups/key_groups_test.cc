@@ -90,7 +90,8 @@ class KeyGroupsTest : public GpuTest {
     const DeviceBuffer<uint8_t> queries, keys;
   };
 
-  // What the rank of `layout` chooses.
+  // What the rank of `layout` chooses. step.head_halves is in the host's memory, as the oracle
+  // reads it.
   static std::vector<uint32_t> Choose(const Rows& q, const Rows& k, KeyGroupGateStep step,
                                       const ShardLayout& layout,
                                       const std::vector<int32_t>& starts) {
@@ -107,6 +108,10 @@ class KeyGroupsTest : public GpuTest {
     step.queries = narrow.data();
     step.keys = narrowed.keys.data();
     step.document_starts = starts.empty() ? nullptr : local_starts.data();
+    std::vector<int32_t> of_heads(q.heads);
+    if (step.head_halves != nullptr) std::copy_n(step.head_halves, q.heads, of_heads.begin());
+    const DeviceBuffer<int32_t> halves(of_heads);
+    if (step.head_halves != nullptr) step.head_halves = halves.data();
     step.rows = of_tiles.data();
     step.chosen = chosen.data();
     const TokenMajor<const Bf16> q_view = q.ViewOf(queries, n), k_view = k.ViewOf(local_keys, n);
@@ -168,6 +173,19 @@ TEST_F(KeyGroupsTest, AreTheOraclesAndOnRanksThoseOfOne) {
 }
 
 // Any values: what the tensor cores lose of sums may change the order, and no more.
+TEST_F(KeyGroupsTest, HeadsHaveBudgetsOfTheirOwn) {
+  const Rows q = RandomWhole(1024, 4, 64), k = RandomWhole(1024, 2, 64);
+  const std::vector<int32_t> halves = {1, 3, 2, 3};
+  for (const float density : {0.1f, 0.3f, 0.6f}) {
+    const KeyGroupGateStep step = {
+        .scale = 1.0f, .density = density, .budget_tokens = 1024, .head_halves = halves.data()};
+    const std::vector<uint32_t> one = Choose(q, k, step, {.tokens = 1024}, {});
+    EXPECT_EQ(KeyGroupOracle(q.View(), k.View(), step, {}).Complaint(one, {.tokens = 1024}, 0.0),
+              "");
+    ExpectRanksChoose(q, k, step, {}, one);
+  }
+}
+
 TEST_F(KeyGroupsTest, AreTheOraclesWithinTheRoundingOfSums) {
   for (const int head_dim : {64, 128}) {
     const auto as_is = [](float normal) { return normal; };

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <random>
 #include <string>
@@ -106,6 +107,34 @@ TEST(KeyGroupGateTest, IsTheOracles) {
         EXPECT_EQ(Choose(q, k, step, whole, starts, /*threads=*/5), chosen);
       }
     }
+  }
+}
+
+TEST(KeyGroupGateTest, HeadsHaveBudgetsOfTheirOwn) {
+  std::mt19937 random(5);
+  constexpr int kTokens = 1024;
+  const Tensor q = RandomTensor(kTokens, 4, 64, random), k = RandomTensor(kTokens, 2, 64, random);
+  const std::vector<int32_t> halves = {1, 3, 2, 3};
+  for (const float density : {0.3f, 0.6f}) {
+    const KeyGroupGateStep equal = {.scale = 1.0f, .density = density, .budget_tokens = kTokens};
+    KeyGroupGateStep step = equal;
+    step.head_halves = halves.data();
+    const ShardLayout whole = {.tokens = kTokens};
+    const std::vector<uint32_t> chosen = Choose(q, k, step, whole);
+    EXPECT_EQ(KeyGroupOracle(q.view(), k.view(), step, {}).Complaint(chosen, whole, kTolerance),
+              "");
+    const std::vector<uint32_t> before = Choose(q, k, equal, whole);
+    const int64_t words = std::ssize(chosen) / q.heads;
+    std::vector<int64_t> kept(q.heads), kept_before(q.heads);
+    for (int64_t i = 0; i < std::ssize(chosen); ++i) {
+      kept[i / words] += std::popcount(chosen[i]);
+      kept_before[i / words] += std::popcount(before[i]);
+    }
+    EXPECT_LT(kept[0], kept_before[0] * 6 / 10);
+    EXPECT_GT(kept[1], kept_before[1] * 12 / 10);
+    EXPECT_EQ(kept[2], kept_before[2]);
+    // What one head has less and another more comes out even, but where there are no more groups.
+    EXPECT_LE(kept[0] + kept[1], 2 * kept_before[0]);
   }
 }
 

@@ -174,7 +174,13 @@ std::string KeyGroupOracle::Complaint(int head, int64_t tile, const std::vector<
     return absl::StrFormat("head %d, tile %d: group %d %s", head, tile, group, what);
   };
   const int64_t first = tile * kGroupTile, start = StartOf(first);
-  const int32_t most = step_.budget().MostGroups(first, start);
+  int32_t most = step_.budget().MostGroups(first, start);
+  const int32_t halves = step_.head_halves == nullptr ? 2 : step_.head_halves[head];
+  if (halves == 1) most -= most / 2;
+  if (halves == 3) {
+    most = static_cast<int32_t>(
+        std::min<int64_t>(most + most / 2, (first - start + kGroupKeys - 1) / kGroupKeys));
+  }
   if (std::ssize(kept) != most) {
     return absl::StrFormat("head %d, tile %d: keeps %d groups, not %d", head, tile, kept.size(),
                            most);

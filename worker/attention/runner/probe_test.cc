@@ -162,7 +162,8 @@ TEST_P(ProbeTest, BudgetsGoWhereTheProbeFindsLittle) {
     }
   }
   for (AttentionOptions options :
-       {SparseOptions()[0], AttentionOptions{.pattern = Pattern::kAdaSpa, .density = 0.3}}) {
+       {SparseOptions()[0], AttentionOptions{.pattern = Pattern::kAdaSpa, .density = 0.3},
+        AttentionOptions{.pattern = Pattern::kKeyGroups, .density = 0.6}}) {
     SCOPED_TRACE(static_cast<int>(options.pattern));
     options.probe_every = 11;
     options.tile = kTile;

@@ -69,7 +69,7 @@ class ChangingBudgetsTest : public ::testing::Test {
   static std::vector<patterns::AttentionOptions> Probed() {
     const patterns::AttentionOptions options = {
         .probe_every = 1, .sink_tokens = 4, .tile = 64, .deterministic = true};
-    std::vector<patterns::AttentionOptions> all(4, options);
+    std::vector<patterns::AttentionOptions> all(5, options);
     all[0].pattern = patterns::Pattern::kAdaSpa;
     all[0].density = 0.3;
     all[1].pattern = patterns::Pattern::kVerticalSlash;
@@ -78,10 +78,13 @@ class ChangingBudgetsTest : public ::testing::Test {
     all[2].pattern = patterns::Pattern::kMoba;
     all[2].block_size = 64;
     all[2].topk_blocks = 4;
-    for (int i = 0; i < 3; ++i) all[i].adapt_heads = all[i].adapt_by_probe = true;
-    all[3].pattern = patterns::Pattern::kBlockTopK;
-    all[3].block_size = 64;
-    all[3].topk_blocks = 4;
+    all[3].pattern = patterns::Pattern::kKeyGroups;
+    all[3].density = 0.3;
+    all[3].deterministic = false;  // which it cannot be on GPUs
+    for (int i = 0; i < 4; ++i) all[i].adapt_heads = all[i].adapt_by_probe = true;
+    all[4].pattern = patterns::Pattern::kBlockTopK;
+    all[4].block_size = 64;
+    all[4].topk_blocks = 4;
     return all;
   }
 
@@ -140,10 +143,16 @@ class ChangingBudgetsTest : public ::testing::Test {
     std::vector<torch::Tensor> rows_;  // of q, k, v, d_out
   };
 
-  static void ExpectTheSame(const Outcome& actual, const Outcome& expected) {
+  // To the bit; gradients within rounding where they are added in any order.
+  static void ExpectTheSame(const Outcome& actual, const Outcome& expected,
+                            bool deterministic = true) {
     ASSERT_EQ(actual.tensors.size(), expected.tensors.size());
     for (size_t i = 0; i < actual.tensors.size(); ++i) {
-      EXPECT_TRUE(torch::equal(actual.tensors[i], expected.tensors[i])) << "tensor " << i;
+      const bool is_out = i % 4 == 0;
+      EXPECT_TRUE(deterministic || is_out
+                      ? torch::equal(actual.tensors[i], expected.tensors[i])
+                      : torch::allclose(actual.tensors[i], expected.tensors[i], 1e-2, 1e-2))
+          << "tensor " << i;
     }
   }
 };
@@ -270,7 +279,7 @@ TYPED_TEST_P(ChangingBudgetsTest, HeadsHaveTheBudgetsThatTheProbeBeforeLeftThem)
           EXPECT_EQ(by_itself.TakeTiles(), tiles[i]) << "forward " << i;
         }
         for (size_t i = budgets.size(); i-- > 0;) {
-          TestFixture::ExpectTheSame(run.Backward(forwards[i]), alone[i]);
+          TestFixture::ExpectTheSame(run.Backward(forwards[i]), alone[i], options.deterministic);
         }
         // What the heads that the probe gave more attend to is more.
         const auto equal = [&](int head) {
@@ -279,7 +288,8 @@ TYPED_TEST_P(ChangingBudgetsTest, HeadsHaveTheBudgetsThatTheProbeBeforeLeftThem)
         };
         EXPECT_EQ(equal(1), !options.adapt_by_probe);
         EXPECT_EQ(equal(3), !options.adapt_by_probe);
-        TestFixture::ExpectTheSame(alone[3], alone[1]);  // and no more in the step after
+        // And no more in the step after.
+        TestFixture::ExpectTheSame(alone[3], alone[1], options.deterministic);
       });
     }
   }

@@ -150,14 +150,17 @@ struct KeyGroupBudget {
   // the score, no larger share of it is lost.
   float move = 1.0f, tolerance = 0.0f;
 
-  // Groups that a tile keeps whose first query is at `first`, in a document that starts at `start`.
-  RINGLEADER_HOST_DEVICE int32_t MostGroups(int64_t first, int64_t start) const {
+  // Groups that a tile keeps whose first query is at `first`, in a document that starts at `start`,
+  // in a head with `halves` of the budget (OfHalves), the tile's own not counted.
+  RINGLEADER_HOST_DEVICE int32_t MostGroups(int64_t first, int64_t start,
+                                            int32_t halves = 2) const {
     const int64_t all = (first - start + kGroupKeys - 1) / kGroupKeys;
     constexpr int64_t kOwn = kGroupTile / kGroupKeys;
     int64_t kept = all;
     if (rate >= 0.0) {
       const double places = sqrt(static_cast<double>(first - start + kGroupTile));
       kept = Between(0, static_cast<int64_t>(rate * places) - kOwn, all);
+      kept = Between(0, OfHalves(static_cast<int32_t>(kept), halves), all);
     }
     if (move == 1.0f) return static_cast<int32_t>(kept);
     const double with_own = static_cast<double>(kept + kOwn);
@@ -249,9 +252,10 @@ struct KeyGroupGateStep {
   // The length that the budget adds up to `density` of; 0: query_layout's. Samples of one job say
   // the same, so that what a sample sees does not depend on those it is dealt with.
   int64_t budget_tokens = 0;
-  float move = 1.0f, tolerance = 0.0f;  // KeyGroupBudget's
-  const int64_t* rows = nullptr;        // GroupRows of query_layout
-  uint32_t* chosen = nullptr;           // ChosenGroups'
+  const int32_t* head_halves = nullptr;  // [heads]: OfHalves'; null: 2 each
+  float move = 1.0f, tolerance = 0.0f;   // KeyGroupBudget's
+  const int64_t* rows = nullptr;         // GroupRows of query_layout
+  uint32_t* chosen = nullptr;            // ChosenGroups'
 
   KeyGroupBudget budget() const {
     KeyGroupBudget budget =
