@@ -40,6 +40,8 @@ def attentions(density, tokens):
         "adaspa": {"pattern": "adaspa", "density": density},
         "moba": {"pattern": "moba", "block_size": max(tasks.TILE, tokens // 512), "density": density},
         "key-groups": {"pattern": "key_groups", "density": density},
+        # Budgets follow the last probes, and a job here has few steps.
+        "key-groups, by probe": {"pattern": "key_groups", "density": density, "head_budgets": "by_probe", "probe_every": 4},
         "block-topk": block_topk,
         "fixed-blocks": fixed_blocks_of(density, blocks),
         f"block-topk{CAUSAL}": {**block_topk, "selection": "causal"},

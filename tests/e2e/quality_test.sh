@@ -36,8 +36,8 @@ assert not any(of["learned"] for of in quality["dense"].values()), quality["dens
 patterns = {job["pattern"]: job for job in quality["patterns"]}
 dense = {"dense", "dense in FP8"}
 assert set(patterns) == dense | {"window", "vertical-slash", "vertical-slash, spread", "xattention",
-                         "xattention, stride 32", "xattention, stride 64", "adaspa", "moba", "key-groups", "fixed-blocks", "block-topk",
-                         "block-topk, causal", "vertical-slash, top-p", "xattention, threshold", "the default"}, patterns.keys()
+                         "xattention, stride 32", "xattention, stride 64", "adaspa", "moba", "key-groups", "key-groups, by probe",
+                         "fixed-blocks", "block-topk", "block-topk, causal", "vertical-slash, top-p", "xattention, threshold", "the default"}, patterns.keys()
 for name, job in patterns.items():
     first = job["first_evaluation"]
     asked = {task: answers["asked"] for task, answers in first["answers"].items() if answers["asked"]}
