@@ -75,6 +75,7 @@ TEST(PlannerSourceLimitsTest, PlansAreCappedInSize) {
 // Previews wait for each other, in a short queue, and jobs do not wait for them.
 TEST(PlannerSourceLimitsTest, PreviewsDoNotKeepJobsWaiting) {
   absl::Notification go;
+  std::atomic<int> answered = 0, refused = 0;
   const auto plans =
       NewPlannerSource({.make = [&go](const v1::JobSpec& spec, const auto&, const auto&,
                                       const auto&, const auto&, const auto&, const auto*) {
@@ -84,7 +85,6 @@ TEST(PlannerSourceLimitsTest, PreviewsDoNotKeepJobsWaiting) {
   lifecycle::PlanRequest preview = Request(4, 16384);
   preview.spec.set_name("preview");
   preview.is_preview = true;
-  std::atomic<int> answered = 0, refused = 0;
   for (int i = 0; i < 20; ++i) {
     plans->Plan(preview, [&](const absl::StatusOr<lifecycle::MadePlan>& made) {
       ++answered;

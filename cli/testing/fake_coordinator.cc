@@ -1,6 +1,10 @@
 #include "cli/testing/fake_coordinator.h"
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
+
+#include "tests/support/program.h"
 
 namespace ringleader::cli {
 namespace {
@@ -15,14 +19,15 @@ grpc::Status Away() {
 }  // namespace
 
 void FakeCoordinator::Start() {
+  if (port_ == 0) port_ = testing::FreePort();
   grpc::ServerBuilder builder;
-  builder.AddListeningPort("127.0.0.1:" + std::to_string(port_), grpc::InsecureServerCredentials(),
-                           &port_);
+  builder.AddListeningPort("127.0.0.1:" + std::to_string(port_), grpc::InsecureServerCredentials());
   builder.RegisterService(static_cast<v1::AccessService::Service*>(this));
   builder.RegisterService(static_cast<v1::JobService::Service*>(this));
   builder.RegisterService(static_cast<v1::LogService::Service*>(this));
   builder.RegisterService(static_cast<v1::NodeService::Service*>(this));
   server_ = builder.BuildAndStart();
+  ASSERT_NE(server_, nullptr) << "port " << port_;
 }
 
 void FakeCoordinator::Stop() {

@@ -308,7 +308,7 @@ TEST_F(FairnessTest, PagesEndWhereTheyWouldBeTooLarge) {
 
 TEST_F(FairnessTest, SessionsHaveToSayWhoTheyAre) {
   Start({.listen = Loopback(), .check_files = false}, {.silent_sessions_per_client = 3},
-        {.hello_timeout = absl::Seconds(2)});
+        {.hello_timeout = absl::Seconds(8)});
   const auto workers = v1::WorkerControl::NewStub(channel_);
   std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
   using Stream = grpc::ClientReaderWriter<v1::WorkerMessage, v1::CoordinatorMessage>;
@@ -335,8 +335,8 @@ TEST_F(FairnessTest, SessionsHaveToSayWhoTheyAre) {
     errors.push_back(stream->Finish().error_message());
   }
   EXPECT_THAT(errors, ::testing::UnorderedElementsAre(
-                          HasSubstr("no hello within 2s"), HasSubstr("no hello within 2s"),
-                          HasSubstr("no hello within 2s"), HasSubstr("--silent-sessions")));
+                          HasSubstr("no hello within 8s"), HasSubstr("no hello within 8s"),
+                          HasSubstr("no hello within 8s"), HasSubstr("--silent-sessions")));
   EXPECT_EQ(Metric(kReached), 1);
   // There is room again, and the session that spoke goes on.
   const auto again = open();

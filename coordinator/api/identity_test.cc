@@ -231,7 +231,7 @@ TEST_F(AccessTest, CallersOfOneConnectionAreToldApart) {
 TEST_F(AccessTest, AStreamEndsWithTheTokenThatOpenedIt) {
   Client root = As("root");
   ASSERT_TRUE(root.Create("x").ok());
-  ASSERT_TRUE(root.CreateToken("rlt_brief", v1::VIEWER, "erin", 2).ok());
+  ASSERT_TRUE(root.CreateToken("rlt_brief", v1::VIEWER, "erin", 6).ok());
   Client erin = WithToken("rlt_brief");
   v1::WatchJobRequest watch;
   watch.set_name("jobs/x");

@@ -97,6 +97,13 @@ class PageHttpTest : public ::testing::Test {
     Send(client, "GET /small HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     return ReadAll(client);
   }
+  // The first answer that is one: who is let go of, or too slow on a busy machine, gets none.
+  std::string GetInTheEnd(const char* from = "127.0.0.1") {
+    const absl::Time deadline = BootNow() + absl::Seconds(60);
+    std::string answer;
+    while (answer.empty() && BootNow() < deadline) answer = Get(from);
+    return answer;
+  }
 
   std::vector<int> clients_;
   std::unique_ptr<PageHttp> http_;
@@ -130,10 +137,7 @@ TEST_F(PageHttpTest, ThousandsOfIdleConnectionsTakeFewFilesAndLeaveRoomForOthers
   // Whoever let go of what it had is served again.
   for (const int client : clients_) close(client);
   clients_.clear();
-  const absl::Time deadline = BootNow() + absl::Seconds(60);
-  std::string answer;
-  while (answer.empty() && BootNow() < deadline) answer = Get();
-  EXPECT_THAT(answer, StartsWith("HTTP/1.1 200 OK"));
+  EXPECT_THAT(GetInTheEnd(), StartsWith("HTTP/1.1 200 OK"));
 }
 
 // From many addresses, too, no more is open than the page has room for.
@@ -145,7 +149,7 @@ TEST_F(PageHttpTest, AFloodFromEverywhereIsBoundedAndPasses) {
   std::vector<int> flood;
   for (int i = 2; i < 200; ++i) flood.push_back(Connect(absl::StrCat("127.0.0.", i).c_str()));
   for (const int client : flood) EXPECT_EQ(ReadAll(client), "");
-  EXPECT_THAT(Get("127.0.1.1"), StartsWith("HTTP/1.1 200 OK"));
+  EXPECT_THAT(GetInTheEnd("127.0.1.1"), StartsWith("HTTP/1.1 200 OK"));
 }
 
 TEST_F(PageHttpTest, ARequestThatDripsInEndsInTime) {

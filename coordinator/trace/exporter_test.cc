@@ -134,14 +134,17 @@ TEST_F(ExporterTest, ACollectorThatVanishedIsLookedForAnew) {
   while (network.connections() < 2 && absl::Now() < patience) absl::SleepFor(absl::Milliseconds(5));
   EXPECT_GE(network.connections(), 2);
   network.Heal();
-  EXPECT_EQ(collector.Await(2).back().name(), "b");
+  // The first may be there twice: where its answer came late it was sent again.
+  size_t count = 2;
+  while (count < 100 && collector.Await(count).back().name() != "b") ++count;
+  EXPECT_LT(count, 100u);
 }
 
 TEST_F(ExporterTest, WhatNobodyAnswersIsGivenUp) {
   Collector collector;
   collector.SetAnswer(Collector::Hang);
   ExportLimits limits = Short();
-  limits.call = absl::Minutes(1);
+  limits.call = limits.at_end = absl::Minutes(1);
   limits.give_up = absl::Seconds(3);
   const auto exporter = Export({.endpoint = "http://" + collector.Address()}, limits);
   exporter->Add(Spans("lost", 3));
@@ -171,7 +174,7 @@ TEST_F(ExporterTest, WhatMaySucceedLaterIsSentAgain) {
   });
   ExportLimits limits = Short();
   limits.give_up = absl::Hours(1);
-  limits.call = absl::Minutes(1);
+  limits.call = limits.at_end = absl::Minutes(1);
   const auto exporter = Export({.endpoint = "http://" + collector.Address()}, limits);
   exporter->Add(Spans("a", 2));
   collector.Await(2);

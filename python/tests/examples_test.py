@@ -17,6 +17,6 @@ EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 ])
 def test_example(arguments, lines, says):
     done = subprocess.run([sys.executable, EXAMPLES / arguments[0], *arguments[1:]], capture_output=True, text=True,
-                          timeout=120, check=False)
+                          timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert [says in line for line in done.stdout.splitlines()] == [True] * lines

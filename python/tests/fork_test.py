@@ -35,7 +35,7 @@ sys.exit(code)
 
 def run(**options):
     program = PROGRAM.format(**{"parent": 2, "child": 2, "computes": True, "depth": 0, **options})
-    return subprocess.run([sys.executable, "-c", program], timeout=60, capture_output=True, text=True)
+    return subprocess.run([sys.executable, "-c", program], timeout=600, capture_output=True, text=True)
 
 
 def check(**options):

@@ -27,7 +27,7 @@ start() {
   coordinator=$!
   for ((i = 0; ; ++i)); do
     RINGLEADER_ADDRESS=unix:$run/socket "$bin/ringctl" health >"$run/health.log" 2>&1 && break
-    ((i < 100)) || fail "the coordinator did not start"
+    ((i < 300)) || fail "the coordinator did not start"
     sleep 0.1
   done
 }

@@ -23,17 +23,16 @@ assert (shell, flag) == ("/bin/sh", "-c")
 print(script)
 END
 
-port=$(python3 -c 'import socket
-with socket.socket() as end:
-    end.bind(("127.0.0.1", 0))
-    print(end.getsockname()[1])')
+# shellcheck source=deploy/loopback_services.sh
+source "$root/deploy/loopback_services.sh"
+port=$(free_port)
 unshare --pid --fork --mount-proc --kill-child "$bin/ringleader-worker" --coordinator 127.0.0.1:1 --name a --data-dir "$run/worker" \
   --metrics-listen "127.0.0.1:$port" --trainer /bin/true >"$run/worker.log" 2>&1 &
 outer=$!
 for ((i = 0; ; ++i)); do
   worker=$(pgrep -P "$outer" || true)
   [[ $worker ]] && curl -fs -m 5 "http://127.0.0.1:$port/metrics" >"$run/metrics.log" && break
-  ((i < 100)) || fail "the worker did not start"
+  ((i < 300)) || fail "the worker did not start"
   sleep 0.1
 done
 probe() { nsenter --target "$worker" --pid --mount /bin/sh "$run/probe" >"$run/probe.log" 2>&1; }

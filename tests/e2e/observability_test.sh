@@ -52,6 +52,7 @@ for name in DCGM_FI_DEV_GPU_UTIL:97 DCGM_FI_DEV_POWER_USAGE:652.4 DCGM_FI_DEV_XI
 done >"$run/gpus/metrics"
 start dcgm python3 -m http.server --bind 127.0.0.1 --directory "$run/gpus" "$dcgm_port"
 
+until [[ $(metrics_address secured) ]]; do sleep 0.1; done
 prometheus=127.0.0.1:$(free_port)
 cat >"$run/prometheus.yaml" <<END
 global: {scrape_interval: 1s, evaluation_interval: 1s}

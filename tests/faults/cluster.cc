@@ -60,7 +60,7 @@ Cluster::Cluster()
                           {"--blame-window", 0.5},
                           {"--abort-grace", 2},
                           {"--checkpoint-grace", 10}}),
-      worker_flags_({{"--pulse-timeout", 2}, {"--drain-timeout", 15}}),
+      worker_flags_({{"--pulse-timeout", 10}, {"--drain-timeout", 15}}),
       bin_(fs::read_symlink("/proc/self/exe").parent_path()),
       dir_(NewFolder()),
       port_(testing::FreePort()) {}
@@ -110,9 +110,16 @@ void Cluster::RestartCoordinator() {
   coordinator_ = std::make_unique<agent::Process>(StartProcess("coordinator", std::move(command)));
 }
 
+void Cluster::GiveTimeToComeBack() {
+  coordinator_flags_["--fence-after"] = 20;
+  coordinator_flags_["--adoption-timeout"] = 25;
+}
+
 void Cluster::StartCoordinator() {
   RestartCoordinator();
   grpc::ChannelArguments arguments;
+  // A connection to one that was killed may not have been seen to end yet.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 200);
   const Address address{.host = "127.0.0.1", .port = port_, .path = ""};

@@ -46,6 +46,8 @@ class Cluster : public ::testing::Test {
   // Whatever a test did: no job ever ran twice at once.
   void TearDown() override;
 
+  // Before anything starts: whoever is out of sight has 20 s to come back, not 5.
+  void GiveTimeToComeBack();
   void StartCoordinator();
   // The same again, e.g. after it was killed; clients keep their connections.
   void RestartCoordinator();

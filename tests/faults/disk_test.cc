@@ -28,9 +28,12 @@ TEST_F(DiskTest, TrainingOutlastsAFullDiskAndTheRecordIsWhole) {
     umount2(disk.c_str(), MNT_DETACH);
   };
   coordinator_flags_["--reserve-mebibytes"] = 2;
+  // Long enough for a worker to find a coordinator that was started anew.
+  coordinator_flags_["--fence-after"] = 8;
+  coordinator_flags_["--adoption-timeout"] = 10;
   StartCoordinator();
   StartWorker("a", 2);
-  Submit(Spec("job", 2, 800, {{"fake-step-ms", "25"}}));
+  Submit(Spec("job", 2, 800, {{"fake-step-ms", "40"}}));
   AwaitStep("job", 7);
   const auto fill_up = [&] {
     std::ofstream ballast(disk + "/ballast", std::ios::app);

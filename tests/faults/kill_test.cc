@@ -128,8 +128,7 @@ TEST_F(KillTest, OfAWorkerWhileTheCoordinatorIsAway) {
 
 TEST_F(KillTest, OfTheCoordinatorWhileAJobRuns) {
   // Out for longer than its lease, but not for so long that workers give up on it.
-  coordinator_flags_["--fence-after"] = 20;
-  coordinator_flags_["--adoption-timeout"] = 25;
+  GiveTimeToComeBack();
   StartCoordinator();
   StartWorker("a", 2);
   StartWorker("b", 2);
@@ -157,6 +156,7 @@ TEST_F(KillTest, OfTheCoordinatorWhileAJobRuns) {
 }
 
 TEST_F(KillTest, OfTheCoordinatorAgainAndAgain) {
+  GiveTimeToComeBack();
   StartCoordinator();
   StartWorker("a", 2);
   StartWorker("b", 2);
@@ -204,11 +204,11 @@ TEST_F(KillTest, OfTheCoordinatorWhileJobsAreSubmitted) {
   enough = true;
   client.join();
   EXPECT_EQ(uids.size(), static_cast<size_t>(acknowledged));
+  AwaitServing();  // the last coordinator may have only begun
   v1::ListJobsRequest request;
   request.set_page_size(1000);
   v1::ListJobsResponse response;
   CallContext context;
-  context.set_wait_for_ready(true);  // the last coordinator may have only begun
   ASSERT_TRUE(jobs_->ListJobs(&context, request, &response).ok());
   EXPECT_EQ(response.total_size(), acknowledged);
   for (const v1::Job& job : response.jobs()) EXPECT_TRUE(uids.contains(job.uid())) << job.name();

@@ -77,8 +77,8 @@ TEST_F(LeaseTest, AWorkerWhoseLoopHangsPassesForNoLivingOne) {
 
 // As virtual machines are paused: time has passed, and a worker that did not run has heard nothing.
 TEST_F(LeaseTest, AMachineThatWasPausedHasLostNoTrainer) {
-  worker_flags_["--pulse-timeout"] = 5;
-  coordinator_flags_["--lease"] = 6;
+  worker_flags_["--pulse-timeout"] = 12;
+  coordinator_flags_["--lease"] = 13;
   coordinator_flags_["--fence-after"] = 60;
   coordinator_flags_["--adoption-timeout"] = 90;
   RunJob();
@@ -97,6 +97,7 @@ TEST_F(LeaseTest, AMachineThatWasPausedHasLostNoTrainer) {
 // The coordinator itself stands still for longer than a lease: that it has heard of nobody is no
 // sign of anything, and what was said waits in its sockets.
 TEST_F(LeaseTest, ACoordinatorThatWasStoppedTakesNobodyForDead) {
+  GiveTimeToComeBack();
   StartCoordinator();
   StartWorker("a", 2);
   Submit(Spec("job", 2, 250, {{"fake-step-ms", "30"}}));

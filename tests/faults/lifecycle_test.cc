@@ -115,8 +115,7 @@ TEST_F(LifecycleTest, SigtermOfAWorkerIsADrain) {
 }
 
 TEST_F(LifecycleTest, SigtermOfAWorkerAloneStillWritesACheckpoint) {
-  coordinator_flags_["--fence-after"] = 20;
-  coordinator_flags_["--adoption-timeout"] = 25;
+  GiveTimeToComeBack();
   StartCoordinator();
   StartWorker("a", 2);
   Submit(Spec("job", 2, 400, {{"fake-step-ms", "20"}}));
@@ -133,6 +132,7 @@ TEST_F(LifecycleTest, SigtermOfAWorkerAloneStillWritesACheckpoint) {
 }
 
 TEST_F(LifecycleTest, AHungTrainerIsKilledAndNamed) {
+  worker_flags_["--pulse-timeout"] = 2;
   StartCoordinator();
   StartWorker("a", 4);
   Submit(Spec("job", 4, 20, {{"fake-hang", "1.12"}}));

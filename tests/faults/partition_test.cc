@@ -16,8 +16,7 @@ using ::testing::HasSubstr;
 class PartitionTest : public Cluster {};
 
 TEST_F(PartitionTest, AShortOneIsWaitedOut) {
-  coordinator_flags_["--fence-after"] = 20;
-  coordinator_flags_["--adoption-timeout"] = 25;
+  GiveTimeToComeBack();
   StartCoordinator();
   TcpProxy proxy(coordinator_port());
   StartWorker("a", 2);
@@ -86,6 +85,7 @@ TEST_F(PartitionTest, AKilledWorkerBehindOneIsUnknownUntilItsWitnessIsHeard) {
 
 // The connection breaks while worker and trainers live: they go on.
 TEST_F(PartitionTest, AResetConnectionIsNoDeath) {
+  GiveTimeToComeBack();
   StartCoordinator();
   auto proxy = std::make_unique<TcpProxy>(coordinator_port());
   const std::string address = proxy->address();

@@ -17,6 +17,7 @@ using ::testing::HasSubstr;
 class RestoreTest : public Cluster {};
 
 TEST_F(RestoreTest, WorkersAndACoordinatorThatWasPutBackAgreeAgain) {
+  GiveTimeToComeBack();
   StartCoordinator();
   StartWorker("a", 2);
   Submit(Spec("job", 2, 250, {{"fake-step-ms", "30"}, {"fake-hold", "240"}}));

@@ -23,8 +23,7 @@ class TrainerTest : public Cluster {
     trainer_ = "ringleader-trainer";
     // Real training takes the machine's cores, and heartbeats their time.
     coordinator_flags_["--lease"] = 3;
-    coordinator_flags_["--fence-after"] = 20;
-    coordinator_flags_["--adoption-timeout"] = 25;
+    GiveTimeToComeBack();
     worker_flags_["--pulse-timeout"] = 30;
   }
 

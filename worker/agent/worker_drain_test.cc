@@ -18,6 +18,7 @@ TEST_F(WorkerTest, ADrainIsAskedForInEverySessionUntilAllHaveLeft) {
   worker_->Drain("SIGTERM");
   EXPECT_EQ(coordinator_.Await(IsDrain).drain().reason(), "SIGTERM");
   worker_->Drain("once more");
+  AwaitAcknowledged();
   coordinator_.EndSession();
   EXPECT_TRUE(Becomes([&] { return coordinator_.Received(IsDrain).size() == 2; }));
   EXPECT_EQ(coordinator_.Received(IsDrain).back().drain().reason(), "SIGTERM");

@@ -82,6 +82,7 @@ TEST_F(DirectoryTest, WhatAnotherRankSeesLateIsWaitedFor) {
   // Rank 1's folder becomes rank 0's only after rank 1 has written into it.
   const std::string late = temp_.File("late"), aside = temp_.File("aside");
   fs::create_directory(aside);
+  fs::create_directories(shared_);
   fs::create_directory_symlink(aside, late);
   fs::create_directory_symlink(shared_, temp_.File("mounted"));
   std::thread mount([&] {

@@ -190,16 +190,18 @@ TEST_P(GroupCommunicatorTest, AllToAllOfUnequalPartsIsAnError) {
 }
 
 TEST_P(GroupCommunicatorTest, AnAbortEndsAnAllToAllThatWaitsForAPeer) {
-  absl::BlockingCounter waiting(1);
+  absl::BlockingCounter waiting(1), released(1);
   RunRanks(2, [&](Communicator& comm) {
     if (comm.rank() == 1) {
       waiting.Wait();
-      return comm.Abort("out of memory");
+      comm.Abort("out of memory");
+      return released.Wait();
     }
     std::vector<char> sent(32), received(32);
     const auto exchange = comm.AllToAll(kChannel, sent.data(), 16, received.data());
     waiting.DecrementCount();
     EXPECT_EQ(exchange->Wait(), absl::AbortedError("rank 1: out of memory"));
+    released.DecrementCount();
   });
 }
 
@@ -393,13 +395,14 @@ TEST(TransferTest, OneThatFailedIsWaitedForUntilAllOfItIsDone) {
 
 TEST_P(GroupCommunicatorTest, AbortReleasesEveryWaiterWithTheReason) {
   std::atomic<int64_t> aborted = 0;  // in nanoseconds
-  absl::BlockingCounter waiting(2);
+  absl::BlockingCounter waiting(2), released(2);
   RunRanks(3, [&](Communicator& comm) {
     if (comm.rank() == 1) {
       waiting.Wait();
       aborted = absl::ToUnixNanos(absl::Now());
       comm.Abort("out of memory");
       EXPECT_FALSE(comm.aborted_by_peer());
+      released.Wait();
     } else {
       char byte = 0;
       const auto receive = comm.SendReceive(kChannel, nullptr, 0, -1, &byte, 1, 1);
@@ -408,6 +411,7 @@ TEST_P(GroupCommunicatorTest, AbortReleasesEveryWaiterWithTheReason) {
       EXPECT_LT(absl::Now() - absl::FromUnixNanos(aborted), testing::kReleaseLimit);
       EXPECT_EQ(status, absl::AbortedError("rank 1: out of memory"));
       EXPECT_TRUE(comm.aborted_by_peer());
+      released.DecrementCount();
     }
     EXPECT_EQ(comm.status(), absl::AbortedError("rank 1: out of memory"));
     float value = 0;

@@ -45,7 +45,7 @@ TEST_F(TrainerProcessTest, DoesNotBeginAnewWhereACheckpointShouldBe) {
 
 TEST_F(TrainerProcessTest, AKilledRankTakesTheOthersDownAsCollateral) {
   v1::JobSpec spec = Job(4);
-  spec.mutable_training()->set_steps(500);
+  spec.mutable_training()->set_steps(1'000'000);
   auto agent = Start(spec);
   ASSERT_TRUE(agent->WaitFor([](const std::vector<RankLog>& logs) {
     return AllReachedStep(logs, 2);
@@ -81,14 +81,14 @@ TEST_F(TrainerProcessTest, ARankOpensAsManyFilesAsTheSystemLetsIt) {
 
 TEST_F(TrainerProcessTest, AbortEndsItAtOnce) {
   v1::JobSpec spec = Job(2);
-  spec.mutable_training()->set_steps(500);
+  spec.mutable_training()->set_steps(1'000'000);
   auto agent = Start(spec);
   ASSERT_TRUE(agent->WaitFor([](const std::vector<RankLog>& logs) {
     return AllReachedStep(logs, 1);
   })) << Output();
   agent->SendToAll(Stop(v1::StopTrainers::ABORT));
   for (const RankLog& log : agent->Finish()) {
-    EXPECT_LT(log.steps.back().step(), 500u);
+    EXPECT_LT(log.steps.back().step(), 1'000'000u);
     EXPECT_TRUE(log.model_path.empty());
   }
 }

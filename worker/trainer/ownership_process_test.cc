@@ -59,7 +59,7 @@ TEST_F(OwnershipProcessTest, ATrainerEndsWithItsLeaseThoughItIsStopped) {
   const v1::JobSpec spec = EndlessJob(1);
   const auto agent = Start(spec);
   AwaitStep(*agent, 2);
-  const absl::Time end = BootNow() + absl::Seconds(6);
+  const absl::Time end = BootNow() + absl::Seconds(20);
   agent->Send(0, testing::LeaseUntil(end));
   // What is sent after the lease is read after it.
   v1::AgentMessage profile;
@@ -79,7 +79,7 @@ TEST_F(OwnershipProcessTest, ATrainerEndsWithItsLeaseThoughItIsStopped) {
 TEST_F(OwnershipProcessTest, ALeaseThatIsRenewedGoesOn) {
   const auto agent = Start(EndlessJob(1));
   AwaitStep(*agent, 2);
-  const absl::Time first = BootNow() + absl::Seconds(3);
+  const absl::Time first = BootNow() + absl::Seconds(10);
   agent->Send(0, testing::LeaseUntil(first));
   agent->Send(0, testing::LeaseUntil(first + absl::Hours(1)));
   EXPECT_TRUE(agent->WaitFor([first](const std::vector<RankLog>& logs) {

@@ -184,8 +184,9 @@ TEST_F(TrainerProcessTest, EvaluatesAnswersBothWays) {
 }
 
 TEST_F(TrainerProcessTest, ResumesBitForBitAndOnAnotherNumberOfRanks) {
+  constexpr uint64_t kSteps = 120;  // enough to be stopped before the last
   v1::JobSpec spec = Job(2);
-  spec.mutable_training()->set_steps(40);
+  spec.mutable_training()->set_steps(kSteps);
   const std::vector<double> undisturbed = Losses(RunToEnd(spec)[0]);
 
   UseCheckpoints(&spec, Path("stopped"));
@@ -202,10 +203,10 @@ TEST_F(TrainerProcessTest, ResumesBitForBitAndOnAnotherNumberOfRanks) {
   EXPECT_EQ(losses, undisturbed);
 
   spec = Job(1);
-  spec.mutable_training()->set_steps(40);
+  spec.mutable_training()->set_steps(kSteps);
   UseCheckpoints(&spec, Path("other"));
   const std::vector<double> other = Losses(RunToEnd(spec)[0]);
-  ASSERT_EQ(other.size(), 40 - done);
+  ASSERT_EQ(other.size(), kSteps - done);
   for (size_t i = 0; i < other.size(); ++i) {
     EXPECT_NEAR(other[i], undisturbed[done + i], 1e-4 * undisturbed[done + i]) << i;
   }
@@ -242,7 +243,7 @@ TEST_F(TrainerProcessTest, AStopBeforeTheRanksHaveMetIsNoFailure) {
 
 TEST_F(TrainerProcessTest, SigtermIsACheckpointAndAnOrderlyEnd) {
   v1::JobSpec spec = Job(2);
-  spec.mutable_training()->set_steps(500);
+  spec.mutable_training()->set_steps(1'000'000);
   auto agent = Start(spec);
   ASSERT_TRUE(agent->WaitFor([](const std::vector<RankLog>& logs) {
     return AllReachedStep(logs, 1);
@@ -256,7 +257,7 @@ TEST_F(TrainerProcessTest, SigtermIsACheckpointAndAnOrderlyEnd) {
 
 TEST_F(TrainerProcessTest, PlansTakeEffectAtOneStepOnAllRanks) {
   v1::JobSpec spec = Job(2);
-  spec.mutable_training()->set_steps(500);
+  spec.mutable_training()->set_steps(1'000'000);
   auto agent = Start(spec);
   v1::AgentMessage message;
   v1::StepPlan* plan = message.mutable_plan();
@@ -303,7 +304,7 @@ TEST_F(TrainerProcessTest, PlansTakeEffectAtOneStepOnAllRanks) {
 
 TEST_F(TrainerProcessTest, EveryRankTracesTheStepsThatItIsAskedFor) {
   v1::JobSpec spec = Job(2);
-  spec.mutable_training()->set_steps(500);
+  spec.mutable_training()->set_steps(1'000'000);
   auto agent = Start(spec);
   ASSERT_TRUE(agent->WaitFor([](const std::vector<RankLog>& logs) {
     return AllReachedStep(logs, 1);

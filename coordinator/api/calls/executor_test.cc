@@ -35,10 +35,10 @@ TEST(ExecutorTest, ClientsTakeTurns) {
 }
 
 TEST(ExecutorTest, SlowTasksLeaveHalfOfTheThreadsToOthers) {
-  Executor executor(4);
   absl::Notification release;
   absl::Mutex mutex;
   int running = 0;
+  Executor executor(4);
   for (int i = 0; i < 12; ++i) {
     executor.Run("a", Pace::kSlow, [&] {
       {
@@ -82,6 +82,8 @@ TEST(ExecutorTest, NoClientHoldsAllThreadsOfSlowTasks) {
       executor.Run("c", Pace::kQuick, [&] { done.Notify(); });
       done.WaitForNotification();
     }
+    const absl::Time patience = absl::Now() + absl::Minutes(1);
+    while (begun < 2 && absl::Now() < patience) absl::SleepFor(absl::Milliseconds(1));
     EXPECT_EQ(begun, 2);
     if (begun == 2) {
       auto* const both = new absl::Barrier(3);

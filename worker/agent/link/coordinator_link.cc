@@ -131,7 +131,10 @@ absl::Status CoordinatorLink::RunSession() {
   }
   const std::unique_ptr<Stream> stream = stub_->Session(&context);
   std::thread reader([&] { ReadAll(stream.get()); });
-  if (WriteHello(stream.get())) {
+  WriteHello(stream.get());
+  {
+    // Also where the hello seems not to have been sent: what the coordinator said of it comes
+    // first.
     absl::MutexLock lock(&mutex_);
     const auto answered = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       return welcomed_ || ended_ || stopping_;
@@ -159,14 +162,14 @@ absl::Status CoordinatorLink::RunSession() {
       refused_.ok() ? static_cast<absl::StatusCode>(status.error_code()) : refused_.code(), error);
 }
 
-bool CoordinatorLink::WriteHello(Stream* stream) {
+void CoordinatorLink::WriteHello(Stream* stream) {
   v1::WorkerMessage message;
   *message.mutable_hello() = callbacks_.hello();
   {
     absl::MutexLock lock(&mutex_);
     hello_sent_ = BootNow();
   }
-  return stream->Write(message);
+  stream->Write(message);
 }
 
 void CoordinatorLink::ReadAll(Stream* stream) {

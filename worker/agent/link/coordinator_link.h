@@ -69,7 +69,7 @@ class CoordinatorLink {
   void ReadAll(Stream* stream);
   // False if the coordinator speaks another version of the protocol: the session ends.
   bool OnWelcome(const v1::Welcome& welcome);
-  bool WriteHello(Stream* stream);
+  void WriteHello(Stream* stream);
   bool WriteHeartbeat(Stream* stream);
   // Sends messages and heartbeats until the session ends.
   void WriteAll(Stream* stream);

@@ -183,7 +183,10 @@ TEST_F(CoordinatorLinkTest, SaysNothingForAWorkerWhoseLoopDoesNotComeRound) {
                         .on_refused = [](const absl::Status&) {}});
   EXPECT_EQ(link.lease_end(), absl::InfiniteFuture());
   link.Start();
-  ASSERT_TRUE(Eventually([&] { return coordinator.heartbeats() > 0; }));
+  ASSERT_TRUE(Eventually([&] {
+    link.CheckLease();
+    return coordinator.heartbeats() > 0;
+  }));
   // A heartbeat may be on its way when the lease is over; none follows it.
   int heard = -1;
   ASSERT_TRUE(Eventually([&] {
@@ -198,7 +201,10 @@ TEST_F(CoordinatorLinkTest, SaysNothingForAWorkerWhoseLoopDoesNotComeRound) {
     link.CheckLease();
     return coordinator.heartbeats() > heard;
   }));
-  EXPECT_TRUE(Eventually([&] { return link.lease_end() > end; }));
+  EXPECT_TRUE(Eventually([&] {
+    link.CheckLease();
+    return link.lease_end() > end;
+  }));
 }
 
 // Its coordinator ends the sessions of a worker that is silent, and each hello would count as life.
@@ -225,7 +231,10 @@ TEST_F(CoordinatorLinkTest, SaysHelloOnlyForAWorkerWhoseLoopComesRound) {
     link.CheckLease();
     return coordinator.sessions() > heard;
   }));
-  EXPECT_TRUE(Eventually([&] { return link.lease_end() > end; }));
+  EXPECT_TRUE(Eventually([&] {
+    link.CheckLease();
+    return link.lease_end() > end;
+  }));
   link.Stop();
   EXPECT_FALSE(link.connected());
 }

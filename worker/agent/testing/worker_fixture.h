@@ -80,7 +80,7 @@ class PlayedCoordinator : public v1::WorkerControl::Service {
       if (!silent) stream->Write(answer);
     }
     absl::MutexLock lock(&mutex_);
-    stream_ = nullptr;
+    if (stream_ == stream) stream_ = nullptr;  // the next session may have begun
     return grpc::Status::OK;
   }
 
@@ -216,6 +216,11 @@ class WorkerTest : public ::testing::Test {
     ASSERT_TRUE(Becomes([&] { return coordinator_.in_session(); }));
     coordinator_.Send(Abort());  // of nothing: it is answered after what came before
     coordinator_.Await(IsAck);
+  }
+  // Until the worker has read that all it has said was acknowledged.
+  void AwaitAcknowledged() {
+    metrics_.SetBuffered(99);  // until it is written anew
+    EXPECT_TRUE(Becomes([&] { return Metric("buffered_messages") == 0; }));
   }
   void SetFault(const std::string& uuid, const std::string& fault) {
     absl::MutexLock lock(&mutex_);

@@ -30,8 +30,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> GrpcListener::Connect(
   return std::make_unique<GroupCommunicator>(transport_);
 }
 
-void GrpcListener::AwaitAbortHeard() {
-  transport_->WaitForAbortToBeHeard();
+bool GrpcListener::AwaitAbortHeard() {
+  return transport_->WaitForAbortToBeHeard();
 }
 
 void GrpcListener::Abort(const std::string& reason) {

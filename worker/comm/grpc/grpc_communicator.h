@@ -56,8 +56,8 @@ class GrpcListener {
   // Ends a Connect that waits. Any thread may call it.
   void Abort(const std::string& reason);
   // After an abort, waits until the peers have heard of it, at most 1 s: for a process that ends
-  // without taking its communicators down.
-  void AwaitAbortHeard();
+  // without taking its communicators down. Whether all have.
+  bool AwaitAbortHeard();
 
  private:
   explicit GrpcListener(std::shared_ptr<GrpcTransport> transport);

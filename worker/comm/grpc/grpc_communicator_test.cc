@@ -18,6 +18,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "absl/synchronization/blocking_counter.h"
 #include "absl/time/clock.h"
 #include "base/protocol_version.h"
 #include "base/testing/test_certificates.h"
@@ -77,15 +78,17 @@ TEST(GrpcCommunicatorTest, AChannelWhoseReceiverIsLateHoldsUpNoOther) {
 }
 
 TEST(GrpcCommunicatorTest, AbortReleasesPeersInTheMiddleOfLargeTransfers) {
-  RunRanks(GrpcCommunicators(3), [](Communicator& comm) {
+  absl::BlockingCounter released(2);  // a rank that leaves waits a second at most until it is heard
+  RunRanks(GrpcCommunicators(3), [&released](Communicator& comm) {
     std::vector<char> big(size_t{64} << 20);
     if (comm.rank() == 2) {
       std::vector<char> byte(1);
       ASSERT_TRUE(
           comm.SendReceive(Channel::kControl, nullptr, 0, -1, byte.data(), 1, 0)->Wait().ok());
       comm.Abort("found a NaN");
-      return;
+      return released.Wait();
     }
+    const absl::Cleanup count = [&released] { released.DecrementCount(); };
     // Nobody receives the first; the second never comes.
     auto sending = comm.SendReceive(Channel::kKvInner, big.data(), big.size(), 2, nullptr, 0, -1);
     auto receiving = comm.SendReceive(Channel::kGradKv, nullptr, 0, -1, big.data(), 8, 2);
@@ -183,14 +186,15 @@ TEST(GrpcCommunicatorTest, RefusesAnotherFencingTokenProtocolVersionOrRank) {
 
 // The node's one certificate, as server and as client.
 std::vector<absl::StatusOr<std::unique_ptr<Communicator>>> ConnectTwo(
-    const TlsOptions& first, const TlsOptions& second, const std::vector<std::string>& names = {}) {
+    const TlsOptions& first, const TlsOptions& second, const std::vector<std::string>& names = {},
+    absl::Duration patience = absl::Minutes(1)) {
   std::vector<std::unique_ptr<GrpcListener>> listeners;
   for (const TlsOptions& tls : {first, second}) {
     listeners.push_back(GrpcListener::Listen({.rank = static_cast<int>(listeners.size()),
                                               .size = 2,
                                               .fencing_token = kToken,
                                               .tls = tls,
-                                              .connect_timeout = absl::Seconds(3)})
+                                              .connect_timeout = patience})
                             .value());
   }
   const std::vector<std::string> addresses = {listeners[0]->address(), listeners[1]->address()};
@@ -226,7 +230,8 @@ TEST(GrpcCommunicatorTest, RanksOfOneAuthorityTalkMutualTlsAndAStrangerStaysOut)
     EXPECT_EQ(in, peer);
   });
   for (const TlsOptions& stranger : {certificates.Options("stranger", "other"), TlsOptions()}) {
-    for (const auto& refused : ConnectTwo(certificates.Options("server"), stranger)) {
+    for (const auto& refused :
+         ConnectTwo(certificates.Options("server"), stranger, {}, absl::Seconds(3))) {
       EXPECT_EQ(refused.status().code(), absl::StatusCode::kDeadlineExceeded) << refused.status();
     }
   }
@@ -247,8 +252,9 @@ TEST(GrpcCommunicatorTest, ARankIsTakenFromItsNodeAlone) {
   }
   for (const char* forger : {"mallory", "a"}) {
     // The forger itself hears from rank 0, and is none the wiser for a moment.
-    EXPECT_FALSE(
-        ConnectTwo(certificates.Options("a"), certificates.Options(forger), names)[0].ok());
+    EXPECT_FALSE(ConnectTwo(certificates.Options("a"), certificates.Options(forger), names,
+                            absl::Seconds(3))[0]
+                     .ok());
   }
   // A stream of rank 1 that is there before rank 0 knows its peers.
   auto listener = GrpcListener::Listen({.rank = 0,

@@ -234,7 +234,7 @@ void GrpcTransport::LeaveInOrder() {
   }
 }
 
-void GrpcTransport::WaitForAbortToBeHeard() {
+bool GrpcTransport::WaitForAbortToBeHeard() {
   const absl::Time deadline = BootNow() + kAbortTimeout;
   std::vector<OutgoingStream*> life_lines;
   {
@@ -243,7 +243,9 @@ void GrpcTransport::WaitForAbortToBeHeard() {
       if (key.second == IncomingStreams::kLifeLine) life_lines.push_back(outgoing.get());
     }
   }
-  for (OutgoingStream* outgoing : life_lines) outgoing->WaitUntilEnded(deadline);
+  bool all = true;
+  for (OutgoingStream* outgoing : life_lines) all &= outgoing->WaitUntilEnded(deadline);
+  return all;
 }
 
 }  // namespace ringleader::comm

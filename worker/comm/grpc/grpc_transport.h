@@ -43,8 +43,8 @@ class GrpcTransport : public Transport {
   absl::Status status() const override;
   bool aborted_by_peer() const override;
 
-  // After an abort, waits until the peers have heard of it, at most 1 s.
-  void WaitForAbortToBeHeard();
+  // After an abort, waits until the peers have heard of it, at most 1 s. Whether all have.
+  bool WaitForAbortToBeHeard();
 
  private:
   class Service : public v1::PeerExchange::WithRawCallbackMethod_Stream<v1::PeerExchange::Service> {

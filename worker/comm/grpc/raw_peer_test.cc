@@ -35,7 +35,7 @@ class Bounded : public Transfer {
     std::thread([transfer = transfer_, promise = std::move(promise)]() mutable {
       promise.set_value(transfer->Wait());
     }).detach();
-    if (done.wait_for(std::chrono::seconds(10)) == std::future_status::ready) return done.get();
+    if (done.wait_for(std::chrono::seconds(60)) == std::future_status::ready) return done.get();
     return absl::DeadlineExceededError("nothing has ended this transfer");
   }
 
@@ -360,6 +360,7 @@ TEST_F(RawPeerTest, SaysWhyItGivesUp) {
   comm_->Abort("out of memory");
   EXPECT_EQ(comm_->status(), absl::AbortedError("rank 0: out of memory"));
   EXPECT_FALSE(comm_->aborted_by_peer());
+  ASSERT_TRUE(peer_.AwaitReceived(/*frames=*/2)) << "a hello and the reason";
   comm_.reset();
   const std::vector<v1::Frame> all = peer_.Received();
   ASSERT_EQ(all.size(), 2u);
@@ -371,6 +372,7 @@ TEST_F(RawPeerTest, SaysWhyItGivesUp) {
 TEST_F(RawPeerTest, PassesOnWhyAPeerGaveUp) {
   peer_.life_line().Leave("rank 1: found a NaN");
   EXPECT_TRUE(peer_.life_line().Finish().ok());
+  ASSERT_TRUE(peer_.AwaitReceived(/*frames=*/2)) << "a hello and the reason";
   comm_.reset();
   const std::vector<v1::Frame> all = peer_.Received();
   ASSERT_EQ(all.size(), 2u);

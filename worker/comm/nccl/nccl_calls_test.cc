@@ -1,4 +1,5 @@
 // What ranks ask of NCCL and of CUDA, on GPUs that are none: the calls, their order and their ends.
+#include <barrier>
 #include <latch>
 #include <memory>
 #include <string>
@@ -211,8 +212,10 @@ TEST(NcclCallsTest, AfterAnAbortNothingIsEnqueuedAndEverythingIsAborted) {
 }
 
 TEST(NcclCallsTest, AnErrorOfACallIsNamedAndEndsTheAttempt) {
-  OnRanks(2, {}, [](std::unique_ptr<DeviceCommunicator>& device) {
+  std::latch all_open(2);
+  OnRanks(2, {}, [&](std::unique_ptr<DeviceCommunicator>& device) {
     Open(*device);
+    all_open.arrive_and_wait();
     TheFakeGpu().reduction = ncclRemoteError;
     const absl::Status status =
         device->AllReduceSum(kChannel, At(500), 5, ElementType::kBfloat16, kAfter).status();
@@ -223,8 +226,10 @@ TEST(NcclCallsTest, AnErrorOfACallIsNamedAndEndsTheAttempt) {
 }
 
 TEST(NcclCallsTest, AGroupOfCallsFailsWithItsEnd) {
-  OnRanks(2, {}, [](std::unique_ptr<DeviceCommunicator>& device) {
+  std::barrier all_open(2);
+  OnRanks(2, {}, [&](std::unique_ptr<DeviceCommunicator>& device) {
     Open(*device);
+    all_open.arrive_and_wait();
     TheFakeGpu().group_end = ncclRemoteError;
     const int peer = 1 - device->rank();
     EXPECT_THAT(
@@ -233,8 +238,9 @@ TEST(NcclCallsTest, AGroupOfCallsFailsWithItsEnd) {
                         .message()),
         HasSubstr(" of 2: kv_inner send and receive of 16 bytes, to rank "));
   });
-  OnRanks(2, {}, [](std::unique_ptr<DeviceCommunicator>& device) {
+  OnRanks(2, {}, [&](std::unique_ptr<DeviceCommunicator>& device) {
     Open(*device);
+    all_open.arrive_and_wait();
     TheFakeGpu().group_end = ncclRemoteError;
     EXPECT_THAT(
         std::string(device->AllToAll(kChannel, At(500), 5, At(600), kAfter).status().message()),

@@ -11,12 +11,9 @@
 
 namespace ringleader::comm::testing {
 
-// How long it may take from an abort, or a rank's death, until every waiter is released.
-#ifdef RINGLEADER_SANITIZED
+// How long it may take from an abort, or a rank's death, until every waiter is released: on a busy
+// machine, and less than a keepalive takes to find it out.
 inline constexpr absl::Duration kReleaseLimit = absl::Seconds(10);
-#else
-inline constexpr absl::Duration kReleaseLimit = absl::Seconds(2);
-#endif
 
 // Connects each of the listeners, which are ranks of this process, on a thread of its own.
 // `addresses`: of all ranks. Throws what kept one from connecting, once no thread is left.
