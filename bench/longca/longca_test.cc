@@ -26,6 +26,7 @@ using kernels::MaskKind;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsSupersetOf;
 using ::testing::Not;
 using ::testing::SizeIs;
 
@@ -72,6 +73,8 @@ TEST(RingCellsTest, EveryMaskIsRightUnderEveryScheme) {
   std::vector<Scheme> schemes = SchemesOn(4);
   schemes.push_back(SchemesOn(1).front());
   schemes.push_back({{ring::RingKind::kFlat, 2, 1}, kernels::LayoutKind::kStriped});
+  schemes.push_back(
+      {{ring::RingKind::kHierarchical, 2, 2}, kernels::LayoutKind::kStriped, /*head_ranks=*/2});
   for (int kind = 0; kind < kernels::kMaskKinds; ++kind) {
     for (const Scheme& scheme : schemes) {
       const auto cells = bench.Measure({static_cast<MaskKind>(kind), {}, scheme}, 1024, 1);
@@ -175,11 +178,13 @@ TEST(RingCellsTest, SchemesAreThoseThatHeadsDivideInto) {
               ElementsAre("flat contiguous", "flat contiguous with helpers", "flat zigzag",
                           "all-gather zigzag", "flat striped", "all-gather striped",
                           "all-gather striped in 2 head groups", "ulysses"));
-  EXPECT_THAT(names(4),
-              ElementsAre("flat contiguous", "flat contiguous with helpers", "flat zigzag",
-                          "hierarchical zigzag", "all-gather zigzag", "flat striped",
-                          "hierarchical striped", "all-gather striped",
-                          "all-gather striped in 2 head groups", "usp flat striped", "ulysses"));
+  EXPECT_THAT(names(4), ElementsAre("flat contiguous", "flat contiguous with helpers",
+                                    "flat zigzag", "hierarchical zigzag", "all-gather zigzag",
+                                    "flat striped", "hierarchical striped", "all-gather striped",
+                                    "all-gather striped in 2 head groups", "usp of 2 flat striped",
+                                    "ulysses"));
+  EXPECT_THAT(names(8), IsSupersetOf({"usp of 2 flat striped", "usp of 2 hierarchical striped",
+                                      "usp of 4 flat striped"}));
   EXPECT_THAT(names(3), Not(Contains(HasSubstr("ulysses"))));
 }
 

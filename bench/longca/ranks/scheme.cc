@@ -14,8 +14,9 @@ std::string Scheme::name() const {
   constexpr const char* kKinds[] = {"flat", "hierarchical", "all-gather"};
   if (ranks() == 1) return "one rank";
   if (ring.ranks() == 1) return "ulysses";
-  std::string name = absl::StrCat(head_ranks > 1 ? "usp " : "", kKinds[static_cast<int>(ring.kind)],
-                                  " ", std::string(ring::LayoutName(layout)));
+  std::string name =
+      absl::StrCat(head_ranks > 1 ? absl::StrCat("usp of ", head_ranks, " ") : "",
+                   kKinds[static_cast<int>(ring.kind)], " ", std::string(ring::LayoutName(layout)));
   if (head_groups > 1) absl::StrAppend(&name, " in ", head_groups, " head groups");
   if (has_helpers) absl::StrAppend(&name, " with helpers");
   return name;
@@ -66,7 +67,8 @@ std::vector<Scheme> SchemesOn(int ranks) {
   if (ranks == 1) return {Scheme{}};
   std::vector<Scheme> schemes;
   const auto add = [&](RingKind kind, int inner, LayoutKind layout, Scheme more = {}) {
-    more.ring = {kind, inner, kind == RingKind::kHierarchical ? ranks / inner : 1};
+    more.ring = {kind, inner,
+                 kind == RingKind::kHierarchical ? ranks / more.head_ranks / inner : 1};
     more.layout = layout;
     schemes.push_back(more);
   };
@@ -81,8 +83,13 @@ std::vector<Scheme> SchemesOn(int ranks) {
   for (int heads = 2; heads <= ranks; ++heads) {
     const ring::HeadShares shares = {.ranks = heads, .heads = kHeads, .kv_heads = kKvHeads};
     if (ranks % heads != 0 || !ring::CheckHeadShares(shares).ok()) continue;
-    add(RingKind::kFlat, ranks / heads,
-        heads == ranks ? LayoutKind::kContiguous : LayoutKind::kStriped, {.head_ranks = heads});
+    const int around = ranks / heads;
+    add(RingKind::kFlat, around, heads == ranks ? LayoutKind::kContiguous : LayoutKind::kStriped,
+        {.head_ranks = heads});
+    // LoongTrain's two dimensions.
+    if (around % 2 == 0 && around > 2) {
+      add(RingKind::kHierarchical, around / 2, LayoutKind::kStriped, {.head_ranks = heads});
+    }
   }
   return schemes;
 }
