@@ -143,7 +143,7 @@ class PlannerSource : public lifecycle::PlanSource {
     }
     const bool is_preview = request.is_preview, may_take_long = MayTakeLong(request.spec);
     const std::string owner = request.owner;
-    const MeasuredList measured = HasFixedSums(request.spec) ? nothing_measured_ : measured_;
+    const MeasuredList measured = MeasuredFor(request.spec);
     const auto work = [this, request = std::move(request), learned = std::move(learned), measured,
                        done] { done(Guarded(request, learned, *measured)); };
     TaskThreads& threads = is_preview ? previews_ : may_take_long ? long_plans_ : plans_;
@@ -237,6 +237,11 @@ class PlannerSource : public lifecycle::PlanSource {
     balance::LengthDensities densities = {};
   };
 
+  // What may decide on a job's plan: nothing where sums are in the same order in every run.
+  const MeasuredList& MeasuredFor(const v1::JobSpec& spec) const {
+    return HasFixedSums(spec) ? nothing_measured_ : measured_;
+  }
+
   // `last`: the newest report of an attempt that began under an earlier coordinator.
   void Begin(const v1::Job& job, const v1::StepPlan& plan,
              const std::vector<v1::NodeInventory>& nodes, const v1::StepReport* last) {
@@ -244,12 +249,12 @@ class PlannerSource : public lifecycle::PlanSource {
     const auto& placements = job.attempts(job.attempts_size() - 1).placements();
     const model::ModelConfig model = jobspec::ModelOf(job.model_shape());
     const planner::ClusterShape cluster =
-        ClusterOf(spec, {placements.begin(), placements.end()}, nodes, *measured_);
+        ClusterOf(spec, {placements.begin(), placements.end()}, nodes, *MeasuredFor(spec));
     Running& running =
         running_
-            .try_emplace(
-                spec.name(),
-                Running{.model = model, .costs = CostsOf(spec, model, cluster, nodes, *measured_)})
+            .try_emplace(spec.name(),
+                         Running{.model = model,
+                                 .costs = CostsOf(spec, model, cluster, nodes, *MeasuredFor(spec))})
             .first->second;
     const uint64_t machines = MachinesOf(placements);
     v1::StepPlan with_learned = plan;

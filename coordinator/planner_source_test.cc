@@ -213,6 +213,13 @@ TEST(PlannerSourceTest, WhatWasMeasuredIsInTheNextPlan) {
   EXPECT_GT(seconds(*plans), 5 * usual);
   request.spec.mutable_training()->set_deterministic(true);
   EXPECT_EQ(seconds(*plans), usual);
+  // Nor in that of its next attempt.
+  v1::Job job;
+  *job.mutable_spec() = request.spec;
+  *job.mutable_model_shape() = Shape();
+  *job.add_attempts()->add_placements() = request.placements[0];
+  plans->Started(job, Plan(*plans, request)->plan, request.nodes);
+  EXPECT_EQ(seconds(*plans), usual);
 }
 
 // Weights of samples follow what reports say that lengths visited, unless the job promises the same

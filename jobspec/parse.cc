@@ -239,8 +239,10 @@ std::string OverriddenPath(const std::string& text) {
 }
 
 // Whoever overrides the pattern (or what else decides which fields fit) does not mean to keep the
-// file's fields for the one before. His own overrides stay, and are errors where they do not fit.
-void DropMisfits(const std::vector<std::string>& overrides, v1::JobSpec* spec) {
+// file's fields for the one before. His own overrides stay, and are errors where they do not fit,
+// as are fields that did not fit in `file` either.
+void DropMisfits(const std::vector<std::string>& overrides, const v1::JobSpec& file,
+                 v1::JobSpec* spec) {
   std::set<std::string> paths;
   for (const std::string& text : overrides) paths.insert(OverriddenPath(text));
   const bool decides = paths.contains("attention.pattern") || paths.contains("attention.select") ||
@@ -249,10 +251,13 @@ void DropMisfits(const std::vector<std::string>& overrides, v1::JobSpec* spec) {
                        paths.contains("training.precision") ||
                        paths.contains("training.schedule") || paths.contains("resources.engine");
   if (!decides) return;
-  v1::JobSpec effective = *spec;
+  v1::JobSpec before = file, effective = *spec;
+  ApplyDefaults(&before);
   ApplyDefaults(&effective);
   for (const Field& field : Fields()) {
-    if (AnyFits(field.path, effective) || paths.contains(std::string(field.path))) continue;
+    if (!AnyFits(field.path, before) || AnyFits(field.path, effective) ||
+        paths.contains(std::string(field.path)))
+      continue;
     if (!IsSet(*spec, field.path)) continue;
     Clear(field.path, spec);
   }
@@ -291,8 +296,9 @@ absl::StatusOr<v1::JobSpec> ReadFields(std::string_view yaml, const ParseOptions
     Parser(options.file_name, &spec, mistakes).ParseSection(documents[0], "");
     return absl::OkStatus();
   }));
+  const v1::JobSpec file = spec;
   for (const std::string& text : options.overrides) ApplyOverride(text, &spec, mistakes);
-  DropMisfits(options.overrides, &spec);
+  DropMisfits(options.overrides, file, &spec);
   if (!options.base_directory.empty()) ResolvePaths(options.base_directory, &spec);
   return spec;
 }

@@ -144,6 +144,25 @@ TEST(ParseTest, WhatEvenedOutLayersIsNamed) {
             HasSubstr("remove it")));
 }
 
+// An override drops what it makes unfit, and no mistake that the file had before.
+TEST(ParseTest, OverridesHideNoMistakesOfTheFile) {
+  const std::string file = R"(
+name: a
+model: {config: c.json, init: random}
+data: {train: t, sequence_length: 1024, overlong: drop}
+attention: {pattern: block_topk, topk_blocks: 3, window: 512}
+training: {steps: 1, global_batch: 1, schedule: cosine, min_learning_rate: 0.00001}
+checkpoint: {directory: d}
+)";
+  const auto spec =
+      ParseJobFile(file, {.overrides = {"training.schedule=constant", "attention.pattern=dense"}});
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_FALSE(spec->attention().has_topk_blocks()) << "went with the pattern";
+  EXPECT_FALSE(spec->training().has_min_learning_rate()) << "went with the schedule";
+  EXPECT_TRUE(spec->attention().has_window());
+  EXPECT_TRUE(spec->data().has_overlong());
+}
+
 TEST(ParseTest, WhatTookThePlaceOfSequenceLengthsIsNamed) {
   const auto parsed = ParseJobFile("data: {sequence_lengths: [4096, 1024]}", {});
   EXPECT_THAT(std::string(parsed.status().message()),

@@ -117,13 +117,27 @@ double YarnAttentionFactor(Reader& in, double factor) {
   return YarnMagnitude(factor, 1.0);
 }
 
+// What a rule says, without what stands elsewhere too, in the words of transformers 5.
+Json RuleOf(const Json& section) {
+  Json rule = section;
+  if (!rule.is_object()) return rule;
+  rule.erase("rope_theta");
+  if (rule.contains("type") && !rule.contains("rope_type")) rule["rope_type"] = rule["type"];
+  rule.erase("type");
+  return rule;
+}
+
 // The scaling rule stands in "rope_scaling" (transformers 4) or "rope_parameters" (5, with theta
-// inside).
+// inside). Versions differ in which of two that differ they take.
 absl::Status ParseRope(const Json& root, const std::string& source, ModelConfig& config) {
   Reader top(root, source);
   RopeConfig& rope = config.rope;
-  // A file that has both was written by transformers 5.
   const char* section = top.Has("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  if (top.Has("rope_parameters") && top.Has("rope_scaling") &&
+      RuleOf(root["rope_parameters"]) != RuleOf(root["rope_scaling"])) {
+    top.Fail("rope_scaling", "differs from \"rope_parameters\"; leave the one that is meant");
+    return top.status();
+  }
   rope.theta = top.PositiveReal("rope_theta", 10000.0);
   RETURN_IF_ERROR(top.status());
   if (!top.Has(section)) return absl::OkStatus();
@@ -140,6 +154,12 @@ absl::Status ParseRope(const Json& root, const std::string& source, ModelConfig&
   rope.original_max_positions =
       in.Positive("original_max_position_embeddings",
                   top.Positive("original_max_position_embeddings", config.max_positions));
+  if (in.Has("original_max_position_embeddings") && top.Has("original_max_position_embeddings") &&
+      root[section]["original_max_position_embeddings"] !=
+          root["original_max_position_embeddings"]) {
+    in.Fail("original_max_position_embeddings",
+            "differs from the one outside; leave the one that is meant");
+  }
   if (in.PositiveReal("partial_rotary_factor", 1.0) != 1.0) {
     in.Fail("partial_rotary_factor", "other than 1 is not supported");
   }

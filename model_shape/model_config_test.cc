@@ -108,6 +108,25 @@ TEST(ModelConfigTest, ReadsBothSpellingsOfRopeScaling) {
   EXPECT_NEAR(a->rope.attention_factor, 1.1386294361, 1e-9);  // 0.1 ln 4 + 1
 }
 
+TEST(ModelConfigTest, RopeRulesThatDifferAreRefused) {
+  Json both = Qwen2();
+  both["rope_parameters"] = {{"rope_type", "linear"}, {"factor", 4.0}, {"rope_theta", 5000.0}};
+  both["rope_scaling"] = {{"type", "linear"}, {"factor", 4.0}};
+  EXPECT_TRUE(Parse(both).ok()) << Parse(both).status();
+  both["rope_parameters"]["rope_type"] = "default";
+  EXPECT_THAT(std::string(Parse(both).status().message()),
+              AllOf(HasSubstr("rope_scaling"), HasSubstr("differs from \"rope_parameters\"")));
+
+  Json lengths = Qwen2();
+  lengths["original_max_position_embeddings"] = 16;
+  lengths["rope_scaling"] = {
+      {"type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 16}};
+  EXPECT_TRUE(Parse(lengths).ok()) << Parse(lengths).status();
+  lengths["original_max_position_embeddings"] = 32;
+  EXPECT_THAT(std::string(Parse(lengths).status().message()),
+              HasSubstr("\"original_max_position_embeddings\""));
+}
+
 struct BadConfig {
   std::string key;
   Json value;  // null: the key is taken out

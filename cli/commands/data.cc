@@ -27,11 +27,10 @@ absl::StatusOr<int> Pack(const Context& context, const data::PackOptions& option
     return absl::InvalidArgumentError("--tokenizer or --tasks is not UTF-8");
   }
   ASSIGN_OR_RETURN(const data::PackResult result, data::Pack(options));
-  const nlohmann::ordered_json document = {{"train", ToJson(result.train)},
-                                           {"eval", ToJson(result.eval)},
-                                           {"vocabulary", result.train.vocabulary},
-                                           {"tasks", result.train.tasks},
-                                           {"skipped_files", result.skipped_files}};
+  const nlohmann::ordered_json document = {
+      {"train", ToJson(result.train)},         {"eval", ToJson(result.eval)},
+      {"vocabulary", result.train.vocabulary}, {"tasks", result.train.tasks},
+      {"skipped_files", result.skipped_files}, {"too_long_files", result.too_long_files}};
   PrintJson(context, document, [&](std::ostream& out) {
     const auto row = [](const char* name, const data::Manifest& manifest) {
       return std::vector<std::string>{name, FormatCount(static_cast<double>(manifest.tokens)),
@@ -43,6 +42,11 @@ absl::StatusOr<int> Pack(const Context& context, const data::PackOptions& option
                        row("eval", result.eval)});
     out << absl::StrFormat("vocabulary %d; %d files left out; in %s\n", result.train.vocabulary,
                            result.skipped_files, options.output);
+    if (result.too_long_files > 0) {
+      out << absl::StrFormat("%d of these, as %s, are longer than --max-document-bytes (%d)\n",
+                             result.too_long_files, result.first_too_long,
+                             options.max_document_bytes);
+    }
   });
   return kOk;
 }

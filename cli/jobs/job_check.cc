@@ -53,6 +53,7 @@ absl::Status CheckTokens(const std::string& folder, const v1::JobSpec& spec,
       .hidden_token = spec.data().hidden_token()};
   RETURN_IF_ERROR(
       data::CheckFits(folder, manifest, model.known() ? model.vocab_size : 0, batching));
+  RETURN_IF_ERROR(data::CheckTokenizer(folder, manifest, spec.model().init()));
   const bool is_packed = spec.data().batching() != v1::DataSpec::SAMPLES;
   if (is_packed && manifest.tokens < spec.data().sequence_length() + 1) {
     return absl::FailedPreconditionError(
@@ -61,6 +62,12 @@ absl::Status CheckTokens(const std::string& folder, const v1::JobSpec& spec,
                      ": pack more text or lower data.sequence_length"));
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckPackedAlike(const v1::DataSpec& data) {
+  const auto train = data::ReadManifest(data.train()), eval = data::ReadManifest(data.eval());
+  if (!train.ok() || !eval.ok()) return absl::OkStatus();  // a mistake of its own
+  return data::CheckPackedAlike(data.train(), *train, data.eval(), *eval);
 }
 
 absl::Status CheckLayers(const v1::JobSpec& spec, const model::ModelConfig& model) {
@@ -116,6 +123,7 @@ absl::StatusOr<CheckedJob> CheckJob(const JobFile& file) {
   problems.Add("data.train", CheckTokens(spec.data().train(), spec, job.model));
   if (!spec.data().eval().empty()) {
     problems.Add("data.eval", CheckTokens(spec.data().eval(), spec, job.model));
+    problems.Add("data.eval", CheckPackedAlike(spec.data()));
   }
   problems.Add("checkpoint.directory", CheckFolder(spec.checkpoint().directory()));
   RETURN_IF_ERROR(problems.status());

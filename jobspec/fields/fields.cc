@@ -174,7 +174,7 @@ constexpr Field kFieldsAfterPatterns[] = {
     {"training.learning_rate", Need::kDefault, "3e-4", {0, 10, true}, kAlways,
      "Peak learning rate."},
     {"training.min_learning_rate", Need::kDefault, "0", {0, 10}, kDecay,
-     "Learning rate at the last step; at most `training.learning_rate`."},
+     "Learning rate at the last step, if that comes after warm-up; at most `training.learning_rate`."},
     {"training.warmup_steps", Need::kDefault, "0", {0, kMaxSteps}, kAlways,
      "Steps over which the learning rate grows from 0; at most `training.steps`."},
     {"training.schedule", Need::kDefault, "cosine", {}, kAlways,
@@ -195,15 +195,15 @@ constexpr Field kFieldsAfterPatterns[] = {
      "Held-out evaluation every so many steps, and at the first and last; 0: only at first and "
      "last."},
     {"training.eval_sequences", Need::kDefault, "4", {1, 1048576}, kAlways,
-     "Sequences in one evaluation; fewer where `data.eval` holds fewer."},
+     "Sequences in one evaluation; fewer where `data.eval` holds fewer, which has to hold one."},
     {"training.eval_attention", Need::kDefault, "same", {}, kSparse,
      "What evaluation attends to: what training does (`same`), everything (`dense`), or each in turn "
      "(`both`), which shows what a model that was trained sparse answers when it sees everything, and "
      "whether its loss lies below that, as it may where keys are chosen with the help of later "
      "queries."},
     {"training.max_skipped_steps", Need::kDefault, "10", {0, kMaxCount}, kAlways,
-     "Steps in a row with a NaN or infinite gradient that are skipped before the attempt "
-     "fails."},
+     "Steps in a row with a NaN or infinite gradient, or without a token to predict, that are "
+     "skipped before the attempt fails."},
     {"training.deterministic", Need::kDefault, "false", {}, kAlways,
      "The same losses to the last bit whenever the job runs on as many trainers of the same kind, on as many nodes or "
      "with `parallelism.layout` and `ring` named: on GPUs, sums in a fixed order, which takes longer. The CPU engine always does that."},

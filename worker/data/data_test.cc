@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <numeric>
 #include <set>
 
@@ -441,6 +442,33 @@ TEST_F(LoaderTest, SaysHowManyTokensThereAre) {
               HasSubstr("holds 4097 tokens; one sequence of 5000 needs 5001"));
   EXPECT_THAT(Loader::Open(Train(), 64, 1, 256).status().message(),
               HasSubstr("vocabulary of 257, the model's vocab_size is 256"));
+  const auto loader = Loader::Open(Train(), 1000, 1, 257);
+  ASSERT_TRUE(loader.ok()) << loader.status();
+  EXPECT_EQ(loader->sequences(), 4u);
+  EXPECT_EQ(loader->tokens_left_over(), 96u) << "one more is predicted by the last";
+}
+
+TEST_F(LoaderTest, IdsMeanWhatTheModelsTokenizerSays) {
+  const Manifest bytes = ReadManifest(Train()).value();
+  const std::string model = (folder_ / "model").string();
+  std::filesystem::create_directories(model);
+  EXPECT_EQ(CheckTokenizer(Train(), bytes, model), absl::OkStatus());
+  EXPECT_EQ(CheckTokenizer(Train(), bytes, "random"), absl::OkStatus());
+  std::ofstream(model + "/tokenizer.json") << "{}";
+  EXPECT_THAT(std::string(CheckTokenizer(Train(), bytes, model).message()),
+              HasSubstr("was packed as bytes, and the model in " + model + " has a tokenizer"));
+  Manifest ids = bytes;
+  ids.tokenizer = "qwen2";
+  EXPECT_EQ(CheckTokenizer(Train(), ids, model), absl::OkStatus());
+
+  EXPECT_EQ(CheckPackedAlike("a", ids, "b", ids), absl::OkStatus());
+  EXPECT_EQ(
+      CheckPackedAlike("a", bytes, "b", ids),
+      absl::InvalidArgumentError("a was packed with tokenizer \"bytes\" and separator 256, and b "
+                                 "with \"qwen2\" and 256: pack both alike"));
+  Manifest other = ids;
+  other.separator = 7;
+  EXPECT_FALSE(CheckPackedAlike("a", ids, "b", other).ok());
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "worker/data/loader.h"
 
 #include <algorithm>
+#include <filesystem>
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
@@ -85,6 +86,31 @@ absl::Status CheckFits(const std::string& folder, const Manifest& manifest,
   return absl::OkStatus();
 }
 
+absl::Status CheckTokenizer(const std::string& folder, const Manifest& manifest,
+                            const std::string& model_folder) {
+  if (manifest.tokenizer != "bytes") return absl::OkStatus();
+  for (const char* file : {"tokenizer.json", "tokenizer.model"}) {
+    std::error_code ignored;
+    if (!std::filesystem::exists(std::filesystem::path(model_folder) / file, ignored)) continue;
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s was packed as bytes, and the model in %s has a tokenizer (%s), to which these ids mean "
+        "something else: pack its token ids (ringctl data pack --format)",
+        folder, model_folder, file));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckPackedAlike(const std::string& train_folder, const Manifest& train,
+                              const std::string& eval_folder, const Manifest& eval) {
+  if (train.tokenizer == eval.tokenizer && train.separator == eval.separator) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "%s was packed with tokenizer \"%s\" and separator %d, and %s with \"%s\" and %d: pack both "
+      "alike",
+      train_folder, train.tokenizer, train.separator, eval_folder, eval.tokenizer, eval.separator));
+}
+
 absl::StatusOr<Loader> Loader::Open(const std::string& folder, uint64_t sequence_length,
                                     uint64_t seed, uint64_t model_vocabulary,
                                     const Batching& batching) {
@@ -117,6 +143,10 @@ Loader::Loader(TokenFolder folder, uint64_t sequence_length, uint64_t seed,
 uint64_t Loader::sequences() const {
   // The label of a sequence's last token is the first token after it.
   return batching_.samples ? samples_.samples.size() : (folder_.tokens() - 1) / sequence_length_;
+}
+
+uint64_t Loader::tokens_left_over() const {
+  return folder_.tokens() - 1 - sequences() * sequence_length_;
 }
 
 Sample Loader::Shuffled(uint64_t index) const {

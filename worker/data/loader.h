@@ -64,6 +64,14 @@ struct Batching {
 absl::Status CheckFits(const std::string& folder, const Manifest& manifest,
                        uint64_t model_vocabulary, const Batching& batching);
 
+// INVALID_ARGUMENT where data was packed as bytes and the model in `model_folder` ("random": none)
+// has a tokenizer, so that its ids mean something else.
+absl::Status CheckTokenizer(const std::string& folder, const Manifest& manifest,
+                            const std::string& model_folder);
+// INVALID_ARGUMENT where the two were not packed alike, so that a loss on `eval` means nothing.
+absl::Status CheckPackedAlike(const std::string& train_folder, const Manifest& train,
+                              const std::string& eval_folder, const Manifest& eval);
+
 // Immutable; safe to read from any thread.
 class Loader {
  public:
@@ -79,6 +87,8 @@ class Loader {
   const std::vector<std::string>& tasks() const { return folder_.manifest().tasks; }
   // Whole sequences, or samples, in the data.
   uint64_t sequences() const;
+  // Without samples: of the stream's end, less than a sequence, which no epoch has.
+  uint64_t tokens_left_over() const;
   // What there was to be turned into samples; zeros without.
   const SampleCounts& counts() const { return samples_.counts; }
 

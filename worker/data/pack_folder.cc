@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <system_error>
+#include <tuple>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -32,7 +33,11 @@ constexpr char kMarksSuffix[] = ".marks";
 struct Source {
   std::string name;  // relative to the path that the user gave
   fs::path file;
-  bool operator<(const Source& other) const { return name < other.name; }
+  bool is_named = false;  // by the user, himself
+  // Of equal names below several inputs, by their whole paths.
+  bool operator<(const Source& other) const {
+    return std::tie(name, file) < std::tie(other.name, other.file);
+  }
 };
 
 absl::StatusOr<std::vector<Source>> FindSources(const PackOptions& options) {
@@ -46,7 +51,7 @@ absl::StatusOr<std::vector<Source>> FindSources(const PackOptions& options) {
   for (const std::string& path : options.paths) {
     std::error_code error;
     if (fs::is_regular_file(path, error)) {
-      sources.push_back({fs::path(path).filename().string(), path});
+      sources.push_back({fs::path(path).filename().string(), path, /*is_named=*/true});
       continue;
     }
     fs::recursive_directory_iterator walk(path, error);
@@ -346,7 +351,18 @@ absl::StatusOr<PackResult> Pack(const PackOptions& user_options) {
       return absl::UnavailableError(
           absl::StrFormat("%s: %s", source.file.string(), error.message()));
     }
-    if (bytes == 0 || bytes > options.max_document_bytes) {
+    if (bytes > options.max_document_bytes) {
+      if (source.is_named) {
+        return absl::InvalidArgumentError(
+            absl::StrFormat("%s has %d bytes, more than the %d of a document; cut it, or raise "
+                            "--max-document-bytes",
+                            source.file.string(), bytes, options.max_document_bytes));
+      }
+      if (++result.too_long_files == 1) result.first_too_long = source.file.string();
+      ++result.skipped_files;
+      continue;
+    }
+    if (bytes == 0) {
       ++result.skipped_files;
       continue;
     }
@@ -366,8 +382,13 @@ absl::StatusOr<PackResult> Pack(const PackOptions& user_options) {
   ASSIGN_OR_RETURN(result.eval, eval.Finish());
   if (result.train.documents == 0) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "found no document to train on among %d files; check the paths and suffixes",
-        sources.size()));
+        "found no document to train on among %d files%s; check the paths and suffixes",
+        sources.size(),
+        result.too_long_files == 0
+            ? ""
+            : absl::StrFormat(", of which %d, as %s, are longer than --max-document-bytes (%d)",
+                              result.too_long_files, result.first_too_long,
+                              options.max_document_bytes)));
   }
   if (options.eval_share > 0 && result.eval.documents == 0) {
     return absl::InvalidArgumentError(absl::StrFormat(

@@ -28,7 +28,8 @@ struct PackOptions {
   std::vector<std::string> suffixes;  // of files in folders, e.g. ".h"; empty: all
   std::string output;                 // gets train/ and eval/; must not hold them already
   double eval_share = 0.02;  // of documents, in [0, 1); picked by their path, so stable over calls
-  uint64_t max_document_bytes = uint64_t{64} << 20;  // longer files are left out
+  // Longer files in folders are left out, and are an error where they are named.
+  uint64_t max_document_bytes = uint64_t{64} << 20;
   uint64_t shard_tokens = uint64_t{64} << 20;
   // Token-id inputs only.
   uint32_t vocabulary = 0;
@@ -45,7 +46,9 @@ struct PackOptions {
 struct PackResult {
   Manifest train;
   Manifest eval;
-  uint64_t skipped_files = 0;  // empty, too long, or text with a NUL byte
+  uint64_t skipped_files = 0;   // empty, too long, or text with a NUL byte
+  uint64_t too_long_files = 0;  // of them
+  std::string first_too_long;
 };
 
 // Documents are read in the order of their paths, so equal inputs give equal bytes.

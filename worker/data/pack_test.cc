@@ -177,7 +177,36 @@ TEST_F(PackTest, LeavesOutWhatIsNoDocumentAndCountsIt) {
   const auto result = Pack(options);
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->skipped_files, 3u) << "too long, empty, a NUL; a link is not even looked at";
+  EXPECT_EQ(result->too_long_files, 1u);
+  EXPECT_EQ(result->first_too_long, folder_ / "text/b");
   EXPECT_EQ(TextOf(*TokenFolder::Open(Train())), "four|");
+}
+
+TEST_F(PackTest, WhatIsTooLongIsNamed) {
+  AddText("b", "fives");
+  PackOptions options = Options();
+  options.max_document_bytes = 4;
+  EXPECT_THAT(std::string(Pack(options).status().message()),
+              AllOf(HasSubstr("among 1 files, of which 1, as"), HasSubstr("text/b"),
+                    HasSubstr("--max-document-bytes (4)")));
+  options.paths = {folder_ / "text/b"};
+  EXPECT_THAT(std::string(Pack(options).status().message()),
+              AllOf(HasSubstr("text/b has 5 bytes"), HasSubstr("raise --max-document-bytes")));
+}
+
+TEST_F(PackTest, EqualNamesBelowSeveralInputsHaveOneOrder) {
+  for (const char* input : {"p", "q"}) {
+    fs::create_directories(folder_ / input);
+    std::ofstream(folder_ / input / "d") << input;
+  }
+  PackOptions options = Options();
+  options.eval_share = 0;
+  for (const bool swapped : {false, true}) {
+    options.paths = {folder_ / (swapped ? "q" : "p"), folder_ / (swapped ? "p" : "q")};
+    options.output = folder_ / (swapped ? "swapped" : "straight");
+    ASSERT_TRUE(Pack(options).ok());
+    EXPECT_EQ(TextOf(*TokenFolder::Open(options.output + "/train")), "p|q|");
+  }
 }
 
 TEST_F(PackTest, AFileThatIsNamedIsTakenWhateverItsSuffix) {

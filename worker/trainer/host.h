@@ -53,6 +53,7 @@ struct StepRecord {
   // By layer, of the newest probe of this attempt, mean over heads; -1 before the first.
   std::vector<double> probed_recall = {};
   bool skipped = false;
+  bool has_labels = true;  // without, `loss` is that of the step before
   uint64_t plan_version = 0;
 };
 

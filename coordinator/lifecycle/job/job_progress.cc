@@ -1,6 +1,7 @@
 // What running attempts report of their training, and what the job's record makes of it.
 #include <algorithm>
 #include <cmath>
+#include <ranges>
 #include <utility>
 
 #include "coordinator/lifecycle/job/job_machine.h"
@@ -57,11 +58,13 @@ void JobMachine::LeaveOutWhatEndedIt(v1::Attempt* attempt) {
 }
 
 bool JobMachine::Missed(uint64_t plan_version) const {
-  return std::ranges::any_of(job_.attempts(), [&](const v1::Attempt& attempt) {
-    return std::ranges::any_of(attempt.plan_changes(), [&](const v1::PlanChange& change) {
-      return change.version() == plan_version && change.state() == v1::PlanChange::MISSED;
-    });
-  });
+  // Versions begin anew with an attempt that had no checkpoint to go on from.
+  for (const v1::Attempt& attempt : job_.attempts() | std::views::reverse) {
+    for (const v1::PlanChange& change : attempt.plan_changes()) {
+      if (change.version() == plan_version) return change.state() == v1::PlanChange::MISSED;
+    }
+  }
+  return false;
 }
 
 void JobMachine::NameSlowRanks(std::vector<v1::SlowRank> slow) {

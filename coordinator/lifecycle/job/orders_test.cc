@@ -174,6 +174,10 @@ TEST_F(OrdersTest, AChangeThatRanksTrainedPastIsKnownToBeMissed) {
   for (uint32_t rank = 0; rank < 4; ++rank) Exit(rank, TrainerExited::FAILED, rank > 0);
   EXPECT_TRUE(machine_.Missed(2));
   EXPECT_FALSE(machine_.Missed(1));
+  // There is no checkpoint: the next attempt begins anew, and its second plan is another.
+  Run();
+  machine_.Replan(plan);
+  EXPECT_FALSE(machine_.Missed(2));
 }
 
 // A shape that does not fit would end every attempt in its first step.

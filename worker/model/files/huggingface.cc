@@ -1,6 +1,7 @@
 #include "worker/model/files/huggingface.h"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -47,13 +48,19 @@ absl::StatusOr<std::map<std::string, std::string>> ReadIndex(const fs::path& pat
   return files;
 }
 
-// The index wins over a single file, as it does in transformers.
 absl::StatusOr<std::vector<std::string>> WeightFiles(const fs::path& folder) {
   std::error_code ignored;
   if (fs::exists(folder / kIndexFile, ignored)) {
     ASSIGN_OR_RETURN(const auto files, ReadIndex(folder / kIndexFile));
     std::set<std::string> names;
     for (const auto& [tensor, file] : files) names.insert(file);
+    // transformers takes the single file, and others the index.
+    if (!names.contains(kSingleFile) && fs::exists(folder / kSingleFile, ignored)) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("%s: both %s and the shards of %s are there, and may hold different "
+                          "weights; remove those that are not meant",
+                          folder.string(), kSingleFile, kIndexFile));
+    }
     return std::vector<std::string>(names.begin(), names.end());
   }
   if (fs::exists(folder / kSingleFile, ignored)) return std::vector<std::string>{kSingleFile};
@@ -63,10 +70,17 @@ absl::StatusOr<std::vector<std::string>> WeightFiles(const fs::path& folder) {
                       folder.string(), kSingleFile, kIndexFile));
 }
 
+constexpr char kEmbedding[] = "model.embed_tokens.weight";
+constexpr char kHead[] = "lm_head.weight";
+
+// What some exporters add of a tied model: the embedding once more.
+bool IsTiedHead(const std::string& name, const ModelConfig& config) {
+  return name == kHead && config.tied_embeddings;
+}
+
 // Tensors that some exporters add and that carry nothing of their own.
 bool IsRedundant(const std::string& name, const ModelConfig& config) {
-  return name.ends_with("rotary_emb.inv_freq") ||
-         (name == "lm_head.weight" && config.tied_embeddings);
+  return name.ends_with("rotary_emb.inv_freq") || IsTiedHead(name, config);
 }
 
 // [4, 8]
@@ -123,12 +137,41 @@ absl::Status ReadWeights(const std::string& path, const ModelConfig& config,
   return absl::OkStatus();
 }
 
+// An error where a tied model has a head that is not its embedding: trained apart, it would be
+// lost. Once the embedding is in the window.
+absl::Status CheckTiedHead(const std::string& path, const ParameterSlot& embedding,
+                           const Window& window) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<SafetensorsFile> file, SafetensorsFile::Open(path));
+  for (const StoredTensor& tensor : file->header().tensors) {
+    if (tensor.name != kHead) continue;
+    const int64_t begin = std::max(embedding.offset, window.first);
+    const int64_t end = std::min(embedding.offset + embedding.elements, window.end());
+    bool is_same = tensor.shape == embedding.shape;
+    if (is_same && begin < end) {
+      std::vector<float> head(end - begin);
+      RETURN_IF_ERROR(ReadPart(*file, tensor, embedding, {.first = begin, .values = head}));
+      is_same = std::equal(head.begin(), head.end(), window.values.begin() + begin - window.first);
+    }
+    if (!is_same) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "%s: tensor %s is not %s, though config.json ties them; say \"tie_word_embeddings\": "
+          "false to train it, or remove it",
+          path, kHead, kEmbedding));
+    }
+  }
+  return absl::OkStatus();
+}
+
 // The tensor's values as they are to be stored.
 absl::StatusOr<std::span<const std::byte>> Pack(const ParameterSlot& slot, float* values,
                                                 StoredType type) {
   const std::span<float> whole(values + slot.offset, static_cast<size_t>(slot.elements));
   switch (type) {
     case StoredType::kFloat32:
+      if (!std::all_of(whole.begin(), whole.end(), [](float x) { return std::isfinite(x); })) {
+        return absl::DataLossError(
+            absl::StrFormat("tensor %s: a value is NaN or infinite", slot.name));
+      }
       return std::as_bytes(whole);
     case StoredType::kBFloat16: {
       const absl::StatusOr<std::span<const std::byte>> packed = PackBFloat16(whole);
@@ -233,6 +276,10 @@ absl::Status LoadWeights(const std::string& folder, const ModelConfig& config,
       return absl::InvalidArgumentError(
           absl::StrFormat("%s: tensor %s is in none of its files", folder, slot.name));
     }
+  }
+  if (!config.tied_embeddings) return absl::OkStatus();
+  for (const std::string& file : files) {
+    RETURN_IF_ERROR(CheckTiedHead(fs::path(folder) / file, *slots.at(kEmbedding), window));
   }
   return absl::OkStatus();
 }

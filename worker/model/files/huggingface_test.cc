@@ -204,12 +204,45 @@ TEST_F(HuggingFaceTest, ErrorsNameTheTensor) {
               AllOf(HasSubstr("lm_head.weight is [32, 61]"), HasSubstr("makes it [61, 32]")));
 }
 
-TEST_F(HuggingFaceTest, TheHeadOfATiedModelMayBeThereAndIsIgnored) {
-  WriteSingle([](TensorSource&) { return true; });
+TEST_F(HuggingFaceTest, WhatIsNotFiniteIsNotExported) {
+  values_[layout_.slots[1].offset] = std::numeric_limits<float>::quiet_NaN();
+  const absl::Status status = Export();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr(layout_.slots[1].name), HasSubstr("NaN or infinite")));
+}
+
+TEST_F(HuggingFaceTest, TheHeadOfATiedModelMayBeThereAndHasToBeItsEmbedding) {
   ModelConfig tied = config_;
   tied.tied_embeddings = true;
-  const absl::Status status = Load(tied);
-  EXPECT_TRUE(status.ok()) << status;
+  std::span<const std::byte> embedding;
+  for (const ParameterSlot& slot : layout_.slots) {
+    if (slot.name != "model.embed_tokens.weight") continue;
+    embedding = std::as_bytes(std::span(values_).subspan(slot.offset, slot.elements));
+  }
+  WriteSingle([&](TensorSource& tensor) {
+    if (tensor.name == "lm_head.weight") tensor.bytes = embedding;
+    return true;
+  });
+  EXPECT_EQ(Load(tied), absl::OkStatus());
+  // Trained apart, it would be lost.
+  WriteSingle([](TensorSource&) { return true; });
+  EXPECT_THAT(std::string(Load(tied).message()),
+              AllOf(HasSubstr("tensor lm_head.weight is not model.embed_tokens.weight"),
+                    HasSubstr("\"tie_word_embeddings\": false")));
+  // Each rank looks at its part.
+  const ParameterLayout layout = MakeParameterLayout(tied);
+  const int64_t half = layout.elements / 2;
+  for (const int64_t first : {int64_t{0}, half}) {
+    bool has_embedding = false;
+    for (const ParameterSlot& slot : layout.slots) {
+      has_embedding |= slot.name == "model.embed_tokens.weight" && slot.offset < first + half &&
+                       slot.offset + slot.elements > first;
+    }
+    loaded_.assign(half, 0.0f);
+    EXPECT_EQ(LoadWeights(folder_, tied, layout, first, half, loaded_.data()).ok(), !has_embedding)
+        << first;
+  }
 }
 
 // Some exporters add them; config.json has the frequencies.
@@ -233,11 +266,11 @@ TEST_F(HuggingFaceTest, RotaryFrequenciesMayBeThereAndAreIgnored) {
   EXPECT_EQ(Progress::count(), before + layout_.slots.size()) << "large ones take minutes";
 }
 
-TEST_F(HuggingFaceTest, AnIndexWinsOverASingleFileAndNamesEachTensorOnce) {
+TEST_F(HuggingFaceTest, AnIndexBesideAnotherFileIsRefusedAndNamesEachTensorOnce) {
   ASSERT_TRUE(Export(16 << 10).ok());
-  std::ofstream(folder_ + "/model.safetensors") << "is not even looked at";
-  ASSERT_TRUE(Load(config_).ok());
-  EXPECT_EQ(loaded_, values_);
+  WriteSingle([](TensorSource&) { return true; });
+  EXPECT_THAT(std::string(Load(config_).message()),
+              HasSubstr("both model.safetensors and the shards of model.safetensors.index.json"));
   WriteSingle([](TensorSource&) { return true; });
   nlohmann::json index =
       nlohmann::json::parse(*ReadFile(folder_ + "/model.safetensors.index.json"));

@@ -333,7 +333,7 @@ TEST_F(ResumeTest, StepsThatWereSkippedCountOnlyInARow) {
   pack.vocabulary = 257;
   pack.separator = 256;
   pack.eval_share = 0;
-  pack.tokenizer = "mine";
+  pack.tokenizer = "bytes";
   ASSERT_TRUE(data::Pack(pack).ok());
   job.train_data = pack.output + "/train";
   job.eval_sequences = 0;

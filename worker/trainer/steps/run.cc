@@ -76,7 +76,7 @@ class Attempt {
   absl::Status ExportModel();
   void WarnOfPlan(std::string_view problem) const;
   void PrintSettings() const;
-  void PrintSamples(const std::string& folder, const data::Loader& loader) const;
+  void PrintData(const std::string& folder, const data::Loader& loader) const;
   void PrintStep(const StepRecord& record) const;
 
   const TrainingJob& job_;
@@ -154,12 +154,16 @@ absl::Status Attempt::OpenData() {
   const auto vocabulary = static_cast<uint64_t>(engine_->config().vocab_size);
   ASSIGN_OR_RETURN(data::Loader train, data::Loader::Open(job_.train_data, job_.sequence_length,
                                                           job_.seed, vocabulary, job_.batching));
-  if (is_first() && job_.batching.samples) PrintSamples(job_.train_data, train);
+  RETURN_IF_ERROR(
+      data::CheckTokenizer(job_.train_data, train.folder().manifest(), job_.model_init));
+  if (is_first()) PrintData(job_.train_data, train);
   train_ = std::make_unique<data::Loader>(std::move(train));
   if (job_.eval_data.empty()) return absl::OkStatus();
   ASSIGN_OR_RETURN(data::Loader eval, data::Loader::Open(job_.eval_data, job_.sequence_length,
                                                          job_.seed, vocabulary, job_.batching));
-  if (is_first() && job_.batching.samples) PrintSamples(job_.eval_data, eval);
+  RETURN_IF_ERROR(data::CheckPackedAlike(job_.train_data, train_->folder().manifest(),
+                                         job_.eval_data, eval.folder().manifest()));
+  if (is_first()) PrintData(job_.eval_data, eval);
   eval_ = std::make_unique<data::Loader>(std::move(eval));
   return absl::OkStatus();
 }
@@ -424,7 +428,14 @@ void Attempt::PrintSettings() const {
   std::fflush(stdout);
 }
 
-void Attempt::PrintSamples(const std::string& folder, const data::Loader& loader) const {
+void Attempt::PrintData(const std::string& folder, const data::Loader& loader) const {
+  if (!job_.batching.samples) {
+    std::printf("%s: %" PRIu64 " sequences of %" PRIu64 " tokens; the last %" PRIu64
+                " tokens are in none\n",
+                folder.c_str(), loader.sequences(), job_.sequence_length,
+                loader.tokens_left_over());
+    return;
+  }
   const data::SampleCounts& counts = loader.counts();
   std::printf("%s: %" PRIu64 " samples of %" PRIu64 " documents; %" PRIu64 " documents (%" PRIu64
               " tokens) of more than %" PRIu64 " tokens %s\n",
@@ -446,7 +457,9 @@ void Attempt::PrintStep(const StepRecord& record) const {
       record.step_seconds, static_cast<double>(record.tokens) / record.step_seconds, phases.index,
       phases.attention_forward, phases.attention_backward, phases.linear,
       phases.exposed_communication, phases.optimizer, copies.c_str(),
-      record.skipped ? "  SKIPPED: not finite" : "");
+      !record.has_labels ? "  SKIPPED: no token to predict"
+      : record.skipped   ? "  SKIPPED: not finite"
+                         : "");
   std::fflush(stdout);
 }
 

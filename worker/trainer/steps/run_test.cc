@@ -407,6 +407,8 @@ TEST_F(RunTest, TheFirstRankAloneSaysWhatIsTrainedAndHowItGoes) {
         << said;
   }
 
+  EXPECT_EQ(Count(said, " sequences of 512 tokens; the last "), 2) << said;
+
   // An attempt that goes on where one ended says so.
   job.steps = 4;
   ::testing::internal::CaptureStdout();

@@ -371,12 +371,40 @@ TEST_F(SamplesJobTest, GroupsComeToTheirAnchor) {
 }
 
 // A loss over none would be no number, and every weight after it.
-TEST_F(SamplesJobTest, AStepWithoutATokenToPredictEndsTheJobByName) {
+TEST_F(SamplesJobTest, StepsWithoutATokenToPredictEndTheJobByName) {
   TrainingJob job = Job(2, 1);
   job.attention.mask = patterns::Mask::kFull;
   job.batching.hidden_share = 1e-9;
-  EXPECT_EQ(Run(job), absl::FailedPreconditionError("step 1 has no token to predict; look at " +
-                                                    job.train_data));
+  job.max_skipped_steps = 1;
+  EXPECT_EQ(Run(job),
+            absl::FailedPreconditionError("step 2 has no token to predict, and the 1 steps "
+                                          "before it were skipped, too; look at " +
+                                          job.train_data));
+}
+
+// One prompt that fills a step is no reason to end.
+TEST_F(SamplesJobTest, AStepWithoutATokenToPredictIsSkipped) {
+  TrainingJob job = Job(1, 1);
+  job.attention.mask = patterns::Mask::kFull;
+  job.global_batch = 1;
+  job.steps = 40;
+  job.batching.hidden_share = 0.01;  // of 13 tokens most often none is hidden
+  job.max_skipped_steps = 40;
+  ASSERT_EQ(Run(job), absl::OkStatus());
+  double last_loss = 0;
+  size_t skipped = 0;
+  for (const StepRecord& step : hosts_[0].steps) {
+    EXPECT_EQ(step.skipped, !step.has_labels);
+    EXPECT_TRUE(std::isfinite(step.loss) && std::isfinite(step.gradient_norm)) << step.step;
+    if (step.skipped) {
+      ++skipped;
+      EXPECT_EQ(step.loss, last_loss);
+      EXPECT_EQ(step.gradient_norm, 0);
+    }
+    last_loss = step.loss;
+  }
+  EXPECT_GT(skipped, 0u);
+  EXPECT_LT(skipped, 40u);
 }
 
 TEST_F(SamplesJobTest, DocumentsThatAreTooLongAreCountedOrRefused) {

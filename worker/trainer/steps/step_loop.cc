@@ -192,13 +192,12 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
 
     parts_.host->SetPlace(step, "optimizer");
     ASSIGN_OR_RETURN(const StepUpdate update, engine.Update(record.learning_rate));
-    if (update.sum.tokens == 0) {
-      return absl::FailedPreconditionError(
-          absl::StrFormat("step %d has no token to predict; look at %s", step, job_.train_data));
-    }
-    record.loss = update.sum.loss / update.sum.tokens;
-    record.gradient_norm = update.gradient_norm;
-    record.skipped = update.skipped;
+    // All that a step met may be given, e.g. a prompt that is longer than a sequence.
+    record.has_labels = update.sum.tokens > 0;
+    record.loss = record.has_labels ? update.sum.loss / update.sum.tokens : last_loss_;
+    record.gradient_norm = record.has_labels ? update.gradient_norm : 0;
+    record.skipped = update.skipped || !record.has_labels;
+    last_loss_ = record.loss;
     record.phases.checkpoint = update.snapshot_seconds;
   }
   ASSIGN_OR_RETURN(EngineStats stats, engine.TakeStats());
@@ -216,8 +215,12 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
   record.ring_bytes = stats.ring_bytes;
 
   skipped_in_a_row_ = record.skipped ? skipped_in_a_row_ + 1 : 0;
-  if (skipped_in_a_row_ > job_.max_skipped_steps) return NonFiniteGradient(step);
-  return record;
+  if (skipped_in_a_row_ <= job_.max_skipped_steps) return record;
+  if (record.has_labels) return NonFiniteGradient(step);
+  return absl::FailedPreconditionError(
+      absl::StrFormat("step %d has no token to predict, and the %d steps before it were skipped, "
+                      "too; look at %s",
+                      step, skipped_in_a_row_ - 1, job_.train_data));
 }
 
 std::vector<float> StepLoop::MovesOf(const balance::Dealing& dealing,

@@ -105,6 +105,7 @@ class StepLoop {
   std::vector<double> probed_recall_;  // StepRecord's
   std::vector<patterns::LayerBudgets> head_budgets_;
   uint64_t skipped_in_a_row_ = 0;
+  double last_loss_ = 0;  // which stands for that of a step without a token to predict
 };
 
 }  // namespace ringleader::trainer
