@@ -125,7 +125,11 @@ TEST_F(ConfigTest, CommandLineWinsOverFileWinsOverDefault) {
 
 TEST_F(ConfigTest, ResolvedConfigHoldsDefaultsAndReadsBack) {
   EXPECT_EQ(Parse({}), std::nullopt);
-  EXPECT_EQ(ResolvedConfig(app_), "name: default\nlist: \"\"\nloud: false\n");
+  EXPECT_EQ(ResolvedConfig(app_), "name: default\nlist: []\nloud: false\n");
+  const std::string printed = File(ResolvedConfig(app_));
+  EXPECT_EQ(Parse({"--config", printed}), std::nullopt);
+  EXPECT_EQ(name_, "default");
+  EXPECT_TRUE(list_.empty());
 }
 
 TEST_F(ConfigTest, MistakesInTheFileAreNamed) {

@@ -251,6 +251,11 @@ TEST_F(CliTest, AuditShowsPagesAndFilters) {
   EXPECT_EQ(request.resource(), "jobs/a");
   EXPECT_EQ(request.outcome(), "OK");
   EXPECT_EQ(request.after_time().seconds(), 1'000'000 - 3600);
+  EXPECT_EQ(Run({"audit", "--outcome", "permission_denied"}).code, 0);
+  EXPECT_EQ(coordinator_.audit_requests.back().outcome(), "PERMISSION_DENIED");
+  const Result unknown = Run({"audit", "--outcome", "denied"});
+  EXPECT_EQ(unknown.code, kUsage);
+  EXPECT_THAT(unknown.err, HasSubstr("--outcome: 'denied' is no gRPC code; give one of OK, "));
   EXPECT_EQ(Run({"audit", "--until", "1970-01-12T00:00:00Z"}).code, 0);
   EXPECT_EQ(coordinator_.audit_requests.back().before_time().seconds(), 950'400);
   EXPECT_EQ(Run({"audit", "--since", "yesterday"}).code, kUsage);

@@ -267,7 +267,8 @@ int Main(int argc, char** argv) {
   Flags flags;
   AddFlags(app, &flags);
   if (const std::optional<int> exit_code = ParseFlags(app, argc, argv)) return *exit_code;
-  BlockShutdownSignals();
+  // A signal ends a backup by its default action.
+  if (flags.backup.empty()) BlockShutdownSignals();
   RaiseOpenFileLimit();
   SetUpLogging("ringleader-coordinator", flags.logging);
   spdlog::info("version {}, configuration:", kVersion);

@@ -100,6 +100,9 @@ std::string ResolvedConfig(const CLI::App& app) {
     const bool is_flag = option->get_expected_max() == 0;
     if (is_flag) {
       out << (option->count() > 0 && option->as<bool>());
+    } else if (option->count() == 0 && option->get_default_str().empty() &&
+               option->get_expected_max() > 1) {
+      out << YAML::Flow << YAML::BeginSeq << YAML::EndSeq;  // an empty text would be one value
     } else if (option->count() == 0) {
       out << option->get_default_str();
     } else if (option->results().size() == 1) {

@@ -3,7 +3,10 @@
 #include <memory>
 #include <ostream>
 
+#include "absl/status/status.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "cli/client.h"
@@ -37,6 +40,21 @@ absl::Status ParseTime(const Context& context, const char* flag, const std::stri
   return absl::OkStatus();
 }
 
+// A gRPC code's name, however it is written: "OK", "permission_denied".
+absl::Status CheckOutcome(std::string* outcome) {
+  if (outcome->empty()) return absl::OkStatus();
+  const std::string name = absl::AsciiStrToUpper(*outcome);
+  std::vector<std::string> known;
+  for (int code = 0; code <= 16; ++code) {
+    known.push_back(absl::StatusCodeToString(static_cast<absl::StatusCode>(code)));
+    if (known.back() != name) continue;
+    *outcome = name;
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--outcome: '", *outcome, "' is no gRPC code; give one of ", absl::StrJoin(known, ", ")));
+}
+
 std::vector<std::string> Row(const v1::AuditRecord& record) {
   return {absl::FormatTime("%Y-%m-%d %H:%M:%S", ToTime(record.time()), absl::UTCTimeZone()),
           record.caller(),
@@ -49,6 +67,7 @@ std::vector<std::string> Row(const v1::AuditRecord& record) {
 }
 
 absl::StatusOr<int> Audit(const Context& context, Flags flags) {
+  RETURN_IF_ERROR(CheckOutcome(flags.request.mutable_outcome()));
   if (!flags.since.empty()) {
     RETURN_IF_ERROR(ParseTime(context, "--since", flags.since, flags.request.mutable_after_time()));
   }
@@ -82,7 +101,7 @@ void AddAuditCommand(CLI::App& app, Context* context) {
   audit->add_option("--method", *request.mutable_method(), "e.g. CreateJob");
   audit->add_option("--resource", *request.mutable_resource(), "e.g. jobs/a");
   audit->add_option("--outcome", *request.mutable_outcome(), "e.g. OK or PERMISSION_DENIED");
-  audit->add_option("--since", flags->since, "not before, e.g. 2026-01-31T12:00:00Z or 36h ago");
+  audit->add_option("--since", flags->since, "not before, e.g. 2026-01-31T12:00:00Z or 36h");
   audit->add_option("--until", flags->until, "before, likewise");
   audit->add_option("--limit", flags->limit, "records at most")
       ->check(CLI::Range(1, 1000000))

@@ -3,7 +3,11 @@
 # metal. A certificate that is there stays, unless its names or addresses are others now, its end is near, it does not
 # belong to its key or another authority signed it: then it is signed again, with a new key. A line says what was done to each.
 #
-#   deploy/kubernetes/certificates.sh FOLDER [NAME=IP...]      e.g. certificates.sh tls gpu-01=10.0.3.11 gpu-02=10.0.3.12
+#   deploy/kubernetes/certificates.sh FOLDER [--coordinator NAME|IP[,...]] [NAME=IP...]
+#   e.g. certificates.sh tls --coordinator head.example,10.0.3.1 gpu-01=10.0.3.11 gpu-02=10.0.3.12
+#
+# --coordinator names where workers and people reach the coordinator, beyond localhost and its Service in Kubernetes; a later
+# call without it keeps these names, and one with it replaces them.
 #
 # FOLDER then holds ca.crt and ca.key (keep it off the cluster), coordinator.{crt,key}, admin.{crt,key}, and nodes/ with
 # ca.crt and NAME.{crt,key}. Nodes of an earlier call that are not named keep their addresses, and are renewed, too.
@@ -25,7 +29,34 @@ for number in "$days" "$renew_days"; do
   [[ $number =~ ^[0-9]{1,5}$ ]] || fail "$number is no number of days"
 done
 ((days > renew_days)) || fail "certificates of $days days would be renewed at each call, $renew_days days before their end"
-for node in "$@"; do
+nodes=() coordinator_names=''
+while (($# > 0)); do
+  case $1 in
+    --coordinator)
+      [[ ${2:-} ]] || { echo "certificates: --coordinator needs NAME or IP (see --help)" >&2; exit 2; }
+      coordinator_names=$2
+      shift ;;
+    --coordinator=?*) coordinator_names=${1#*=} ;;
+    -*) echo "certificates: unknown option $1 (see --help)" >&2; exit 2 ;;
+    *) nodes+=("$1") ;;
+  esac
+  shift
+done
+# The coordinator's names as openssl takes them: always, and further ones.
+always=DNS:localhost,DNS:ringleader-coordinator,DNS:ringleader-coordinator.ringleader.svc,IP:127.0.0.1 further=''
+IFS=, read -r -a given <<<"$coordinator_names"
+for name in "${given[@]}"; do
+  if [[ $name =~ ^[0-9.]+$ || $name =~ ^[0-9a-fA-F:]*:[0-9a-fA-F:.]*$ ]]; then
+    name=IP:$name
+  elif [[ $name =~ ^[a-zA-Z0-9]([-a-zA-Z0-9.]*[a-zA-Z0-9])?$ ]]; then
+    name=DNS:$name
+  else
+    echo "certificates: --coordinator: '$name' is neither a host's name nor an IP address" >&2
+    exit 2
+  fi
+  [[ ,$always$further, == *",$name,"* ]] || further+=,$name
+done
+for node in "${nodes[@]}"; do
   name=${node%%=*} address=${node#*=}
   [[ $node == *=* && $name =~ ^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$ && $address =~ ^[0-9a-fA-F.:]+$ ]] ||
     { echo "certificates: $node is not NAME=IP" >&2; exit 2; }
@@ -96,12 +127,17 @@ openssl x509 -in "$folder/ca.crt" -noout -checkend 0 >/dev/null ||
   fail "the authority $folder/ca.crt ended on $(end_of "$folder/ca.crt"): docs/kubernetes.md says how to take another"
 openssl x509 -in "$folder/ca.crt" -noout -checkend $((days * 86400)) >/dev/null ||
   echo "certificates: the authority ends on $(end_of "$folder/ca.crt"), before what it signs: docs/kubernetes.md says how to take another" >&2
-sign coordinator ringleader-coordinator \
-  DNS:localhost,DNS:ringleader-coordinator,DNS:ringleader-coordinator.ringleader.svc,IP:127.0.0.1
+if [[ ! $coordinator_names && -e $folder/coordinator.crt ]]; then
+  IFS=, read -r -a kept <<<"$(names_in "$folder/coordinator.crt")"
+  for name in "${kept[@]}"; do
+    [[ $name != DNS:* && $name != IP:* || ,$always, == *",$name,"* ]] || further+=,$name
+  done
+fi
+sign coordinator ringleader-coordinator "$always$further"
 sign admin admin URI:ringleader://admin/admin
 cp "$folder/ca.crt" "$folder/nodes/ca.crt"
 declare -A named=()
-for node in "$@"; do
+for node in "${nodes[@]}"; do
   name=${node%%=*}
   named[$name]=1
   sign "nodes/$name" "$name" "DNS:$name,IP:${node#*=},URI:ringleader://node/$name"

@@ -3,8 +3,10 @@
 import pytest
 import torch
 from oracle import DEVICE, attend, causal, check, inputs, pairs_of_tiles, same_document
+from torch.nn.attention.flex_attention import create_block_mask
 
 from ringleader import kernels
+from ringleader.kernels import sparse_attention
 
 
 def bits_of(words, count):
@@ -24,6 +26,36 @@ def tiles_of(lists, tiles):
         by_column[b, h, row_list[column_offsets[b, h, t] : column_offsets[b, h, t + 1]].long(), t] = True
     assert torch.equal(by_row, by_column)
     return by_row.to(DEVICE)
+
+
+def chosen_blocks(tokens):
+    """What a function may return as blocks."""
+    of_window = create_block_mask(lambda b, h, q, kv: (q - kv).abs() < 50, None, None, tokens, tokens, device=DEVICE)
+    counts = torch.tensor([1, 1, 2], device=DEVICE)
+    return {
+        "None": None,
+        "a BlockMask of a mask of its own": of_window,
+        "lists of a mask of their own": kernels.tiles_from_block_mask(of_window, heads=4, batch=2),
+        "(counts, indices)": (counts, torch.tensor([[0, 0], [1, 0], [2, 1]], device=DEVICE)),
+        "a SlidingWindow": kernels.SlidingWindow(60),
+        "diagonals": kernels.block_diagonals(torch.tensor([True, False, True], device=DEVICE).expand(2, 4, 3)),
+    }
+
+
+@pytest.mark.parametrize("name", ["None", "a BlockMask of a mask of its own", "lists of a mask of their own", "(counts, indices)",
+                                  "a SlidingWindow", "diagonals"])
+def test_functions_return_what_could_be_passed(name):
+    q, k, v = inputs(2, 4, 2, 300, 64)
+    blocks = chosen_blocks(300)[name]
+    assert torch.equal(sparse_attention(q, k, v, lambda *_, **__: blocks), sparse_attention(q, k, v, blocks))
+
+
+def test_what_functions_return_is_refused():
+    q, k, v = inputs(1, 4, 2, 300, 64)
+    for blocks, message in ((kernels.Moba(), "blocks, a function, returned a Moba"), (7, "blocks, a function, returned a int"),
+                            ((1, 2), "blocks is a tuple")):
+        with pytest.raises(TypeError, match=message):
+            sparse_attention(q, k, v, lambda *_, blocks=blocks, **__: blocks)
 
 
 @pytest.mark.parametrize("documents", [False, True])

@@ -1,9 +1,11 @@
 """Models of transformers keep packed documents apart, whichever of its arguments tells of them, as SDPA does under a mask."""
 
+import warnings
+
 import pytest
 import torch
 from huggingface_test import losses, model_of, tokens_of
-from oracle import CUDA, DEVICE, causal, error
+from oracle import CUDA, DEVICE, DTYPE, causal, error
 
 from ringleader import kernels
 
@@ -163,6 +165,23 @@ def test_a_row_of_one_document_has_no_documents():
     model(ids, labels=ids, use_cache=False).loss.backward()
     with pytest.raises(ValueError, match="estimate_at is 'end' beside documents"):
         model(ids[:1], position_ids=positions((100, 28)))
+
+
+def test_models_that_keep_position_ids_to_themselves_are_warned_of(dense):
+    config = transformers.PersimmonConfig(vocab_size=97, hidden_size=128, intermediate_size=128, num_hidden_layers=2,
+                                          num_attention_heads=2, max_position_embeddings=256)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=huggingface.NAME).to(DEVICE, DTYPE)
+    ids = tokens_of(1, TOKENS)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model(ids, position_ids=positions(), use_cache=False)  # then transformers hands them on as a mask
+        model_of("qwen2", huggingface.NAME)(ids, position_ids=positions())
+        model_of("qwen2", huggingface.NAME)(ids)
+        assert not [x for x in caught if "position_ids" in str(x.message)]
+        for given in ({}, {"attention_mask": torch.ones_like(ids)}):
+            model(ids, position_ids=positions(), **given)
+        of_them = [str(x.message) for x in caught if "position_ids" in str(x.message)]
+    assert len(of_them) == 1 and of_them[0].startswith("PersimmonAttention keeps position_ids to itself")
 
 
 @pytest.mark.parametrize("name", ["position_ids", "cu_seq_lens"])

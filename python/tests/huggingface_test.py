@@ -131,6 +131,71 @@ def test_what_models_ask_for_and_it_lacks(dense):
         model_of("qwen2", huggingface.NAME)(ids, attention_mask=torch.zeros(1, 1, 64, 64, device=DEVICE))
 
 
+SMALL = {"vocab_size": 97, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+COMPUTE_ATTENTION_THEMSELVES = {
+    "codegen": lambda: transformers.CodeGenConfig(n_embd=128, n_layer=1, n_head=4, rotary_dim=16, n_positions=64, **SMALL),
+    "bloom": lambda: transformers.BloomConfig(hidden_size=128, n_layer=1, n_head=4, **SMALL),
+    "xglm": lambda: transformers.XGLMConfig(d_model=128, ffn_dim=128, num_layers=1, attention_heads=4, **SMALL),
+    "gpt_neox_japanese": lambda: transformers.GPTNeoXJapaneseConfig(
+        hidden_size=128, num_hidden_layers=1, num_attention_heads=4, **SMALL),
+}
+
+
+@pytest.mark.parametrize("name", COMPUTE_ATTENTION_THEMSELVES)
+def test_models_that_compute_attention_themselves_are_refused(name, dense):
+    """Without a mask they would see what lies ahead."""
+    model = transformers.AutoModelForCausalLM.from_config(
+        COMPUTE_ATTENTION_THEMSELVES[name](), attn_implementation=huggingface.NAME).to(DEVICE)
+    ids = tokens_of(2, 32)
+    for given in ({}, {"attention_mask": torch.ones_like(ids)}):
+        with pytest.raises((NotImplementedError, AttributeError), match="computes attention with masks itself"):
+            model(ids, **given)
+
+
+def test_masks_of_models_are_no_tensors():
+    mask = huggingface._documents_of_mask(1, 4, 4)
+    x = torch.ones(1, 1, 4, 4)
+    for use in (lambda: x + mask, lambda: mask + x, lambda: mask[:, :2], lambda: mask == 0, lambda: 1 - mask, lambda: bool(mask),
+                lambda: ~mask, lambda: x.masked_fill(mask, 0), lambda: torch.where(mask, x, 0), lambda: mask.dtype,
+                lambda: torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)):
+        with pytest.raises((NotImplementedError, AttributeError), match="choose another attn_implementation"):
+            use()
+
+
+def attend_as(module, **arguments):
+    """Calls the attention function as a layer does."""
+    q, k, v = (torch.randn(1, 2, 16, 64, device=DEVICE, dtype=DTYPE) for _ in range(3))
+    return transformers.AttentionInterface().get_interface(huggingface.NAME, None)(
+        module, q, k, v, **{"attention_mask": None, "position_ids": torch.arange(16, device=DEVICE).unsqueeze(0), **arguments})[0]
+
+
+@pytest.mark.parametrize("name", ["block_indices", "indices", "softcap", "s_aux", "position_bias", "sliding_window"])
+def test_arguments_that_are_refused(name, dense):
+    attend_as(torch.nn.Identity(), **{name: None})
+    with pytest.raises(NotImplementedError, match=f"has no {name}; Identity asks for it"):
+        attend_as(torch.nn.Identity(), **{name: torch.zeros(1, 2, 16, 4, dtype=torch.int64)})
+
+
+def test_what_says_whether_attention_is_causal(dense):
+    with pytest.raises(NotImplementedError, match="both directions"):
+        attend_as(torch.nn.Identity(), is_causal=False)
+    attend_as(torch.nn.Identity(), is_causal=False, attention_mask=huggingface._documents_of_mask(1, 16, 16))
+    with pytest.raises(NotImplementedError, match="attention_mask as .* not as a mask that is torch.int64"):
+        attend_as(torch.nn.Identity(), attention_mask=torch.ones(1, 16, dtype=torch.int64))
+
+
+def test_dense_layers_that_are_refused():
+    for layers, kind, message in (
+            (0, TypeError, "dense_layers is 0; it must hold numbers of layers"), ((-1,), ValueError, "dense_layers holds -1"),
+            ((0, 1.0), ValueError, "dense_layers holds 1.0"), ("0", ValueError, "dense_layers holds '0'"),
+            ([True], ValueError, "dense_layers holds True"), (([0],), TypeError, "dense_layers is")):
+        with pytest.raises(kind, match=message):
+            huggingface.register(None, dense_layers=layers)
+    huggingface.register(None, dense_layers=iter([0]))
+    with pytest.raises(ValueError, match="layer_idx, which Identity does not have"):
+        attend_as(torch.nn.Identity())
+
+
 def test_padding_in_the_middle_is_refused(dense):
     if CUDA:
         pytest.skip("the assertion ends the process's use of the GPU")

@@ -62,6 +62,19 @@ def test_masks(name, tokens):
           visible.unsqueeze(1) & pairs_of_tiles(kept, tokens, 64))
 
 
+@pytest.mark.parametrize("name", OF_DOCUMENTS)
+def test_documents_of_one_sequence(name):
+    """They are of every sequence of a batch, as those of sparse_attention."""
+    ids = document_ids(1, 300)
+    of_one, of_a_batch = (kernels.key_intervals(name, 300, documents=x, prefix=70, block=50) for x in (ids[0], ids))
+    assert of_one.rows.shape == (1, 300, 4) and torch.equal(of_one.rows, of_a_batch.rows)
+    q, k, v = inputs(2, 4, 2, 300, 64)
+    if name == "causal_documents":
+        assert torch.equal(sparse_attention(q, k, v, mask=of_one), sparse_attention(q, k, v, mask=of_a_batch))
+    with pytest.raises(ValueError, match="documents are of 300 tokens; the mask is of 301"):
+        kernels.key_intervals(name, 301, documents=ids[0])
+
+
 @pytest.mark.parametrize("name", masks.NAMES)
 def test_windows_and_diagonals_beside_masks(name):
     tokens, ids = 300, document_ids(2, 300)

@@ -37,6 +37,36 @@ says '^certificates: nodes/gpu-01: signed, .* \(its names were DNS:gpu-01,IP:10.
 addresses nodes/gpu-01 | grep -q 'IP Address:10.0.3.99,' || fail "gpu-01 keeps its address"
 good nodes/gpu-01
 
+# The coordinator's further names: kept by later calls, also by one that signs it again, and replaced by another list.
+addresses coordinator | grep -q 'DNS:ringleader-coordinator.ringleader.svc, IP Address:127.0.0.1$' || fail "names of the coordinator"
+certificates tls --coordinator head.example,10.0.3.1,fd00::1,localhost || fail "exit code $?"
+says '^certificates: coordinator: signed, .* \(its names were DNS:localhost,'
+says '^certificates: nodes/gpu-01: kept'
+further='IP Address:127.0.0.1, DNS:head.example, IP Address:10.0.3.1, IP Address:FD00:0:0:0:0:0:0:1$'
+addresses coordinator | grep -q "$further" || fail "further names of the coordinator"
+certificates tls gpu-01=10.0.3.99 || fail "exit code $?"
+says '^certificates: coordinator: kept'
+cp tls/admin.key tls/coordinator.key
+certificates tls || fail "exit code $?"
+says '^certificates: coordinator: signed, .* \(it did not belong to its key\)$'
+addresses coordinator | grep -q "$further" || fail "the coordinator lost its further names"
+good coordinator
+certificates tls gpu-01=10.0.3.99 --coordinator=head.example || fail "exit code $?"
+addresses coordinator | grep -q 'IP Address:127.0.0.1, DNS:head.example$' || fail "the coordinator keeps names that were replaced"
+cp tls/admin.crt tls/coordinator.crt
+certificates tls || fail "exit code $?"
+! addresses coordinator | grep -q URI || fail "the coordinator takes over a role"
+first=$(serial coordinator)
+for bad in 'head example' 'head.example,URI:ringleader://admin/x' 'a,,b' head_1; do
+  if certificates tls --coordinator "$bad"; then fail "takes $bad"; fi
+  says "^certificates: --coordinator: '.*' is neither a host's name nor an IP address"
+done
+if certificates tls --coordinator 10.0.3.999; then fail "takes a bad address"; fi
+says '^certificates: coordinator .*: openssl says: '
+if certificates tls --coordinator; then fail "takes no name"; fi
+says 'certificates: --coordinator needs NAME or IP'
+[[ $(serial coordinator) == "$first" ]] || fail "the coordinator's was replaced"
+
 # The end is near: named or not, with the addresses that they have, in a number of days that can be set.
 RINGLEADER_CERTIFICATE_DAYS=20 RINGLEADER_RENEW_DAYS=10 certificates short gpu-01=10.0.3.11 || fail "exit code $?"
 RINGLEADER_RENEW_DAYS=19 certificates short || fail "exit code $?"

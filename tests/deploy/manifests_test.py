@@ -11,7 +11,7 @@ import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 KUBERNETES = ROOT / "deploy/kubernetes"
-BUILTINS = {"echo", "read", "exit", "set", "shift", "cd", "umask", "exec", "waits", "case", "esac", "return", "ringleader-coordinator", "ringctl"}
+BUILTINS = {"echo", "read", "exit", "set", "shift", "cd", "umask", "exec", "trap", "waits", "case", "esac", "return", "ringleader-coordinator", "ringctl"}
 
 
 def documents(path):
@@ -66,6 +66,7 @@ class Manifests(unittest.TestCase):
                         called = re.findall(r"(?:^|[;&|(]|\bdo|\bthen|\buntil|\bwhile|\$\()\s*([a-z][\w-]*)(?=\s)", script, re.MULTILINE)
                         called += re.findall(r"\$\(([a-z]+)", command[-1])
                         known = {"if", "then", "else", "fi", "for", "while", "until", "do", "done"} | BUILTINS | applets
+                        known |= set(re.findall(r"^\s*(\w+)\(\) \{", script, re.MULTILINE))
                         self.assertLessEqual(set(called), known, f"{path}: {container['name']}")
         for command in re.findall(r"exec [\w-]+ -- (\w+)", (ROOT / "docs/kubernetes.md").read_text()):
             self.assertIn(command, applets | {"ringleader"}, "docs/kubernetes.md")
@@ -84,7 +85,7 @@ class Documentation(unittest.TestCase):
         for name in ("kubernetes.md", "runbook.md", "operations.md", "install.md"):
             text = (ROOT / "docs" / name).read_text()
             for command in re.findall(r"kubectl(?:\s+[^\s`|]+)+", text):
-                if re.match(r"kubectl (kustomize|get nodes|get csidriver|drain|uncordon|create namespace)\b", command):
+                if re.match(r"kubectl (kustomize|get nodes|get csidriver|drain|uncordon|taint nodes|create namespace)\b", command):
                     continue
                 if re.match(r"kubectl (apply|diff) (-k|-f -)", command) or re.match(r"kubectl set env --local", command):
                     continue

@@ -82,10 +82,11 @@ absl::Status CheckTarget(const std::string& database, const std::string& copy) {
 absl::Status BackUp(const std::string& database, const std::string& copy) {
   RETURN_IF_ERROR(CheckTarget(database, copy));
   const std::string part = copy + ".part";
-  const absl::Cleanup remove_part = [&] {
+  const auto remove_part = [&] {
     for (const char* suffix : {"", "-wal", "-shm", "-journal"}) unlink((part + suffix).c_str());
   };
-  unlink(part.c_str());
+  remove_part();  // of a backup that was killed
+  const absl::Cleanup remove_at_end = remove_part;
   const int fd = open(part.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (fd < 0) {
     return absl::FailedPreconditionError(

@@ -226,6 +226,18 @@ TEST_F(BackupTest, ReplacesNothingButAnEarlierCopy) {
   EXPECT_TRUE(BackUp(path_, copy_).ok());
 }
 
+TEST_F(BackupTest, RemovesWhatAKilledOneLeft) {
+  auto store = OpenSqliteStore({.path = path_});
+  ASSERT_TRUE(store.ok()) << store.status();
+  for (const char* suffix : {"", "-wal", "-shm", "-journal"}) {
+    std::ofstream(copy_ + ".part" + suffix) << "half of a page";
+  }
+  EXPECT_EQ(BackUp(path_, copy_), absl::OkStatus());
+  for (const char* suffix : {"", "-wal", "-shm", "-journal"}) {
+    EXPECT_FALSE(fs::exists(copy_ + ".part" + suffix)) << suffix;
+  }
+}
+
 TEST_F(BackupTest, AFullDiskIsThatOfTheCopy) {
   const std::string small = dir_.File("small");
   fs::create_directory(small);

@@ -11,15 +11,23 @@ from ringleader.kernels.documents import as_documents
 from ringleader.kernels.masks import KeyIntervals, key_intervals
 from ringleader.kernels.operators import ops
 
-_FORMS = ("None, a BlockMask, (counts, indices), a SlidingWindow, what the functions of ringleader.kernels.blocks "
-          "return, or a choice such as VerticalSlash()")
+_LISTED = "None, a BlockMask, (counts, indices), a SlidingWindow, what the functions of ringleader.kernels.blocks return"
+_FORMS = f"{_LISTED}, or a choice such as VerticalSlash()"
 
 
 # An overload by name is found sooner than by its arguments. A logarithm that nobody asks for becomes no Python object.
 _attention, _attention_output = ops.attention.default, ops.attention_output.default
 
 
-def _visit(q, k, blocks, documents, columns, scale):
+def _chosen(q, k, blocks, documents, scale):
+    """What a choice returns, which is then taken as if it had been passed itself."""
+    chosen = blocks(q, k, documents=documents, scale=scale)
+    if chosen is None or isinstance(chosen, (BlockMask, tuple)) or hasattr(chosen, "visit"):
+        return chosen
+    raise TypeError(f"blocks, a {type(blocks).__name__}, returned a {type(chosen).__name__}; it may return {_LISTED}")
+
+
+def _visit(q, blocks, columns):
     """-> (pattern, lists, other arguments) of the operator"""
     if columns is not None:
         if not isinstance(columns, Columns):
@@ -36,8 +44,6 @@ def _visit(q, k, blocks, documents, columns, scale):
         return blocks.visit()
     if isinstance(blocks, tuple) and len(blocks) == 2 and all(isinstance(x, torch.Tensor) for x in blocks):
         return tiles_from_lists(*blocks, tokens=q.shape[2], heads=q.shape[1], batch=q.shape[0]).visit()
-    if callable(blocks) and not isinstance(blocks, type):
-        return blocks(q, k, documents=documents, scale=scale).visit()
     raise TypeError(f"blocks is a {type(blocks).__name__}; it may be {_FORMS}")
 
 
@@ -128,7 +134,8 @@ def sparse_attention(q, k, v, blocks=None, *, documents=None, columns=None, mask
 
     blocks: None (all tiles), FlexAttention's BlockMask, (counts, indices) lists of blocks of 128 tokens as
         tiles_from_lists takes them, a SlidingWindow, block_diagonals(...), tiles_from_*(...), or a choice that is made
-        from q and k: KeyGroups(), VerticalSlash(), Moba(), XAttention() or what they returned.
+        from q and k: KeyGroups(), VerticalSlash(), Moba(), XAttention() or what they returned, or a function as they are,
+        called with (q, k, documents=..., scale=...), that returns any of the other forms.
     documents: ids [batch, tokens], or Documents; a query sees its own document alone.
     columns: selected_columns(...) beside block_diagonals(...): keys that all later queries of a head see.
     mask: "causal"; "full", within documents if there are any; or key_intervals(...): any mask that is at most two
@@ -147,12 +154,14 @@ def sparse_attention(q, k, v, blocks=None, *, documents=None, columns=None, mask
     if k is None or v is None:
         raise ValueError(f"{'k' if k is None else 'v'} is None; it must be [batch, kv_heads, tokens, head_dim]")
     if isinstance(mask, str) and mask == "causal":
+        if callable(blocks) and columns is None and not isinstance(blocks, type) and not hasattr(blocks, "visit"):
+            blocks = _chosen(q, k, blocks, documents, scale)
         if isinstance(blocks, BlockMask):
             blocks = tiles_of(blocks, q.shape[1], q.shape[0], documents)
         if isinstance(blocks, TileLists) and blocks.mask is not None:
             return sparse_attention(q, k, v, blocks._replace(mask=None), documents=documents, columns=columns,
                                     mask=blocks.mask, scale=scale, deterministic=deterministic, return_lse=return_lse)
-        pattern, lists, more = _visit(q, k, blocks, documents, columns, scale)
+        pattern, lists, more = _visit(q, blocks, columns)
         if documents is not None:
             more["documents"] = as_documents(documents, q.shape[0], q.shape[2])
     else:

@@ -30,6 +30,8 @@ class SlidingWindow(NamedTuple):
 
     def visit(self):
         """-> (pattern, lists, other arguments) of the operator, as every visit() here returns them"""
+        if isinstance(self.tokens, float):
+            raise ValueError(f"tokens of SlidingWindow is {self.tokens}; it must be an integer")
         return WINDOW, [], _options(self.tile, size=self.tokens)
 
 

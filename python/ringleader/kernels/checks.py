@@ -11,14 +11,14 @@ def described(x):
 
 def positive(**sizes):
     for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} is {size}; it must be positive")
+        if isinstance(size, float) or size < 1:
+            raise ValueError(f"{name} is {size}; it must be a positive integer")
 
 
 def integers(shape, **tensors):
     """shape: what it says of that, for messages"""
     for name, x in tensors.items():
-        dtype = getattr(x, "dtype", torch.bool)
+        dtype = x.dtype if isinstance(x, torch.Tensor) else torch.bool
         if dtype == torch.bool or dtype.is_floating_point or dtype.is_complex:
             raise ValueError(f"{name} is {described(x)}; it must be integers, {shape}")
 

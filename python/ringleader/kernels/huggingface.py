@@ -1,6 +1,7 @@
 """attn_implementation="ringleader_sparse" for models of Hugging Face's transformers, in training and prefill."""
 
 import functools
+import warnings
 import weakref
 
 import torch
@@ -14,6 +15,33 @@ from ringleader.kernels.documents import Documents, documents_from_ids, document
 NAME = "ringleader_sparse"
 # What else than masks tells packed documents apart, as models hand it on to their layers.
 _TOLD_BY = ("position_ids", "seq_idx", "cu_seq_lens_q", "cu_seq_lens_k")
+# What models ask for beside causal attention. The last two are keys that they chose themselves.
+_LACKING = ("sliding_window", "softcap", "s_aux", "position_bias", "block_indices", "indices")
+_COMPUTES_ITSELF = (f"this model computes attention with masks itself and does not call {NAME}, whose masks are for it alone: "
+                    "choose another attn_implementation for it")
+
+
+class _CausalMask:
+    """What models hand on to their layers as attention_mask. Not a tensor, nor None, so that a model that computes attention
+    itself fails: it would take None for leave to see what lies ahead."""
+
+    def __init__(self, starts=None, packed=False):
+        self.starts = starts  # of documents and runs of padding, [batch, tokens], or None
+        self.packed = packed  # starts are of documents that position_ids tell apart, too
+
+    def __getattr__(self, _):
+        raise AttributeError(_COMPUTES_ITSELF)
+
+    @classmethod
+    def __torch_function__(cls, *_):
+        raise NotImplementedError(_COMPUTES_ITSELF)
+
+    def _refuse(self, *_):
+        raise NotImplementedError(_COMPUTES_ITSELF)
+
+    __getitem__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __and__ = __rand__ = __invert__ = _refuse
+    __eq__ = __ne__ = __lt__ = __gt__ = __le__ = __ge__ = __bool__ = _refuse
+    __hash__ = object.__hash__
 
 
 def _parts(mask_function):
@@ -36,8 +64,7 @@ def _check_holes(attention_mask, ids):
 
 def _documents_of_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=causal_mask_function,
                        attention_mask=None, **_):
-    """What transformers passes to each layer as attention_mask: None for causal attention, or the starts of documents,
-    which packed sequences are, and runs of padding."""
+    """What transformers passes to each layer as attention_mask."""
     if q_length != kv_length:
         raise NotImplementedError(
             f"{NAME} takes whole sequences, not {q_length} queries and {kv_length} keys; to generate with a key-value "
@@ -50,12 +77,13 @@ def _documents_of_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0,
             raise NotImplementedError(f"{NAME} computes causal masks, with or without packed documents; this model asks "
                                       f"for {part.__qualname__}: choose another attn_implementation for it")
         ids = part.__closure__[0].cell_contents
+    packed = ids is not None
     if attention_mask is not None:
         _check_holes(attention_mask, ids)
         ids = attention_mask if ids is None else ids * 2 + attention_mask
     if ids is None:
-        return None
-    return documents_from_ids(ids.long()).starts.expand(batch_size, -1)
+        return _CausalMask()
+    return _CausalMask(documents_from_ids(ids.long()).starts.expand(batch_size, -1), packed)
 
 
 def _documents_of_lengths(query, **lengths):
@@ -81,10 +109,10 @@ def _is_traced(x):
     return torch.compiler.is_compiling() or (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-def _documents(query, attention_mask=None, position_ids=None, seq_idx=None, **lengths):
-    """The documents that any of these tells apart; None where there is one a row. attention_mask: _documents_of_mask's, which
+def _documents(query, of_mask=None, position_ids=None, seq_idx=None, **lengths):
+    """The documents that any of these tells apart; None where there is one a row. of_mask: starts of _documents_of_mask's, which
     knows none of packed documents where the model has a cache, or its caller says what is padding."""
-    starts = [] if attention_mask is None else [attention_mask]
+    starts = [] if of_mask is None else [of_mask]
     if lengths:
         starts.append(_documents_of_lengths(query, **lengths).starts)
     if seq_idx is not None:
@@ -123,25 +151,49 @@ def register(blocks, name=NAME, dense_layers=()):
 
     Documents that are packed into rows are kept apart: one ends where position_ids do not go on by one, seq_idx changes,
     cu_seq_lens_q and cu_seq_lens_k (of one row) say so or padding begins, whatever of them there is. Values of the sums are
-    asserted on the device, as those of documents_from_lengths are."""
-    last_step = _LastStep()
+    asserted on the device, as those of documents_from_lengths are. Models that do not hand position_ids on to attention are
+    warned of by name."""
+    try:
+        dense_layers = frozenset(dense_layers)
+    except TypeError:
+        raise TypeError(f"dense_layers is {dense_layers!r}; it must hold numbers of layers, as (0,) does") from None
+    for layer in dense_layers:
+        if not isinstance(layer, int) or isinstance(layer, bool) or layer < 0:
+            raise ValueError(f"dense_layers holds {layer!r}; layers are integers from 0 on")
+    last_step, warned_of = _LastStep(), set()
+
+    def warn_of_mixing(kind):
+        if kind not in warned_of and not torch.compiler.is_compiling():  # a warning would break the graph
+            warned_of.add(kind)
+            warnings.warn(f"{kind.__name__} keeps position_ids to itself: documents that these alone tell apart are not kept "
+                          f"apart by {name}; pass cu_seq_lens_q and cu_seq_lens_k, if the model hands them on", stacklevel=3)
 
     def forward(module, query, key, value, attention_mask, scaling=None, dropout=0.0, is_causal=None, **arguments):
-        if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
+        is_ours = isinstance(attention_mask, _CausalMask)
+        # Some models say is_causal only where they have no mask.
+        if not is_ours and not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
             raise NotImplementedError(f"{name} computes causal attention; {type(module).__name__} asks for attention in "
                                       "both directions: choose another attn_implementation for it")
-        for argument in ("sliding_window", "softcap", "s_aux", "position_bias"):
+        for argument in _LACKING:
             if arguments.get(argument) is not None:
                 raise NotImplementedError(f"{name} has no {argument}; {type(module).__name__} asks for it: choose "
                                           "another attn_implementation for this model")
         if dropout > 0:
             raise NotImplementedError(f"{name} has no dropout; set config.attention_dropout = 0")
-        if attention_mask is not None and attention_mask.dim() != 2:
-            raise NotImplementedError(f"{name} takes attention_mask as [batch, tokens] of the model's inputs, not as a "
-                                      f"mask of {list(attention_mask.shape)}")
-        chosen = None if getattr(module, "layer_idx", None) in dense_layers else blocks
-        told_by = {"attention_mask": attention_mask, **{of: arguments.get(of) for of in _TOLD_BY}}
-        documents = last_step.documents(query, **{of: x for of, x in told_by.items() if x is not None})
+        if attention_mask is not None and not is_ours:
+            raise NotImplementedError(f"{name} takes attention_mask as [batch, tokens] of the model's inputs, of which "
+                                      "transformers' create_causal_mask makes what layers get, and not as a mask that is "
+                                      f"{checks.described(attention_mask)}")
+        layer = getattr(module, "layer_idx", None)
+        if dense_layers and layer is None:
+            raise ValueError(f"dense_layers names layers by layer_idx, which {type(module).__name__} does not have; leave it out")
+        chosen = None if layer in dense_layers else blocks
+        told_by = {of: arguments[of] for of in _TOLD_BY if arguments.get(of) is not None}
+        if not told_by and not (is_ours and attention_mask.packed):
+            warn_of_mixing(type(module))
+        if is_ours and attention_mask.starts is not None:
+            told_by["of_mask"] = attention_mask.starts.to(query.device)
+        documents = last_step.documents(query, **told_by)
         out = sparse_attention(query, key, value, chosen, documents=documents, scale=scaling)
         return out.transpose(1, 2), None
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from ringleader.kernels import checks
-from ringleader.kernels.documents import as_documents
+from ringleader.kernels.documents import as_documents, documents_from_ids
 
 # name -> whether no query sees a key ahead of it
 NAMES = {
@@ -75,7 +75,7 @@ def key_intervals(name, tokens, *, documents=None, window=1024, prefix=0, block=
     prefix_causal, prefix_documents: the first `prefix` keys, of the sequence or its document, and keys up to i
     block_causal_documents: its document up to the end of the block of i; blocks of `block` tokens count from its first
 
-    documents: ids [batch, tokens], or Documents. prefix: an integer, or a tensor of them, [batch, 1] or, a document's for
+    documents: ids [batch, tokens] or [tokens], or Documents. prefix: an integer, or a tensor of them, [batch, 1] or, a document's for
     each of its tokens, [batch, tokens]."""
     if name not in NAMES:
         raise ValueError(f"name is {name!r}; masks are {', '.join(NAMES)}")
@@ -89,7 +89,9 @@ def key_intervals(name, tokens, *, documents=None, window=1024, prefix=0, block=
         checks.integers("[batch, 1] or [batch, tokens]", prefix=prefix)
     starts = None
     if documents is not None:
-        starts = documents.starts if hasattr(documents, "starts") else as_documents(documents, documents.shape[0], tokens)
+        if isinstance(documents, torch.Tensor):
+            documents = documents_from_ids(documents)
+        starts = documents.starts if hasattr(documents, "starts") else as_documents(documents, 1, tokens)
         if starts.shape[1] != tokens:
             raise ValueError(f"documents are of {starts.shape[1]} tokens; the mask is of {tokens}")
         device = starts.device
