@@ -29,7 +29,7 @@ TEST(MistakesTest, AllThatIsWrongIsSaidAtOnce) {
             "9007199254740992\n"
             "  job file:2: attention: key: value pairs are expected\n"
             "  job file:3: labels: keys and values must be plain text\n"
-            "  --set training.beta1: 'y' is not allowed; give a number from 0 to less than 1");
+            "  --set training.beta1: 'y' is not allowed; give a number from 0 to 0.9999999");
   // No more than anybody reads, of however many.
   std::string many;
   for (int i = 0; i < 10000; ++i) many += "x" + std::to_string(i) + ": 1\n";

@@ -1,8 +1,6 @@
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <set>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -304,17 +302,6 @@ void CheckTraining(const v1::JobSpec& spec, Mistakes* mistakes) {
              " is after the last step in FP8 (", std::min(last, training.steps()),
              "), so that no step would be; set training.precision: bfloat16");
     }
-  }
-  // Trainers hold them in 32 bits.
-  for (const auto& [path, beta] : {std::pair("training.beta1", training.beta1()),
-                                   std::pair("training.beta2", training.beta2())}) {
-    if (static_cast<float>(beta) < 1.0f) continue;
-    refuse(path, FormatNumber(beta), " is 1 in 32 bits, which trainers hold it in; give at most ",
-           "0.9999999");
-  }
-  if (training.epsilon() < std::numeric_limits<float>::min()) {
-    refuse("training.epsilon", FormatNumber(training.epsilon()),
-           " is 0 in 32 bits, which trainers hold it in; give at least 1.2e-38");
   }
   if (training.min_learning_rate() > training.learning_rate()) {
     refuse("training.min_learning_rate", FormatNumber(training.min_learning_rate()),

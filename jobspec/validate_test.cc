@@ -72,14 +72,12 @@ TEST(ValidateTest, RangesNameFieldValueAndLimits) {
   EXPECT_EQ(Complaint({"attention.vertical_mass=1.5"}),
             "attention.vertical_mass: 1.5 is out of range; give a number more than 0, at most 1");
   EXPECT_EQ(Complaint({"training.beta2=0.99999999"}),
-            "training.beta2: 0.99999999 is 1 in 32 bits, which trainers hold it in; give at most "
-            "0.9999999");
+            "training.beta2: 0.99999999 is out of range; give a number from 0 to 0.9999999");
   EXPECT_EQ(Complaint({"training.beta2=0.9999999"}), "");
   EXPECT_EQ(Complaint({"training.epsilon=1e-60"}),
-            "training.epsilon: 1e-60 is 0 in 32 bits, which trainers hold it in; give at least "
-            "1.2e-38");
+            "training.epsilon: 1e-60 is out of range; give a number from 1.2e-38 to 1");
   EXPECT_EQ(Complaint({"training.beta1=1"}),
-            "training.beta1: 1 is out of range; give a number from 0 to less than 1");
+            "training.beta1: 1 is out of range; give a number from 0 to 0.9999999");
   EXPECT_THAT(Complaint({"training.steps=0"}), HasSubstr("training.steps: required"));
   EXPECT_THAT(Complaint({"name=Big_Job"}), HasSubstr("name: 'Big_Job' is not allowed"));
   EXPECT_THAT(Complaint({"attention.tile=96"}), HasSubstr("give 64 or 128"));

@@ -145,6 +145,17 @@ uint64_t Loader::sequences() const {
   return batching_.samples ? samples_.samples.size() : (folder_.tokens() - 1) / sequence_length_;
 }
 
+std::string Loader::Summary() const {
+  if (!batching_.samples) {
+    return absl::StrFormat("%d sequences of %d tokens; the last %d tokens are in none", sequences(),
+                           sequence_length_, tokens_left_over());
+  }
+  return absl::StrFormat(
+      "%d samples of %d documents; %d documents (%d tokens) of more than %d tokens %s", sequences(),
+      counts().documents, counts().overlong, counts().overlong_tokens, sequence_length_,
+      batching_.overlong == Overlong::kDrop ? "dropped" : "split");
+}
+
 uint64_t Loader::tokens_left_over() const {
   return folder_.tokens() - 1 - sequences() * sequence_length_;
 }

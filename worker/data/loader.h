@@ -87,6 +87,8 @@ class Loader {
   const std::vector<std::string>& tasks() const { return folder_.manifest().tasks; }
   // Whole sequences, or samples, in the data.
   uint64_t sequences() const;
+  // For people: how much of the data is trained on, and what is not.
+  std::string Summary() const;
   // Without samples: of the stream's end, less than a sequence, which no epoch has.
   uint64_t tokens_left_over() const;
   // What there was to be turned into samples; zeros without.

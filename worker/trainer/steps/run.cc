@@ -76,7 +76,6 @@ class Attempt {
   absl::Status ExportModel();
   void WarnOfPlan(std::string_view problem) const;
   void PrintSettings() const;
-  void PrintData(const std::string& folder, const data::Loader& loader) const;
   void PrintStep(const StepRecord& record) const;
 
   const TrainingJob& job_;
@@ -156,14 +155,14 @@ absl::Status Attempt::OpenData() {
                                                           job_.seed, vocabulary, job_.batching));
   RETURN_IF_ERROR(
       data::CheckTokenizer(job_.train_data, train.folder().manifest(), job_.model_init));
-  if (is_first()) PrintData(job_.train_data, train);
+  if (is_first()) std::printf("%s: %s\n", job_.train_data.c_str(), train.Summary().c_str());
   train_ = std::make_unique<data::Loader>(std::move(train));
   if (job_.eval_data.empty()) return absl::OkStatus();
   ASSIGN_OR_RETURN(data::Loader eval, data::Loader::Open(job_.eval_data, job_.sequence_length,
                                                          job_.seed, vocabulary, job_.batching));
   RETURN_IF_ERROR(data::CheckPackedAlike(job_.train_data, train_->folder().manifest(),
                                          job_.eval_data, eval.folder().manifest()));
-  if (is_first()) PrintData(job_.eval_data, eval);
+  if (is_first()) std::printf("%s: %s\n", job_.eval_data.c_str(), eval.Summary().c_str());
   eval_ = std::make_unique<data::Loader>(std::move(eval));
   return absl::OkStatus();
 }
@@ -426,22 +425,6 @@ void Attempt::PrintSettings() const {
                                job_.schedule.warmup_steps));
   for (const auto& [key, value] : engine_->Settings()) row(key, value);
   std::fflush(stdout);
-}
-
-void Attempt::PrintData(const std::string& folder, const data::Loader& loader) const {
-  if (!job_.batching.samples) {
-    std::printf("%s: %" PRIu64 " sequences of %" PRIu64 " tokens; the last %" PRIu64
-                " tokens are in none\n",
-                folder.c_str(), loader.sequences(), job_.sequence_length,
-                loader.tokens_left_over());
-    return;
-  }
-  const data::SampleCounts& counts = loader.counts();
-  std::printf("%s: %" PRIu64 " samples of %" PRIu64 " documents; %" PRIu64 " documents (%" PRIu64
-              " tokens) of more than %" PRIu64 " tokens %s\n",
-              folder.c_str(), loader.sequences(), counts.documents, counts.overlong,
-              counts.overlong_tokens, job_.sequence_length,
-              job_.batching.overlong == data::Overlong::kDrop ? "dropped" : "split");
 }
 
 void Attempt::PrintStep(const StepRecord& record) const {
