@@ -467,6 +467,9 @@ TEST_F(LoaderTest, IdsMeanWhatTheModelsTokenizerSays) {
       absl::InvalidArgumentError("a was packed with tokenizer \"bytes\" and separator 256, and b "
                                  "with \"qwen2\" and 256: pack both alike"));
   Manifest other = ids;
+  other.tokenizer = "";
+  EXPECT_EQ(CheckPackedAlike("a", other, "b", ids), absl::OkStatus()) << "nobody has named it";
+  EXPECT_EQ(CheckPackedAlike("a", bytes, "b", other), absl::OkStatus());
   other.separator = 7;
   EXPECT_FALSE(CheckPackedAlike("a", ids, "b", other).ok());
 }

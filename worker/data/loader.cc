@@ -102,9 +102,10 @@ absl::Status CheckTokenizer(const std::string& folder, const Manifest& manifest,
 
 absl::Status CheckPackedAlike(const std::string& train_folder, const Manifest& train,
                               const std::string& eval_folder, const Manifest& eval) {
-  if (train.tokenizer == eval.tokenizer && train.separator == eval.separator) {
-    return absl::OkStatus();
-  }
+  // Who packs token ids need not name their tokenizer.
+  const bool is_same =
+      train.tokenizer == eval.tokenizer || train.tokenizer.empty() || eval.tokenizer.empty();
+  if (is_same && train.separator == eval.separator) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrFormat(
       "%s was packed with tokenizer \"%s\" and separator %d, and %s with \"%s\" and %d: pack both "
       "alike",
