@@ -73,14 +73,9 @@ absl::StatusOr<std::vector<std::string>> WeightFiles(const fs::path& folder) {
 constexpr char kEmbedding[] = "model.embed_tokens.weight";
 constexpr char kHead[] = "lm_head.weight";
 
-// What some exporters add of a tied model: the embedding once more.
-bool IsTiedHead(const std::string& name, const ModelConfig& config) {
-  return name == kHead && config.tied_embeddings;
-}
-
 // Tensors that some exporters add and that carry nothing of their own.
 bool IsRedundant(const std::string& name, const ModelConfig& config) {
-  return name.ends_with("rotary_emb.inv_freq") || IsTiedHead(name, config);
+  return name.ends_with("rotary_emb.inv_freq") || (name == kHead && config.tied_embeddings);
 }
 
 // [4, 8]
