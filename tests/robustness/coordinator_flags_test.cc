@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <filesystem>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,13 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+
+// Of one coordinator, e.g., for its API and its metrics.
+TEST(FreePortTest, IsAnotherOneAtEveryCall) {
+  std::set<int> ports;
+  for (int i = 0; i < 2000; ++i) ports.insert(FreePort());
+  EXPECT_EQ(ports.size(), 2000u);
+}
 
 constexpr absl::Duration kDay = absl::Hours(24);
 

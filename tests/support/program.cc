@@ -10,9 +10,11 @@
 #include <filesystem>
 #include <fstream>
 #include <random>
+#include <set>
 #include <sstream>
 #include <stdexcept>
 
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 
 namespace ringleader::testing {
@@ -22,9 +24,13 @@ std::string ProgramPath(const std::string& name) {
 }
 
 int FreePort() {
+  static absl::Mutex mutex;
+  static std::set<int> given;
+  absl::MutexLock lock(&mutex);
   std::random_device random;
   for (int tries = 0; tries < 1000; ++tries) {
     const int port = 16384 + static_cast<int>(random() % 16384);
+    if (given.contains(port)) continue;
     sockaddr_in address = {};
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -33,7 +39,9 @@ int FreePort() {
     const bool is_free =
         bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
     close(fd);
-    if (is_free) return port;
+    if (!is_free) continue;
+    given.insert(port);
+    return port;
   }
   throw std::runtime_error("no free port");
 }

@@ -15,9 +15,9 @@ namespace ringleader::testing {
 // The program `name` of the same build.
 std::string ProgramPath(const std::string& name);
 
-// Returns a TCP port of 127.0.0.1 that nothing listens on. Nothing reserves it: take it soon. It is
-// below those that the system gives to outgoing connections: a client that tries to reach a server
-// which is away could be given the server's own.
+// Returns a TCP port of 127.0.0.1 that nothing listens on, another one at every call. Nothing
+// reserves it: take it soon. It is below those that the system gives to outgoing connections: a
+// client that tries to reach a server which is away could be given the server's own.
 int FreePort();
 
 // Waits until `condition` holds, looking every 10 ms; false when it does not within `timeout`.
