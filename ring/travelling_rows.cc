@@ -27,42 +27,32 @@ struct HopTiles {
 // Which tiles of an owner's keys each rank attends to, found when they are first asked for.
 class SeenTiles {
  public:
-  SeenTiles(const ShardLayout& layout, std::span<const int64_t> held, int tile, SeenPositions seen,
-            const Landmarks* landmarks)
+  SeenTiles(const ShardLayout& layout, std::span<const int64_t> held, int tile)
       : held_(held),
         local_tokens_(layout.local_tokens()),
         tile_(tile),
-        landmarks_(landmarks),
-        tiles_(layout.ranks) {
+        tiles_(layout.ranks, std::vector<std::optional<Tiles>>(layout.ranks)) {
     for (int rank = 0; rank < layout.ranks; ++rank) {
-      ShardLayout shard = layout;
-      shard.rank = rank;
+      const ShardLayout shard = ShardOf(layout, rank);
       std::vector<Tile>& of_rank = shards_.emplace_back();
       for (int64_t row = 0; row < Rows(rank); row += tile) {
-        const int64_t first = shard.Position(row),
-                      last = shard.Position(std::min(Rows(rank), row + tile) - 1);
-        Tile& queries = of_rank.emplace_back(Tile{.first = first, .last = last});
-        std::tie(queries.seen.begin, queries.seen.end) = seen(first, last);
-        if (landmarks == nullptr) continue;
-        std::tie(queries.shown.begin, queries.shown.end) = landmarks->seen(first, last);
+        of_rank.push_back({.first = shard.Position(row),
+                           .last = shard.Position(std::min(Rows(rank), row + tile) - 1)});
       }
-      tiles_[rank].resize(layout.ranks);
     }
   }
+  SeenTiles(const SeenTiles&) = delete;
+  SeenTiles& operator=(const SeenTiles&) = delete;
+  virtual ~SeenTiles() = default;
 
   int64_t Rows(int rank) const { return held_.empty() ? local_tokens_ : held_[rank]; }
 
   const Tiles& Of(int rank, int owner) {
     std::optional<Tiles>& known = tiles_[rank][owner];
     if (known.has_value()) return *known;
-    const std::vector<Tile>& keys = shards_[owner];
-    Tiles& tiles = known.emplace((keys.size() + 63) / 64);
-    const auto add = [&](size_t tile) { tiles[tile / 64] |= uint64_t{1} << (tile % 64); };
-    ForEachSeen(rank, keys, &Tile::seen, add);
-    if (landmarks_ == nullptr) return tiles;
-    ForEachSeen(rank, keys, &Tile::shown, [&](size_t tile) {
-      if (landmarks_->holds(keys[tile].first)) add(tile);
-    });
+    Tiles& tiles = known.emplace((shards_[owner].size() + 63) / 64);
+    Find(rank, shards_[owner],
+         [&](size_t tile) { tiles[tile / 64] |= uint64_t{1} << (tile % 64); });
     return tiles;
   }
 
@@ -81,34 +71,115 @@ class SeenTiles {
     return runs;
   }
 
+ protected:
+  struct Tile {
+    int64_t first = 0, last = 0;  // positions
+  };
+  using AddTile = absl::FunctionRef<void(size_t tile)>;
+
+  static ShardLayout ShardOf(ShardLayout layout, int rank) {
+    layout.rank = rank;
+    return layout;
+  }
+  const std::vector<Tile>& shard(int rank) const { return shards_[rank]; }
+
+ private:
+  // Adds each tile of `keys` of which `rank` attends to a key.
+  virtual void Find(int rank, const std::vector<Tile>& keys, AddTile add) const = 0;
+
+  const std::span<const int64_t> held_;
+  const int64_t local_tokens_;
+  const int tile_;
+  std::vector<std::vector<Tile>> shards_;                 // [rank][tile]
+  std::vector<std::vector<std::optional<Tiles>>> tiles_;  // [rank][owner]
+};
+
+// By what the positions of a tile of queries say.
+class TilesByPosition : public SeenTiles {
+ public:
+  TilesByPosition(const ShardLayout& layout, std::span<const int64_t> held, int tile,
+                  SeenPositions seen, const Landmarks* landmarks)
+      : SeenTiles(layout, held, tile), landmarks_(landmarks) {
+    for (int rank = 0; rank < layout.ranks; ++rank) {
+      std::vector<Sights>& sights = sights_.emplace_back();
+      for (const Tile& queries : shard(rank)) {
+        Sights& of_tile = sights.emplace_back();
+        std::tie(of_tile.seen.begin, of_tile.seen.end) = seen(queries.first, queries.last);
+        if (landmarks == nullptr) continue;
+        std::tie(of_tile.shown.begin, of_tile.shown.end) =
+            landmarks->seen(queries.first, queries.last);
+      }
+    }
+  }
+
  private:
   struct Positions {
     int64_t begin = 0, end = 0;
   };
-  struct Tile {
-    int64_t first = 0, last = 0;      // positions
+  struct Sights {
     Positions seen = {}, shown = {};  // from there; `shown`: where landmarks may lie
   };
 
+  void Find(int rank, const std::vector<Tile>& keys, AddTile add) const override {
+    ForEachSeen(rank, keys, &Sights::seen, add);
+    if (landmarks_ == nullptr) return;
+    ForEachSeen(rank, keys, &Sights::shown, [&](size_t tile) {
+      if (landmarks_->holds(keys[tile].first)) add(tile);
+    });
+  }
+
   // Calls visit with each tile of `keys` of which `rank` sees a key.
-  template <typename Visit>
-  void ForEachSeen(int rank, const std::vector<Tile>& keys, Positions Tile::*seen,
-                   const Visit& visit) const {
+  void ForEachSeen(int rank, const std::vector<Tile>& keys, Positions Sights::*seen,
+                   AddTile visit) const {
     // Positions grow with the row, and so do both ends of what is seen from there.
     size_t begin = 0, end = 0;
-    for (const Tile& query : shards_[rank]) {
+    for (const Sights& query : sights_[rank]) {
       while (begin < keys.size() && keys[begin].last < (query.*seen).begin) ++begin;
       end = std::max(begin, end);
       while (end < keys.size() && keys[end].first < (query.*seen).end) visit(end++);
     }
   }
 
-  const std::span<const int64_t> held_;
-  const int64_t local_tokens_;
-  const int tile_;
   const Landmarks* const landmarks_;
-  std::vector<std::vector<Tile>> shards_;                 // [rank][tile]
-  std::vector<std::vector<std::optional<Tiles>>> tiles_;  // [rank][owner]
+  std::vector<std::vector<Sights>> sights_;  // [rank][tile]
+};
+
+// By lists of what each query sees, in any order.
+class TilesByQuery : public SeenTiles {
+ public:
+  TilesByQuery(const ShardLayout& layout, int tile, std::span<const kernels::KeyIntervals> queries)
+      : SeenTiles(layout, /*held=*/{}, tile) {
+    for (int rank = 0; rank < layout.ranks; ++rank) {
+      const ShardLayout shard = ShardOf(layout, rank);
+      // How many more of the rank's queries see a position than the one before it.
+      std::vector<int32_t> more(layout.tokens + 1);
+      for (int64_t row = 0; row < Rows(rank); ++row) {
+        const kernels::KeyIntervals& query = queries[shard.Position(row)];
+        ++more[query.begin], --more[query.end];
+        ++more[query.second_begin], --more[query.second_end];
+      }
+      RowRuns& seen = seen_.emplace_back();
+      int64_t seeing = 0;
+      for (int64_t position = 0; position <= layout.tokens; ++position) {
+        const int64_t before = seeing;
+        seeing += more[position];
+        if (before == 0 && seeing > 0) seen.push_back({.begin = position});
+        if (before > 0 && seeing == 0) seen.back().end = position;
+      }
+    }
+  }
+
+ private:
+  void Find(int rank, const std::vector<Tile>& keys, AddTile add) const override {
+    auto run = seen_[rank].begin();
+    for (size_t tile = 0; tile < keys.size(); ++tile) {
+      while (run != seen_[rank].end() && run->end <= keys[tile].first) ++run;
+      if (run == seen_[rank].end()) return;
+      if (run->begin <= keys[tile].last) add(tile);
+    }
+  }
+
+  std::vector<RowRuns> seen_;  // positions, by rank
 };
 
 // A hop, or a step that reads a slot.
@@ -209,26 +280,10 @@ RingSchedule ZeroOf(const RingShape& shape, bool is_backward) {
   return (is_backward ? BackwardSchedule : ForwardSchedule)(shape, 0).value();
 }
 
-// All of a shard that is more than `share` carried.
-void Widen(double share, int64_t shard, RowRuns* runs) {
-  const int64_t carried = CountRows(*runs);
-  if (static_cast<double>(carried) > share * static_cast<double>(shard)) *runs = {{0, shard}};
-}
-
-}  // namespace
-
-int64_t CountRows(const RowRuns& runs) {
-  int64_t rows = 0;
-  for (const RowRun& run : runs) rows += run.end - run.begin;
-  return rows;
-}
-
-TravellingRows FindTravellingRows(const RingSchedule& schedule, const ShardLayout& layout,
-                                  std::span<const int64_t> held, int tile, SeenPositions seen,
-                                  const Landmarks* landmarks) {
+// What `schedule`'s rank sends and receives.
+TravellingRows RowsOf(const RingSchedule& schedule, SeenTiles& tiles) {
   const RingShape& shape = schedule.shape;
   const RingSchedule zero = ZeroOf(shape, schedule.grad_slots > 0);
-  SeenTiles tiles(layout, held, tile, seen, landmarks);
   const auto rows_of = [&](const std::vector<HopTiles>& hops, const std::vector<int>& receivers) {
     std::vector<HopRows> rows;
     for (size_t i = 0; i < hops.size(); ++i) {
@@ -247,11 +302,38 @@ TravellingRows FindTravellingRows(const RingSchedule& schedule, const ShardLayou
           .gradients = rows_of(GradientTiles(zero, tiles), to.gradients)};
 }
 
+// All of a shard that is more than `share` carried.
+void Widen(double share, int64_t shard, RowRuns* runs) {
+  const int64_t carried = CountRows(*runs);
+  if (static_cast<double>(carried) > share * static_cast<double>(shard)) *runs = {{0, shard}};
+}
+
+}  // namespace
+
+int64_t CountRows(const RowRuns& runs) {
+  int64_t rows = 0;
+  for (const RowRun& run : runs) rows += run.end - run.begin;
+  return rows;
+}
+
+TravellingRows FindTravellingRows(const RingSchedule& schedule, const ShardLayout& layout,
+                                  std::span<const int64_t> held, int tile, SeenPositions seen,
+                                  const Landmarks* landmarks) {
+  TilesByPosition tiles(layout, held, tile, seen, landmarks);
+  return RowsOf(schedule, tiles);
+}
+
+TravellingRows FindTravellingRows(const RingSchedule& schedule, const ShardLayout& layout, int tile,
+                                  std::span<const kernels::KeyIntervals> queries) {
+  TilesByQuery tiles(layout, tile, queries);
+  return RowsOf(schedule, tiles);
+}
+
 HopCounts CountTravellingRows(const RingShape& shape, bool is_backward, const ShardLayout& layout,
                               std::span<const int64_t> held, int tile, double most_packed,
                               SeenPositions seen, const Landmarks* landmarks) {
   const RingSchedule zero = ZeroOf(shape, is_backward);
-  SeenTiles tiles(layout, held, tile, seen, landmarks);
+  TilesByPosition tiles(layout, held, tile, seen, landmarks);
   const auto counts_of = [&](const std::vector<HopTiles>& hops) {
     std::vector<std::vector<int64_t>> counts;
     for (const HopTiles& hop : hops) {

@@ -1,7 +1,7 @@
 // Which rows of keys, of values and of their gradients the hops of a ring have to carry, where it
 // is known before anything travels what each rank attends to: positions alone decide it, as in a
 // window, in fixed blocks, between documents and, of shards that do not reach as far, in causal
-// attention itself.
+// attention itself; or every query's keys are listed.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "ring/ring_schedule.h"
+#include "ringleader/kernels/attention.h"
 #include "ringleader/kernels/shard_layout.h"
 
 namespace ringleader::ring {
@@ -65,6 +66,11 @@ struct HopCounts {
 TravellingRows FindTravellingRows(const RingSchedule& schedule, const kernels::ShardLayout& layout,
                                   std::span<const int64_t> held, int tile, SeenPositions seen,
                                   const Landmarks* landmarks = nullptr);
+
+// The same where `queries`, [layout.tokens] by position, list the keys that each sees; takes time
+// by ranks × tokens.
+TravellingRows FindTravellingRows(const RingSchedule& schedule, const kernels::ShardLayout& layout,
+                                  int tile, std::span<const kernels::KeyIntervals> queries);
 
 // What all ranks' FindTravellingRows() come to after CarryAllAbove(most_packed, …), in one such
 // time: backward's with `is_backward`. `shape` is one that ForwardSchedule takes.

@@ -24,6 +24,8 @@ struct Seen {
   std::vector<int64_t> documents = {0};
   bool is_uneven = false;
   int64_t landmarks = 0;  // of every so many tiles all see the last; 0: of none
+  int64_t question =
+      0;  // all see so many first keys, too, and each query's keys are listed; 0: not
 
   std::pair<int64_t, int64_t> Of(int64_t first, int64_t last) const {
     const int64_t start = *(std::upper_bound(documents.begin(), documents.end(), first) - 1);
@@ -34,6 +36,15 @@ struct Seen {
   }
   bool IsLandmark(int64_t position) const {
     return landmarks > 0 && position / kTile % landmarks == landmarks - 1;
+  }
+  std::vector<kernels::KeyIntervals> Listed(int64_t tokens) const {
+    std::vector<kernels::KeyIntervals> queries;
+    for (int64_t i = 0; i < tokens; ++i) {
+      const auto begin = static_cast<int32_t>(Of(i, i).first), end = static_cast<int32_t>(i + 1),
+                 first = static_cast<int32_t>(std::min(question, int64_t{begin}));
+      queries.push_back({0, first, begin, end});
+    }
+    return queries;
   }
   // Calls find with what is seen, and with the landmarks or null.
   template <typename Find>
@@ -70,6 +81,10 @@ class TravellingRowsTest
 
   TravellingRows Rows(const RingSchedule& schedule) const {
     const Seen& seen = std::get<Seen>(GetParam());
+    if (seen.question > 0) {
+      const ShardLayout layout = Layout(schedule.rank);
+      return FindTravellingRows(schedule, layout, kTile, seen.Listed(layout.tokens));
+    }
     return seen.Ask([&](SeenPositions near, const Landmarks* landmarks) {
       return FindTravellingRows(schedule, Layout(schedule.rank), Held(), kTile, near, landmarks);
     });
@@ -94,6 +109,7 @@ class TravellingRowsTest
       for (int64_t k = tile; k < keys; ++k) {
         const int64_t position = key.Position(k);
         if (position >= first && position < end) return true;
+        if (position < std::min(seen.question, first)) return true;
         if (!seen.IsLandmark(position)) continue;
         if (position >= shown_first && position < shown_end) return true;
       }
@@ -217,35 +233,37 @@ TEST_P(TravellingRowsTest, CountsAreThoseOfAllRanks) {
   const Seen& seen = std::get<Seen>(GetParam());
   for (const bool is_backward : {false, true}) {
     for (const double most_packed : {0.5, 1.0}) {
-      const HopCounts counts = seen.Ask([&](SeenPositions near, const Landmarks* landmarks) {
-        return CountTravellingRows(shape, is_backward, Layout(0), Held(), kTile, most_packed, near,
-                                   landmarks);
-      });
-      HopCounts sent = {.keys = decltype(counts.keys)(counts.keys.size()),
-                        .gradients = decltype(counts.gradients)(counts.gradients.size())};
+      HopCounts sent, received;
+      const auto count = [](const std::vector<HopRows>& hops, auto* to, auto* by) {
+        to->resize(hops.size());
+        by->resize(hops.size());
+        for (size_t i = 0; i < hops.size(); ++i) {
+          (*to)[i].push_back(CountRows(hops[i].received));
+          (*by)[i].push_back(CountRows(hops[i].sent));
+        }
+      };
       for (int rank = 0; rank < ranks(); ++rank) {
         TravellingRows rows =
             Rows((is_backward ? BackwardSchedule : ForwardSchedule)(shape, rank).value());
         CarryAllAbove(most_packed, &rows);
-        ASSERT_EQ(counts.keys.size(), rows.keys.size());
-        ASSERT_EQ(counts.gradients.size(), rows.gradients.size());
-        for (size_t i = 0; i < rows.keys.size(); ++i) {
-          EXPECT_EQ(counts.keys[i][rank], CountRows(rows.keys[i].received)) << rank << " " << i;
-          sent.keys[i].push_back(CountRows(rows.keys[i].sent));
-        }
-        for (size_t i = 0; i < rows.gradients.size(); ++i) {
-          EXPECT_EQ(counts.gradients[i][rank], CountRows(rows.gradients[i].received));
-          sent.gradients[i].push_back(CountRows(rows.gradients[i].sent));
-        }
+        count(rows.keys, &received.keys, &sent.keys);
+        count(rows.gradients, &received.gradients, &sent.gradients);
       }
       // Each has one sender, which counts as many.
       for (size_t i = 0; i < sent.keys.size(); ++i) {
-        EXPECT_THAT(sent.keys[i], ::testing::UnorderedElementsAreArray(counts.keys[i])) << i;
+        EXPECT_THAT(sent.keys[i], ::testing::UnorderedElementsAreArray(received.keys[i])) << i;
       }
       for (size_t i = 0; i < sent.gradients.size(); ++i) {
-        EXPECT_THAT(sent.gradients[i], ::testing::UnorderedElementsAreArray(counts.gradients[i]))
+        EXPECT_THAT(sent.gradients[i], ::testing::UnorderedElementsAreArray(received.gradients[i]))
             << i;
       }
+      if (seen.question > 0) continue;  // plans have no lists
+      const HopCounts counts = seen.Ask([&](SeenPositions near, const Landmarks* landmarks) {
+        return CountTravellingRows(shape, is_backward, Layout(0), Held(), kTile, most_packed, near,
+                                   landmarks);
+      });
+      EXPECT_EQ(counts.keys, received.keys);
+      EXPECT_EQ(counts.gradients, received.gradients);
     }
   }
 }
@@ -271,7 +289,9 @@ INSTANTIATE_TEST_SUITE_P(
                           Seen{"Documents", 0, {0, 1, 100, 101, 480, 900, 1500}},
                           Seen{"Uneven", 0, {0, 100, 480, 900}, true},
                           Seen{"Landmarks", 20, {0}, false, 5},
-                          Seen{"LandmarksOfDocuments", 20, {0, 100, 480, 900}, false, 3})),
+                          Seen{"LandmarksOfDocuments", 20, {0, 100, 480, 900}, false, 3},
+                          Seen{"Listed", 0, {0, 100, 480, 900}, false, 0, 100},
+                          Seen{"ListedWindow", 40, {0}, false, 0, 7})),
     NameOf);
 
 // What travels between four contiguous shards of 24 tiles each.

@@ -83,6 +83,9 @@ ring::TravellingRows FindCarriedRows(const AttentionOptions& options,
                                      const RingSequence& sequence, const KnownKeys& known) {
   const kernels::ShardLayout layout =
       LayoutOf(options, schedule.ranks, schedule.rank, sequence.tokens / schedule.ranks);
+  if (!sequence.listed.empty()) {
+    return ring::FindTravellingRows(schedule, layout, options.tile, sequence.listed);
+  }
   const Sight sight(options, sequence, known);
   return sight.Ask([&](ring::SeenPositions seen, const ring::Landmarks* landmarks) {
     return ring::FindTravellingRows(schedule, layout, sequence.held, options.tile, seen, landmarks);

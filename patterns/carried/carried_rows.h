@@ -24,6 +24,9 @@ struct RingSequence {
   int64_t padding = 0;                        // likewise
   std::span<const int64_t> held = {};  // how many of its places, its first ones, each rank holds;
                                        // empty: all
+  // What each query sees, [tokens] by position; empty: what the options' mask says. Then every rank
+  // holds all of its places, and nothing else above is looked at.
+  std::span<const kernels::KeyIntervals> listed = {};
 };
 
 // What a layer attends to, which `is_dense` or not; nullopt where the data choose.

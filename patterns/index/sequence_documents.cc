@@ -115,7 +115,7 @@ absl::StatusOr<std::shared_ptr<const SequenceDocuments>> MakeListed(
   }
   constexpr int64_t kWhole[] = {0};
   ASSIGN_OR_RETURN(auto documents, MakeHead(layout, kWhole, /*padding=*/0));
-  documents->is_listed = true;
+  documents->listed.assign(queries.begin(), queries.end());
   documents->visible.reserve(layout.local_tokens());
   for (int64_t i = 0; i < layout.local_tokens(); ++i) {
     documents->visible.push_back(queries[layout.Position(i)]);

@@ -28,7 +28,8 @@ struct SequenceDocuments {
   // of what a query sees, and of what it sees in its window.
   std::vector<kernels::KeyIntervals> visible = {}, visible_in_window = {};
   std::vector<int64_t> prefix_ends = {};  // MaskRule's
-  bool is_listed = false;                 // `visible` follows no rule (MakeListed)
+  // What all queries see, by position, where that follows no rule (MakeListed); else empty.
+  std::vector<kernels::KeyIntervals> listed = {};
   // The tokens that each rank holds, where they are not equally many (MakeUneven); else empty.
   std::vector<int64_t> shard_tokens = {};
 };

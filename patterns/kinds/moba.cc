@@ -174,6 +174,10 @@ ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const 
       [&](int64_t own) { return Kept(options, own, gathers); }, random);
 }
 
+void SetDensity(AttentionOptions* options, int64_t /*tokens*/, double density) {
+  options->density = density;
+}
+
 }  // namespace
 
 extern constinit const PatternDefinition kMobaDefinition = {
@@ -193,6 +197,7 @@ extern constinit const PatternDefinition kMobaDefinition = {
     .listed_tiles = ListedTiles,
     .index_memory = MemoryOf,
     .stripe_on_gpus = StripeOnGpus,
+    .set_density = SetDensity,
     .page =
         R"(Mixture of Block Attention as published (MoBA, arXiv 2502.13189): the gate is each query's own, where `block_topk` has
 one for a tile of queries. Keys are cut into blocks of `attention.block_size` tokens. A query sees its own block up to

@@ -107,6 +107,11 @@ double PairOperations(const AttentionOptions& options, int64_t head_dim) {
   return 2 * static_cast<double>(head_dim) / options.stride;
 }
 
+void SetDensity(AttentionOptions* options, int64_t /*tokens*/, double density) {
+  options->threshold = 1.0;
+  options->density = density;
+}
+
 }  // namespace
 
 extern constinit const PatternDefinition kXAttentionDefinition = {
@@ -124,6 +129,7 @@ extern constinit const PatternDefinition kXAttentionDefinition = {
     .check_length = CheckLength,
     .sample = Sample,
     .listed_tiles = ListedTiles,
+    .set_density = SetDensity,
     .pair_operations = PairOperations,
     .page =
         R"(XAttention (arXiv 2503.16428), here in training and in a ring. Queries and keys are cut into groups of

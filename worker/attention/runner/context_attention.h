@@ -85,9 +85,9 @@ class ContextAttention {
   }
 
   // What each query of the sequences of the next forwards sees, [tokens] by position, in place of
-  // SetDocuments: a mask that jobs have no name for. Hops carry all keys. Must be called alike on
-  // all ranks. INVALID_ARGUMENT but for dense attention under Mask::kFull, whose documents are not
-  // laid out by themselves, and where patterns::MakeListed says so.
+  // SetDocuments: a mask that jobs have no name for. Must be called alike on all ranks.
+  // INVALID_ARGUMENT but for dense attention under Mask::kFull, whose documents are not laid out by
+  // themselves, and where patterns::MakeListed says so.
   virtual absl::Status SetVisible(std::span<const kernels::KeyIntervals> /*queries*/) {
     return absl::InvalidArgumentError(
         "what queries see cannot be listed where documents are laid out by themselves");

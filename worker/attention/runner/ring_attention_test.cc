@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/masks/masks.h"
 #include "patterns/carried/carried_rows.h"
 #include "worker/attention/cpu/cpu_ring_attention.h"
 #include "worker/attention/testing/changing_budgets.h"
@@ -43,7 +44,8 @@ struct Result {
 
 // Runs the sequence over `ranks` threads and puts the shards together again.
 Result RunOnRanks(const Sequence& sequence, patterns::AttentionOptions options, int ranks,
-                  const std::vector<int64_t>& documents = {}) {
+                  const std::vector<int64_t>& documents = {},
+                  const std::vector<kernels::KeyIntervals>& visible = {}) {
   Result result{torch::zeros_like(sequence.q), torch::zeros_like(sequence.q),
                 torch::zeros_like(sequence.k), torch::zeros_like(sequence.v)};
   std::atomic<uint64_t> bytes = 0, sent = 0, whole = 0;
@@ -52,6 +54,7 @@ Result RunOnRanks(const Sequence& sequence, patterns::AttentionOptions options, 
     auto attention = CreateCpuRingAttention(options, &communicator);
     TORCH_CHECK(attention.ok(), std::string(attention.status().message()));
     TORCH_CHECK((*attention)->SetDocuments(sequence.q.size(0), documents).ok());
+    if (!visible.empty()) TORCH_CHECK((*attention)->SetVisible(visible).ok());
     const Tensor positions = testing::PositionsOf(options, communicator.rank(), sequence.q.size(0));
     const Tensor q = sequence.q.index_select(0, positions).requires_grad_();
     const Tensor k = sequence.k.index_select(0, positions).requires_grad_();
@@ -371,6 +374,40 @@ TEST_P(ManyRanksTest, RingsCarryWhatIsAttendedTo) {
   // home all around the ring.
   const int64_t hops = 2 * (ranks - 1) + (ranks - 1) * (ranks - 1);
   EXPECT_EQ(window.sent, static_cast<uint64_t>(hops * 2 * 64 * 2 * kKvHeads * kHeadDim * 4));
+}
+
+// What queries see, listed one by one, travels as what a rule says does.
+TEST_P(ManyRanksTest, RingsCarryWhatListsShow) {
+  const Sequence sequence(1024);
+  const std::vector<int32_t> firsts = {0, 250, 500, 700, 1000};
+  patterns::AttentionOptions options{.tile = 64};
+  options.layout = GetParam().layout;
+  options.ring = GetParam().ring;
+  const int ranks = options.ring.ranks();
+  const Result by_rule = RunOnRanks(sequence, options, ranks, {firsts.begin(), firsts.end()});
+  options.mask = patterns::Mask::kFull;
+  const auto run = [&](const kernels::Mask& mask) {
+    const auto listed = kernels::IntervalsOf(mask, 1024, firsts);
+    TORCH_CHECK(listed.ok());
+    const Result result = RunOnRanks(sequence, options, ranks, {}, *listed);
+    EXPECT_EQ(result.bytes, result.ring_bytes.sent) << "nothing else travels";
+    EXPECT_EQ(result.ring_bytes.whole, by_rule.ring_bytes.whole);
+    return result;
+  };
+  const Result listed = run({.kind = kernels::MaskKind::kCausalDocuments});
+  ExpectNear(listed, by_rule);
+  EXPECT_EQ(listed.ring_bytes.sent, by_rule.ring_bytes.sent);
+  // The question travels, too; and to all who see the last document's, all before it.
+  const uint64_t question = run({.kind = kernels::MaskKind::kSharedQuestion}).ring_bytes.sent,
+                 blockwise = run({.kind = kernels::MaskKind::kCausalBlockwise}).ring_bytes.sent;
+  EXPECT_GE(question, listed.ring_bytes.sent);
+  EXPECT_GE(blockwise, listed.ring_bytes.sent);
+  if (ranks == 1 || !patterns::CarriesRows(options.ring)) return;
+  if (options.layout != kernels::LayoutKind::kContiguous) return;
+  EXPECT_GT(question, listed.ring_bytes.sent);
+  EXPECT_LT(question, by_rule.ring_bytes.whole);
+  EXPECT_GT(blockwise, listed.ring_bytes.sent);
+  EXPECT_LT(blockwise, by_rule.ring_bytes.whole);
 }
 
 INSTANTIATE_TEST_SUITE_P(Settings, ManyRanksTest, ::testing::ValuesIn(testing::AllRingSettings()),

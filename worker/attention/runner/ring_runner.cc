@@ -175,7 +175,6 @@ std::shared_ptr<const ring::TravellingRows> RingRunner::RowsOf(
   }
   // Without documents nobody said what the mask shows, which choosing tiles complains of.
   if (options_.mask != patterns::Mask::kCausal && host == nullptr) return nullptr;
-  if (host != nullptr && host->is_listed) return nullptr;
   const std::span<const int64_t> held =
       host == nullptr ? std::span<const int64_t>() : std::span(host->shard_tokens);
   if (!held.empty()) local_tokens = host->tokens / schedule.ranks;
@@ -192,6 +191,7 @@ std::shared_ptr<const ring::TravellingRows> RingRunner::RowsOf(
     sequence.prefix_ends = host->prefix_ends;
     sequence.padding = host->tokens - host->content;
     sequence.held = host->shard_tokens;
+    sequence.listed = host->listed;
   }
   auto rows = std::make_shared<ring::TravellingRows>(
       patterns::FindCarriedRows(options_, schedule, sequence, *known));
