@@ -28,4 +28,15 @@ absl::StatusOr<int> MultiprocessorCount() {
   return count;
 }
 
+double MemoryBandwidth() {
+  int device = 0, kilohertz = 0, bits = 0;
+  const bool is_known =
+      cudaGetDevice(&device) == cudaSuccess &&
+      cudaDeviceGetAttribute(&kilohertz, cudaDevAttrMemoryClockRate, device) == cudaSuccess &&
+      cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, device) == cudaSuccess;
+  if (!is_known) return 0;
+  constexpr double kTransfersAClock = 2;
+  return kTransfersAClock * 1000.0 * kilohertz * bits / 8;
+}
+
 }  // namespace ringleader::kernels::sm90
