@@ -4,6 +4,8 @@
 #include <map>
 #include <utility>
 
+#include "coordinator/planner/cost/shapes.h"
+
 namespace ringleader::scheduler {
 namespace {
 
@@ -14,6 +16,15 @@ uint32_t NodeLimit(const Request& request, size_t candidates) {
   return request.max_nodes == 0 ? count : std::min(request.max_nodes, count);
 }
 
+bool RingFits(const Request& request, uint32_t nodes, uint32_t each) {
+  if (request.context == 0) return true;
+  const planner::ClusterShape cluster = {.nodes = static_cast<int>(nodes),
+                                         .trainers_per_node = static_cast<int>(each)};
+  return planner::GroupOf(cluster, static_cast<int>(request.context),
+                          static_cast<int>(request.heads))
+      .regular;
+}
+
 // The same number of trainers on each of as few nodes as possible.
 std::optional<std::vector<Share>> PlaceEvenly(const Request& request,
                                               const std::vector<Room>& rooms,
@@ -21,6 +32,7 @@ std::optional<std::vector<Share>> PlaceEvenly(const Request& request,
   for (uint32_t count = 1; count <= NodeLimit(request, candidates.size()); ++count) {
     if (request.trainers % count != 0) continue;
     const uint32_t each = request.trainers / count;
+    if (!RingFits(request, count, each)) continue;
     Indices fitting;
     for (const size_t index : candidates) {
       if (rooms[index].available >= each) fitting.push_back(index);
@@ -80,12 +92,13 @@ std::optional<std::vector<Share>> Place(const Request& request, const std::vecto
   };
   for (const auto& [domain, indices] : domains) keep_smaller(PlaceEvenly(request, rooms, indices));
   if (!best) best = PlaceEvenly(request, rooms, all);
-  if (!best) {
+  const bool may_be_uneven = request.context == 0;
+  if (!best && may_be_uneven) {
     for (const auto& [domain, indices] : domains) {
       keep_smaller(PlaceUnevenly(request, rooms, indices));
     }
   }
-  if (!best) best = PlaceUnevenly(request, rooms, all);
+  if (!best && may_be_uneven) best = PlaceUnevenly(request, rooms, all);
   // Neighbours in rank should be neighbours in the network.
   if (best) {
     std::sort(best->begin(), best->end(), [&](const Share& a, const Share& b) {

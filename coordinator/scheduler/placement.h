@@ -23,8 +23,8 @@ struct Room {
 };
 
 // Without nodes that the job shuns, if it fits on the others. Fewest nodes first; the same number
-// on each node where that is possible, because a ring of rings needs it; inside one domain where
-// that is possible.
+// on each node where that is possible, because a ring of rings needs it, and nothing else for a job
+// that asks for one; inside one domain where that is possible.
 std::optional<std::vector<Share>> Place(const Request& request, const std::vector<Room>& rooms);
 
 // Whether the node may run this job at all.

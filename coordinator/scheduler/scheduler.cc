@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "coordinator/scheduler/placement.h"
+#include "jobspec/values/attention_spec.h"
 
 namespace ringleader::scheduler {
 namespace {
@@ -25,6 +26,9 @@ std::string Need(const Request& request) {
   if (request.needs_gpus) absl::StrAppend(&need, " with GPUs");
   if (request.max_nodes != 0) {
     absl::StrAppend(&need, " on at most ", Plural(request.max_nodes, "node"));
+  }
+  if (request.context != 0) {
+    absl::StrAppend(&need, ", equally many on each node (parallelism.ring: hierarchical)");
   }
   return need;
 }
@@ -100,11 +104,16 @@ std::string WhyItWaits(const Request& request, const std::vector<NodeSlots>& nod
 
 Request MakeRequest(const v1::Job& job) {
   const v1::JobSpec& spec = job.spec();
+  const v1::ParallelismSpec& parallelism = spec.parallelism();
+  const bool is_even =
+      parallelism.ring() == v1::ParallelismSpec::HIERARCHICAL && parallelism.ring_window() == 0;
   return {.id = spec.name(),
           .priority = spec.scheduling().priority(),
           .sequence = job.sequence(),
           .trainers = spec.resources().trainers(),
           .max_nodes = spec.resources().max_nodes(),
+          .context = is_even ? parallelism.context() : 0,
+          .heads = jobspec::HeadRanks(parallelism),
           .needs_gpus = spec.resources().engine() == v1::ResourcesSpec::CUDA};
 }
 

@@ -31,6 +31,9 @@ struct Request {
   uint64_t sequence = 0;  // in the order in which they were submitted
   uint32_t trainers = 0;
   uint32_t max_nodes = 0;  // 0: any number
+  // The context and the ranks that share out heads of a ring of rings, which takes equal shares of
+  // nodes that fit it (planner::GroupOf); context 0: any shares do.
+  uint32_t context = 0, heads = 1;
   bool needs_gpus = false;
   std::set<std::string> avoid = {};  // ids of nodes that refused the job a moment ago
   std::set<std::string> shun = {};   // ids of nodes to take only if the job fits nowhere else

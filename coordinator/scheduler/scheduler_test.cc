@@ -71,6 +71,57 @@ TEST(SchedulerTest, SplitsUnevenlyWhereItMust) {
   EXPECT_EQ(Placed({Job("j", 5)}, {Node("a", 2), Node("b", 3)})["j"], "a:2 b:3");
 }
 
+// Of such a job there is no plan for unequal nodes: it waits for equal ones, and others do not take
+// what it waits for.
+TEST(SchedulerTest, ARingOfRingsWaitsForEqualShares) {
+  Request job = Job("rings", 4, /*age=*/10);
+  job.context = 4;
+  const std::vector<NodeSlots> uneven = {Node("a", 4, 1), Node("b", 4, 3)};
+  EXPECT_EQ(Placed({Job("any", 4)}, uneven)["any"], "a:3 b:1");
+  auto placed = Placed({job, Job("other", 3)}, uneven);
+  EXPECT_EQ(
+      placed["rings"],
+      "needs 4 trainers, equally many on each node (parallelism.ring: hierarchical); 4 free on "
+      "2 nodes");
+  EXPECT_THAT(placed["other"], HasSubstr("held for jobs/rings"));
+  EXPECT_EQ(Placed({job}, {Node("a", 4, 1), Node("b", 4, 2)})["rings"], "a:2 b:2");
+  EXPECT_EQ(Placed({job}, {Node("a", 4), Node("b", 4, 2)})["rings"], "a:4");
+  EXPECT_THAT(Placed({job}, {Node("a", 3), Node("b", 1)})["rings"],
+              HasSubstr("the 2 nodes that may run it can take 4 in all"));
+}
+
+// Equal shares that do not divide the ring, or that ranks sharing heads would lie across, are none.
+TEST(SchedulerTest, ARingOfRingsWaitsForSharesThatDivideIt) {
+  Request job = Job("rings", 12);
+  job.context = 4;
+  const auto on = [&](int nodes, uint32_t each) {
+    std::vector<NodeSlots> all;
+    for (int i = 0; i < nodes; ++i)
+      all.push_back(Node(std::string(1, static_cast<char>('a' + i)), each));
+    return Placed({job}, all)["rings"];
+  };
+  EXPECT_THAT(on(2, 6), HasSubstr("equally many on each node")) << "six hold a ring and a half";
+  EXPECT_EQ(on(3, 4), "a:4 b:4 c:4");
+  EXPECT_EQ(on(6, 2), "a:2 b:2 c:2 d:2 e:2 f:2");
+  job.heads = 2;
+  EXPECT_EQ(on(6, 2), "a:2 b:2 c:2 d:2 e:2 f:2");
+  EXPECT_THAT(on(12, 1), HasSubstr("equally many on each node"))
+      << "heads of one layer on two nodes";
+}
+
+TEST(SchedulerTest, JobsSayWhetherTheirRingTakesEqualShares) {
+  v1::Job job;
+  v1::ParallelismSpec& parallelism = *job.mutable_spec()->mutable_parallelism();
+  parallelism.set_context(8);
+  parallelism.set_heads(2);
+  EXPECT_EQ(MakeRequest(job).context, 0U) << "auto";
+  parallelism.set_ring(v1::ParallelismSpec::HIERARCHICAL);
+  EXPECT_EQ(MakeRequest(job).context, 8U);
+  EXPECT_EQ(MakeRequest(job).heads, 2U);
+  parallelism.set_ring_window(2);
+  EXPECT_EQ(MakeRequest(job).context, 0U) << "its inner rings lie anywhere";
+}
+
 TEST(SchedulerTest, PrefersOneDomain) {
   std::vector<NodeSlots> nodes = {Node("a", 2), Node("b", 2), Node("c", 2)};
   nodes[0].domain = "east";
