@@ -340,6 +340,10 @@ TEST_F(CliTest, BashCompletesVerbsFlagsFieldsAndNames) {
   EXPECT_EQ(complete("ringctl watch head"), "headers-16k head$(touch hacked) ");
   EXPECT_EQ(complete("ringctl history ta"), "tail ");
   EXPECT_EQ(complete("ringctl drain ''"), "gpu-01 ");
+  EXPECT_EQ(complete("ringctl --address gpu-01:7070 -o json can"), "cancel ");
+  EXPECT_EQ(complete("ringctl --address gpu-01:7070 watch head"),
+            "headers-16k head$(touch hacked) ");
+  EXPECT_EQ(complete("ringctl --add"), "--address ");
   EXPECT_FALSE(std::filesystem::exists(folder_ / "hacked"));
 }
 

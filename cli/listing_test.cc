@@ -178,6 +178,9 @@ TEST_F(CliTest, TransitionsAndTheirRefusals) {
   EXPECT_FALSE(coordinator_.cancel_requests.back().checkpoint());
   EXPECT_EQ(Run({"cancel", "tiny", "--checkpoint"}).code, 0);
   EXPECT_TRUE(coordinator_.cancel_requests.back().checkpoint());
+  AddJob("other", v1::Job::SUCCEEDED);
+  const nlohmann::json deleted = {{"name", "jobs/other"}, {"deleted", true}};
+  EXPECT_EQ(nlohmann::json::parse(Run({"delete", "other", "-o", "json"}).out), deleted);
   EXPECT_EQ(Run({"delete", "tiny"}).out, "tiny is deleted\n");
   const Result missing = Run({"get", "tiny"});
   EXPECT_EQ(missing.code, kNotFound);
@@ -270,6 +273,11 @@ TEST_F(CliTest, TokensAreMadeHereShownOnceAndRevoked) {
   EXPECT_EQ(request.role(), v1::VIEWER);
   EXPECT_EQ(request.lifetime_seconds(), 7u * 24 * 3600);
   EXPECT_THAT(made.err, HasSubstr("this is 1, of dave"));
+  const auto json =
+      nlohmann::json::parse(Run({"token", "create", "--user", "dave", "-o", "json"}).out);
+  EXPECT_EQ(TokenHash(json["token"].get<std::string>()),
+            coordinator_.token_requests.back().sha256());
+  EXPECT_EQ(json["user"], "dave");
   EXPECT_NE(Run({"token", "create", "--user", "dave"}).out, made.out);
   EXPECT_THAT(Run({"token", "list"}).out, HasSubstr("1      dave  -        viewer"));
   EXPECT_EQ(Run({"token", "revoke", "1"}).out, "1, of dave, is revoked\n");

@@ -35,11 +35,17 @@ std::vector<std::string> FlagsOf(const CLI::App& app) {
   return flags;
 }
 
+// Of all verbs, and before them.
+std::vector<std::string> GlobalFlags(const CLI::App& root) {
+  std::vector<std::string> flags = FlagsOf(root);
+  std::erase(flags, "--help");
+  return flags;
+}
+
 // Verbs in alphabetical order, with the global flags that each takes, too. "data pack" is "data".
 std::map<std::string, Verb> VerbsOf(CLI::App& root) {
   std::map<std::string, Verb> verbs;
-  std::vector<std::string> global = FlagsOf(root);
-  global.erase(std::remove(global.begin(), global.end(), "--help"), global.end());
+  const std::vector<std::string> global = GlobalFlags(root);
   for (CLI::App* command : root.get_subcommands([](CLI::App*) { return true; })) {
     Verb& verb = verbs[command->get_name()];
     verb.help = command->get_description();
@@ -56,12 +62,20 @@ std::map<std::string, Verb> VerbsOf(CLI::App& root) {
   return verbs;
 }
 
-// Words by verb, and verbs where there is none, put into `variable` by the arms of a shell's case.
-std::string CaseArms(const std::map<std::string, Verb>& verbs, const std::string& variable) {
-  std::string arms;
+std::vector<std::string> NamesOf(const std::map<std::string, Verb>& verbs) {
   std::vector<std::string> names;
+  for (const auto& [name, verb] : verbs) names.push_back(name);
+  return names;
+}
+
+// Words by verb, and verbs and what may come before them where there is none, put into `variable`
+// by the arms of a shell's case.
+std::string CaseArms(const std::map<std::string, Verb>& verbs,
+                     const std::vector<std::string>& global, const std::string& variable) {
+  std::string arms;
+  std::vector<std::string> names = NamesOf(verbs);
+  names.insert(names.end(), global.begin(), global.end());
   for (const auto& [name, verb] : verbs) {
-    names.push_back(name);
     absl::StrAppend(&arms, "    ", name, ") ", variable, "='", absl::StrJoin(verb.flags, " "),
                     "' ;;\n");
   }
@@ -86,12 +100,16 @@ std::string FieldPaths() {
 
 // Names of jobs and nodes are asked for as they are completed; nothing is said where nobody
 // answers.
-std::string Bash(const std::map<std::string, Verb>& verbs) {
+std::string Bash(const std::map<std::string, Verb>& verbs, const std::vector<std::string>& global) {
   return absl::StrCat(
       "# ringctl completion for bash: source <(ringctl completion bash)\n"
       "_ringctl() {\n"
-      "  local current=${COMP_WORDS[COMP_CWORD]} verb=${COMP_WORDS[1]} words\n"
-      "  ((COMP_CWORD == 1)) && verb=\n"
+      "  local current=${COMP_WORDS[COMP_CWORD]} verb= words word\n"
+      "  for word in \"${COMP_WORDS[@]:1:COMP_CWORD-1}\"; do\n"
+      "    case $word in ",
+      absl::StrJoin(NamesOf(verbs), "|"),
+      ") verb=$word; break ;; esac\n"
+      "  done\n"
       "  if [[ ${COMP_WORDS[COMP_CWORD - 1]} == --set ]]; then\n"
       "    compopt -o nospace 2>/dev/null\n"
       "    COMPREPLY=($(compgen -W '",
@@ -100,7 +118,7 @@ std::string Bash(const std::map<std::string, Verb>& verbs) {
       "    return\n"
       "  fi\n"
       "  case $verb in\n",
-      CaseArms(verbs, "words"),
+      CaseArms(verbs, global, "words"),
       "  esac\n"
       "  COMPREPLY=($(compgen -W \"$words\" -- \"$current\"))\n"
       "  [[ $current == -* ]] && return\n"
@@ -121,13 +139,18 @@ std::string Bash(const std::map<std::string, Verb>& verbs) {
       "complete -o default -F _ringctl ringctl\n");
 }
 
-std::string Zsh(const std::map<std::string, Verb>& verbs) {
+std::string Zsh(const std::map<std::string, Verb>& verbs, const std::vector<std::string>& global) {
   return absl::StrCat(
       "#compdef ringctl\n"
       "# ringctl completion for zsh: ringctl completion zsh > \"${fpath[1]}/_ringctl\"\n"
       "_ringctl() {\n"
       "  local verb= choice= ask=\n"
-      "  ((CURRENT > 2)) && verb=${words[2]}\n"
+      "  local word\n"
+      "  for word in ${words[2,CURRENT-1]}; do\n"
+      "    case $word in (",
+      absl::StrJoin(NamesOf(verbs), "|"),
+      ") verb=$word; break ;; esac\n"
+      "  done\n"
       "  if [[ ${words[CURRENT - 1]} == --set ]]; then\n"
       "    choice='",
       FieldPaths(),
@@ -136,7 +159,7 @@ std::string Zsh(const std::map<std::string, Verb>& verbs) {
       "    return\n"
       "  fi\n"
       "  case $verb in\n",
-      CaseArms(verbs, "choice"),
+      CaseArms(verbs, global, "choice"),
       "  esac\n"
       "  compadd -- ${=choice}\n"
       "  case $verb in\n"
@@ -181,7 +204,10 @@ void AddCompletionCommand(CLI::App& app, Context* context) {
   command->callback([=, &app] {
     context->action = [=, &app]() -> absl::StatusOr<int> {
       const std::map<std::string, Verb> verbs = VerbsOf(app);
-      context->out << (*shell == "bash" ? Bash(verbs) : *shell == "zsh" ? Zsh(verbs) : Fish(verbs));
+      const std::vector<std::string> global = GlobalFlags(app);
+      context->out << (*shell == "bash"  ? Bash(verbs, global)
+                       : *shell == "zsh" ? Zsh(verbs, global)
+                                         : Fish(verbs));
       return kOk;
     };
   });

@@ -8,6 +8,7 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <future>
+#include <nlohmann/json.hpp>
 #include <ostream>
 
 #include "absl/strings/str_cat.h"
@@ -15,6 +16,7 @@
 #include "base/status_macros.h"
 #include "cli/client.h"
 #include "cli/commands/commands.h"
+#include "cli/printer.h"
 
 namespace ringleader::cli {
 namespace {
@@ -62,7 +64,8 @@ absl::StatusOr<int> Health(const Context& context) {
     return absl::UnavailableError(
         absl::StrCat("the coordinator at ", context.address, " is starting or stopping"));
   }
-  context.out << context.address << " serves\n";
+  PrintJson(context, {{"address", context.address}, {"status", "SERVING"}},
+            [&](std::ostream& out) { out << context.address << " serves\n"; });
   return kOk;
 }
 

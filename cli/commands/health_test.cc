@@ -4,6 +4,7 @@
 #include <grpcpp/health_check_service_interface.h>
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
@@ -21,10 +22,10 @@ struct Result {
   std::string err;
 };
 
-Result Health(const std::string& address) {
+Result Health(const std::string& address, const std::string& format = "table") {
   std::ostringstream out, err;
   Context context{.out = out, .err = err, .environment = [](const char*) { return std::nullopt; }};
-  const int code = RunRingctl({"health", "--address", address}, std::move(context));
+  const int code = RunRingctl({"health", "--address", address, "-o", format}, std::move(context));
   return {code, out.str(), err.str()};
 }
 
@@ -42,6 +43,8 @@ TEST(HealthTest, ServingStoppingAndGone) {
   const Result serves = Health(address);
   EXPECT_EQ(serves.code, kOk) << serves.err;
   EXPECT_EQ(serves.out, absl::StrCat(address, " serves\n"));
+  const nlohmann::json expected = {{"address", address}, {"status", "SERVING"}};
+  EXPECT_EQ(nlohmann::json::parse(Health(address, "json").out), expected);
 
   server->GetHealthCheckService()->SetServingStatus(false);
   const Result stops = Health(address);

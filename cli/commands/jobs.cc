@@ -1,6 +1,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <ostream>
 
 #include "absl/strings/str_cat.h"
@@ -77,7 +78,8 @@ absl::StatusOr<int> Delete(const Context& context, const std::string& name) {
   request.set_name(JobName(name));
   request.set_request_id(NewRequestId());
   RETURN_IF_ERROR(client->DeleteJob(request));
-  if (context.format == Format::kTable) context.out << ShortName(name) << " is deleted\n";
+  PrintJson(context, {{"name", request.name()}, {"deleted", true}},
+            [&](std::ostream& out) { out << ShortName(name) << " is deleted\n"; });
   return kOk;
 }
 

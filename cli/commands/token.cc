@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <ostream>
 
 #include "absl/strings/match.h"
@@ -56,7 +57,9 @@ absl::StatusOr<int> Create(const Context& context, const Flags& flags) {
   request.set_project(flags.project);
   request.set_lifetime_seconds(static_cast<uint64_t>(flags.days) * 24 * 3600);
   ASSIGN_OR_RETURN(const v1::Token token, client->CreateToken(request));
-  context.out << text << "\n";
+  nlohmann::ordered_json shown = ToJson(token);
+  shown["token"] = text;
+  PrintJson(context, shown, [&](std::ostream& out) { out << text << "\n"; });
   context.err << "ringctl: this is " << ShortName(token.name()) << ", of " << token.user()
               << " until " << Time(token.expire_time())
               << " UTC; it is shown this once: put it into a file for --token-file\n";
