@@ -210,8 +210,9 @@ TEST_F(CliTest, ControlCharactersOfOthersAreShownAndNotObeyed) {
   coordinator_.validation.set_pending_reason(evil);
   coordinator_.validation.mutable_plan()->add_reasons(evil);
   const std::vector<std::vector<std::string>> commands = {
-      {"list"},         {"get", "tiny"},   {"nodes"},
-      {"logs", "tiny"}, {"watch", "tiny"}, {"submit", Path("job.yaml"), "--dry-run"}};
+      {"list"},          {"get", "tiny"},
+      {"nodes"},         {"logs", "tiny"},
+      {"watch", "tiny"}, {"submit", Path("job.yaml"), "--set", "name=other", "--dry-run"}};
   for (const auto& command : commands) {
     const Result table = Run(command);
     EXPECT_THAT(table.out, HasSubstr(shown)) << command[0];

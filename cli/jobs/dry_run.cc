@@ -135,6 +135,16 @@ Notes NotesOf(const v1::JobSpec& spec, const model::ModelConfig& model, const v1
   return notes;
 }
 
+absl::Status CheckNameIsFree(const std::string& name, Client& client) {
+  v1::GetJobRequest request;
+  request.set_name(absl::StrCat("jobs/", name));
+  const absl::StatusOr<v1::Job> job = client.GetJob(request);
+  if (absl::IsNotFound(job.status())) return absl::OkStatus();
+  RETURN_IF_ERROR(job.status());
+  return absl::AlreadyExistsError(
+      absl::StrCat(request.name(), " exists already; choose another name, or delete it first"));
+}
+
 // Nothing where nobody answers, which is said.
 absl::StatusOr<std::optional<v1::ValidateJobResponse>> Ask(Context context,
                                                            const v1::JobSpec& spec) {
@@ -144,7 +154,10 @@ absl::StatusOr<std::optional<v1::ValidateJobResponse>> Ask(Context context,
   *request.mutable_spec() = spec;
   request.set_protocol_version(kProtocolVersion);
   absl::StatusOr<v1::ValidateJobResponse> answer = client->ValidateJob(request);
-  if (answer.ok()) return *std::move(answer);
+  if (answer.ok()) {
+    RETURN_IF_ERROR(CheckNameIsFree(spec.name(), *client));
+    return *std::move(answer);
+  }
   if (!absl::IsUnavailable(answer.status())) return answer.status();
   context.err << "ringctl: no coordinator answers at " << context.address
               << "; this is what the job file says by itself\n";
