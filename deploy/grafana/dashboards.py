@@ -251,8 +251,8 @@ COORDINATOR = dashboard(
         ("Calls", [
             panel("Calls", "Calls that ended, by method.", "rate",
                   (f"sum by (method) (rate({metric('coordinator_rpc_requests_total')}[$__rate_interval]))", "{{method}}")),
-            panel("Refused and failed", "Calls that ended with another status than OK.", "rate",
-                  (f'sum by (code) (rate(ringleader_coordinator_rpc_requests_total{{{TARGET},code!="OK"}}'
+            panel("Refused and failed", "Calls that ended with another status than OK, but those that their callers gave up.", "rate",
+                  (f'sum by (code) (rate(ringleader_coordinator_rpc_requests_total{{{TARGET},code!~"OK|CANCELLED"}}'
                    "[$__rate_interval])) or vector(0)", "{{code}}")),
             panel("Duration", "Unary calls, from arrival to reply.", "seconds",
                   (quantile(0.5, "coordinator_rpc_duration_seconds"), "median"),
