@@ -18,6 +18,7 @@
 #include "cli/client.h"
 #include "cli/printer.h"
 #include "cli/testing/cli_fixture.h"
+#include "worker/data/token_folder.h"
 
 namespace ringleader::cli {
 namespace {
@@ -197,6 +198,42 @@ TEST_F(CliTest, ValidatingChecksWhatTrainersWill) {
               HasSubstr("\"num_attention_heads\" (4) must be a multiple of"));
 }
 
+// How data were packed is said before trainers begin, of what they are evaluated with, too.
+TEST_F(CliTest, ValidatingChecksHowDataWerePacked) {
+  const auto write = [&](const std::string& folder, const std::string& tokenizer) {
+    data::Manifest manifest;
+    manifest.vocabulary = 257;
+    manifest.tokens = 100'000;
+    manifest.tokenizer = tokenizer;
+    EXPECT_TRUE(data::WriteManifest(Path(folder), manifest).ok());
+  };
+  const auto validate = [&](const std::string& more) {
+    return Run({"validate", Path("job.yaml"), "--set", more});
+  };
+  std::filesystem::create_directory(folder_ / "held-out");
+  write("tokens", "bytes");
+  write("held-out", "bytes");
+  EXPECT_EQ(validate("data.eval=held-out").code, 0) << validate("data.eval=held-out").err;
+  write("held-out", "other");
+  EXPECT_THAT(validate("data.eval=held-out").err,
+              HasSubstr("data.eval: " + Path("tokens") + " was packed with tokenizer \"bytes\""));
+  std::filesystem::create_directory(folder_ / "model");
+  std::filesystem::copy(folder_ / "config.json", folder_ / "model/config.json");
+  Write("job.yaml", R"(
+name: tiny
+model: {init: model}
+data: {train: tokens, sequence_length: 16384}
+training: {steps: 3}
+checkpoint: {directory: checkpoints}
+resources: {trainers: 4}
+)");
+  Write("model/model.safetensors", "");  // its weights are the trainers' to read
+  EXPECT_EQ(validate("training.steps=4").code, 0) << validate("training.steps=4").err;
+  Write("model/tokenizer.json", "{}");
+  EXPECT_THAT(validate("training.steps=4").err,
+              HasSubstr("data.train: " + Path("tokens") + " was packed as bytes"));
+}
+
 TEST_F(CliTest, PacksData) {
   Write("a.txt", "some text that is a document");
   Write("b.txt", "and another one");
@@ -266,7 +303,7 @@ TEST_F(CliTest, RangesAndChoicesCanBeRead) {
   for (const auto& [arguments, complaint] : mistakes) {
     const Result result = Run(arguments);
     EXPECT_EQ(result.code, kUsage);
-    EXPECT_THAT(result.err, HasSubstr(complaint));
+    EXPECT_THAT(result.err, HasSubstr("data.train: " + Path("tokens") + " was packed as bytes"));
     EXPECT_LT(result.err.size(), 200u) << result.err;
   }
   for (const std::vector<std::string>& verb : std::vector<std::vector<std::string>>{
