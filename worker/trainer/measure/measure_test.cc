@@ -151,8 +151,8 @@ TEST_F(MeasureTest, PatternsComeToTheDensitiesOfTheGrid) {
     EXPECT_TRUE(device.ok()) << device.status();
     return MeasureAttention(job, OneHead(), 1e6, **device, host);
   };
-  for (const Pattern pattern :
-       {Pattern::kSlidingWindow, Pattern::kVerticalSlash, Pattern::kBlockTopK}) {
+  for (const Pattern pattern : {Pattern::kSlidingWindow, Pattern::kVerticalSlash,
+                                Pattern::kBlockTopK, Pattern::kXAttention}) {
     const std::vector<balance::Row> rows = rows_of(pattern);
     EXPECT_TRUE(balance::MakeTable(rows).ok()) << balance::MakeTable(rows).status();
     for (const double wished : {0.15, 0.4, 1.0}) {
@@ -163,6 +163,11 @@ TEST_F(MeasureTest, PatternsComeToTheDensitiesOfTheGrid) {
       EXPECT_LT(nearest, 0.25) << static_cast<int>(pattern) << " at " << wished;
     }
   }
+  // Tiles of random queries that choose apart are visited nearly all: densities lie close together.
+  const std::vector<balance::Row> moba = rows_of(Pattern::kMoba);
+  EXPECT_TRUE(balance::MakeTable(moba).ok()) << balance::MakeTable(moba).status();
+  EXPECT_GT(moba.size(), 2);
+  EXPECT_TRUE(std::ranges::all_of(moba, [](const balance::Row& row) { return row.density <= 1; }));
   const std::vector<balance::Row> dense = rows_of(Pattern::kDense);
   ASSERT_THAT(dense, SizeIs(2));
   EXPECT_EQ(dense[1].density, 1);
