@@ -35,17 +35,31 @@ std::vector<std::string> FlagsOf(const CLI::App& app) {
   return flags;
 }
 
+// Those of `app` that are followed by a value, also as one letter.
+std::vector<std::string> FlagsWithValues(const CLI::App& app) {
+  std::vector<std::string> flags;
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->get_items_expected_max() == 0) continue;
+    for (const std::string& name : option->get_lnames()) flags.push_back("--" + name);
+    for (const std::string& name : option->get_snames()) flags.push_back("-" + name);
+  }
+  return flags;
+}
+
 // Of all verbs, and before them.
-std::vector<std::string> GlobalFlags(const CLI::App& root) {
-  std::vector<std::string> flags = FlagsOf(root);
-  std::erase(flags, "--help");
+struct GlobalFlags {
+  std::vector<std::string> names, with_values;
+};
+GlobalFlags GlobalFlagsOf(const CLI::App& root) {
+  GlobalFlags flags = {.names = FlagsOf(root), .with_values = FlagsWithValues(root)};
+  std::erase(flags.names, "--help");
   return flags;
 }
 
 // Verbs in alphabetical order, with the global flags that each takes, too. "data pack" is "data".
 std::map<std::string, Verb> VerbsOf(CLI::App& root) {
   std::map<std::string, Verb> verbs;
-  const std::vector<std::string> global = GlobalFlags(root);
+  const std::vector<std::string> global = GlobalFlagsOf(root).names;
   for (CLI::App* command : root.get_subcommands([](CLI::App*) { return true; })) {
     Verb& verb = verbs[command->get_name()];
     verb.help = command->get_description();
@@ -100,12 +114,16 @@ std::string FieldPaths() {
 
 // Names of jobs and nodes are asked for as they are completed; nothing is said where nobody
 // answers.
-std::string Bash(const std::map<std::string, Verb>& verbs, const std::vector<std::string>& global) {
+std::string Bash(const std::map<std::string, Verb>& verbs, const GlobalFlags& global) {
   return absl::StrCat(
       "# ringctl completion for bash: source <(ringctl completion bash)\n"
       "_ringctl() {\n"
-      "  local current=${COMP_WORDS[COMP_CWORD]} verb= words word\n"
+      "  local current=${COMP_WORDS[COMP_CWORD]} verb= words word before=\n"
       "  for word in \"${COMP_WORDS[@]:1:COMP_CWORD-1}\"; do\n"
+      "    case $before in ",
+      absl::StrJoin(global.with_values, "|"),
+      ") before=; continue ;; esac\n"
+      "    before=$word\n"
       "    case $word in ",
       absl::StrJoin(NamesOf(verbs), "|"),
       ") verb=$word; break ;; esac\n"
@@ -118,10 +136,12 @@ std::string Bash(const std::map<std::string, Verb>& verbs, const std::vector<std
       "    return\n"
       "  fi\n"
       "  case $verb in\n",
-      CaseArms(verbs, global, "words"),
+      CaseArms(verbs, global.names, "words"),
       "  esac\n"
       "  COMPREPLY=($(compgen -W \"$words\" -- \"$current\"))\n"
       "  [[ $current == -* ]] && return\n"
+      // Flags before the command may name another coordinator, which has other jobs.
+      "  [[ $verb != \"${COMP_WORDS[1]}\" ]] && return\n"
       "  local ask= name\n"
       "  case $verb in\n"
       "    ",
@@ -139,14 +159,18 @@ std::string Bash(const std::map<std::string, Verb>& verbs, const std::vector<std
       "complete -o default -F _ringctl ringctl\n");
 }
 
-std::string Zsh(const std::map<std::string, Verb>& verbs, const std::vector<std::string>& global) {
+std::string Zsh(const std::map<std::string, Verb>& verbs, const GlobalFlags& global) {
   return absl::StrCat(
       "#compdef ringctl\n"
       "# ringctl completion for zsh: ringctl completion zsh > \"${fpath[1]}/_ringctl\"\n"
       "_ringctl() {\n"
       "  local verb= choice= ask=\n"
-      "  local word\n"
+      "  local word before=\n"
       "  for word in ${words[2,CURRENT-1]}; do\n"
+      "    case $before in (",
+      absl::StrJoin(global.with_values, "|"),
+      ") before=; continue ;; esac\n"
+      "    before=$word\n"
       "    case $word in (",
       absl::StrJoin(NamesOf(verbs), "|"),
       ") verb=$word; break ;; esac\n"
@@ -159,9 +183,11 @@ std::string Zsh(const std::map<std::string, Verb>& verbs, const std::vector<std:
       "    return\n"
       "  fi\n"
       "  case $verb in\n",
-      CaseArms(verbs, global, "choice"),
+      CaseArms(verbs, global.names, "choice"),
       "  esac\n"
       "  compadd -- ${=choice}\n"
+      // As in bash.
+      "  [[ $verb != ${words[2]} ]] && return\n"
       "  case $verb in\n"
       "    ",
       VerbsThatTake(verbs, "job"), ") ask='list --limit 1000' ;;\n    ",
@@ -174,11 +200,16 @@ std::string Zsh(const std::map<std::string, Verb>& verbs, const std::vector<std:
       "compdef _ringctl ringctl\n");
 }
 
-std::string Fish(const std::map<std::string, Verb>& verbs) {
+std::string Fish(const std::map<std::string, Verb>& verbs, const GlobalFlags& global) {
   std::string script = "# ringctl completion for fish: ringctl completion fish | source\n";
+  const std::string before =
+      absl::StrCat("complete -c ringctl -n 'not __fish_seen_subcommand_from ",
+                   absl::StrJoin(NamesOf(verbs), " "), "' ");
+  for (const std::string& flag : global.names) {
+    absl::StrAppend(&script, before, "-l ", flag.substr(2), "\n");
+  }
   for (const auto& [name, verb] : verbs) {
-    absl::StrAppend(&script, "complete -c ringctl -n __fish_use_subcommand -a ", name, " -d \"",
-                    verb.help, "\"\n");
+    absl::StrAppend(&script, before, "-a ", name, " -d \"", verb.help, "\"\n");
     const std::string within =
         absl::StrCat("complete -c ringctl -n '__fish_seen_subcommand_from ", name, "' ");
     for (const std::string& flag : verb.flags) {
@@ -204,10 +235,10 @@ void AddCompletionCommand(CLI::App& app, Context* context) {
   command->callback([=, &app] {
     context->action = [=, &app]() -> absl::StatusOr<int> {
       const std::map<std::string, Verb> verbs = VerbsOf(app);
-      const std::vector<std::string> global = GlobalFlags(app);
+      const GlobalFlags global = GlobalFlagsOf(app);
       context->out << (*shell == "bash"  ? Bash(verbs, global)
                        : *shell == "zsh" ? Zsh(verbs, global)
-                                         : Fish(verbs));
+                                         : Fish(verbs, global));
       return kOk;
     };
   });

@@ -18,8 +18,9 @@ uint32_t NodeLimit(const Request& request, size_t candidates) {
 
 bool RingFits(const Request& request, uint32_t nodes, uint32_t each) {
   if (request.context == 0) return true;
-  const planner::ClusterShape cluster = {.nodes = static_cast<int>(nodes),
-                                         .trainers_per_node = static_cast<int>(each)};
+  planner::ClusterShape cluster;
+  cluster.nodes = static_cast<int>(nodes);
+  cluster.trainers_per_node = static_cast<int>(each);
   return planner::GroupOf(cluster, static_cast<int>(request.context),
                           static_cast<int>(request.heads))
       .regular;

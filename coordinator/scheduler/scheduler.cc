@@ -28,7 +28,12 @@ std::string Need(const Request& request) {
     absl::StrAppend(&need, " on at most ", Plural(request.max_nodes, "node"));
   }
   if (request.context != 0) {
-    absl::StrAppend(&need, ", equally many on each node (parallelism.ring: hierarchical)");
+    absl::StrAppend(&need, ", on each node equally many: whole rings of ", request.context,
+                    ", or an equal part of one");
+    if (request.heads > 1) {
+      absl::StrAppend(&need, "; the ", request.heads, " ranks that share out heads on one node");
+    }
+    absl::StrAppend(&need, " (parallelism.ring: hierarchical; flat, or a ring_window, takes any)");
   }
   return need;
 }
@@ -105,6 +110,12 @@ std::string WhyItWaits(const Request& request, const std::vector<NodeSlots>& nod
 Request MakeRequest(const v1::Job& job) {
   const v1::JobSpec& spec = job.spec();
   const v1::ParallelismSpec& parallelism = spec.parallelism();
+  // What it picked is kept once there is a checkpoint.
+  const bool is_kept = job.progress().checkpoint_step() > 0 && job.attempts_size() > 0;
+  const v1::ParallelismSpec kept =
+      is_kept
+          ? jobspec::PlannedJob(spec, job.attempts(job.attempts_size() - 1).plan()).parallelism()
+          : parallelism;
   const bool is_even =
       parallelism.ring() == v1::ParallelismSpec::HIERARCHICAL && parallelism.ring_window() == 0;
   return {.id = spec.name(),
@@ -113,7 +124,7 @@ Request MakeRequest(const v1::Job& job) {
           .trainers = spec.resources().trainers(),
           .max_nodes = spec.resources().max_nodes(),
           .context = is_even ? parallelism.context() : 0,
-          .heads = jobspec::HeadRanks(parallelism),
+          .heads = jobspec::HeadRanks(kept),
           .needs_gpus = spec.resources().engine() == v1::ResourcesSpec::CUDA};
 }
 

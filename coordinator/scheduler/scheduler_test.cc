@@ -81,8 +81,8 @@ TEST(SchedulerTest, ARingOfRingsWaitsForEqualShares) {
   auto placed = Placed({job, Job("other", 3)}, uneven);
   EXPECT_EQ(
       placed["rings"],
-      "needs 4 trainers, equally many on each node (parallelism.ring: hierarchical); 4 free on "
-      "2 nodes");
+      "needs 4 trainers, on each node equally many: whole rings of 4, or an equal part of one "
+      "(parallelism.ring: hierarchical; flat, or a ring_window, takes any); 4 free on 2 nodes");
   EXPECT_THAT(placed["other"], HasSubstr("held for jobs/rings"));
   EXPECT_EQ(Placed({job}, {Node("a", 4, 1), Node("b", 4, 2)})["rings"], "a:2 b:2");
   EXPECT_EQ(Placed({job}, {Node("a", 4), Node("b", 4, 2)})["rings"], "a:4");
@@ -100,13 +100,13 @@ TEST(SchedulerTest, ARingOfRingsWaitsForSharesThatDivideIt) {
       all.push_back(Node(std::string(1, static_cast<char>('a' + i)), each));
     return Placed({job}, all)["rings"];
   };
-  EXPECT_THAT(on(2, 6), HasSubstr("equally many on each node")) << "six hold a ring and a half";
+  EXPECT_THAT(on(2, 6), HasSubstr("whole rings of 4, or an equal part of one ("))
+      << "six hold one and a half";
   EXPECT_EQ(on(3, 4), "a:4 b:4 c:4");
   EXPECT_EQ(on(6, 2), "a:2 b:2 c:2 d:2 e:2 f:2");
   job.heads = 2;
   EXPECT_EQ(on(6, 2), "a:2 b:2 c:2 d:2 e:2 f:2");
-  EXPECT_THAT(on(12, 1), HasSubstr("equally many on each node"))
-      << "heads of one layer on two nodes";
+  EXPECT_THAT(on(12, 1), HasSubstr("; the 2 ranks that share out heads on one node ("));
 }
 
 TEST(SchedulerTest, JobsSayWhetherTheirRingTakesEqualShares) {
@@ -118,6 +118,12 @@ TEST(SchedulerTest, JobsSayWhetherTheirRingTakesEqualShares) {
   parallelism.set_ring(v1::ParallelismSpec::HIERARCHICAL);
   EXPECT_EQ(MakeRequest(job).context, 8U);
   EXPECT_EQ(MakeRequest(job).heads, 2U);
+  // Where the planner picks heads, those of the last plan count once there is a checkpoint.
+  parallelism.set_heads(0);
+  job.add_attempts()->mutable_plan()->set_heads(4);
+  EXPECT_EQ(MakeRequest(job).heads, 1U);
+  job.mutable_progress()->set_checkpoint_step(3);
+  EXPECT_EQ(MakeRequest(job).heads, 4U);
   parallelism.set_ring_window(2);
   EXPECT_EQ(MakeRequest(job).context, 0U) << "its inner rings lie anywhere";
 }

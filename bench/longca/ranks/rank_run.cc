@@ -6,6 +6,7 @@
 #include "bench/longca/asked_mask.h"
 #include "bench/longca/ranks/helper_ranks.h"
 #include "patterns/check_options.h"
+#include "patterns/pattern.h"
 #include "ring/band_tiles.h"
 
 namespace ringleader::bench {
@@ -18,6 +19,8 @@ bool IsPossible(const Setting& setting, const MaskedSequence& sequence, int tile
     return false;
   }
   const patterns::AttentionOptions options = scheme.Options(asked, choice, sequence.tokens, tile);
+  const auto check_length = patterns::DefinitionOf(options.pattern).check_length;
+  if (check_length != nullptr && !check_length(options, sequence.tokens).ok()) return false;
   return patterns::CheckHeads(options, kHeads, kKvHeads).ok();
 }
 

@@ -126,16 +126,12 @@ struct PartsMemory {
         end(items + heads * most * blocks + kMostCtas) {}
 };
 
-// Parts of the queries whose q, dO and dQ take two thirds of a Hopper's L2. Causal lists, which
-// bring CTAs together again, are walked whole where memory brings what L2 lost.
+// Parts of the queries whose q, dO and dQ take two thirds of a Hopper's L2.
 ListParts PartsOf(const Args& args, const AttentionShape& shape) {
-  constexpr double kBandwidthForAll = 4e12;  // bytes a second
   constexpr int64_t kPartBytes = int64_t{32} << 20;
   constexpr int64_t kMostItems = int64_t{1} << 29;
   constexpr int32_t kFewestTiles = 8;
   if (args.tiles.pattern != TilePattern::kCsr || args.deterministic) return {};
-  const bool is_causal = args.tiles.intervals == nullptr;
-  if (is_causal && MemoryBandwidth() >= kBandwidthForAll) return {};
   const int64_t bytes = shape.query_tokens * shape.head_dim * (2 + 2 + 4);  // bf16, bf16, fp32
   const int64_t items = std::max<int64_t>(KeyBlocks(shape.key_tokens) * shape.heads, 1);
   const int64_t most =
