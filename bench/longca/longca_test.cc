@@ -119,6 +119,17 @@ TEST(RingCellsTest, EveryMaskIsRightUnderEveryScheme) {
   }
 }
 
+// A choice of more blocks than its pattern takes is no mistake of the run.
+TEST(RingCellsTest, APatternThatTakesNoSuchLengthIsUnsupported) {
+  CpuRingCells bench;
+  const PatternChoice moba = {PatternCalled("moba"), 0.3};
+  for (const Cell& cell :
+       bench.Measure({MaskKind::kCausal, moba, SchemesOn(1).front()}, 65536, 1)) {
+    EXPECT_EQ(cell.note, "unsupported") << "1,024 blocks of a tile";
+    EXPECT_FALSE(cell.is_wrong());
+  }
+}
+
 TEST(RingCellsTest, EveryPatternIsRightUnderEverySchemeWithTheMasksThatItGoesWith) {
   const std::set<std::string> causal = {"causal", "causal_documents"};
   std::set<std::string> any = causal;
