@@ -104,6 +104,7 @@ TEST_F(CliTest, DryRunShowsDefaultsAndPlan) {
   EXPECT_THAT(result.out, HasSubstr("layout: auto  # striped, stripes of 64 tokens\n"));
   EXPECT_THAT(result.out, HasSubstr("layout  striped, stripes of 64 tokens"));
   EXPECT_THAT(result.out, HasSubstr("would wait: needs 4 trainers"));
+  EXPECT_EQ(coordinator_.created, 0);
   ASSERT_EQ(Run({"submit", Path("job.yaml")}).code, 0);
   const Result again = Run({"submit", Path("job.yaml"), "--dry-run"});
   EXPECT_EQ(again.code, Run({"submit", Path("job.yaml")}).code) << "of a name that is taken";

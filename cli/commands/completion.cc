@@ -1,6 +1,5 @@
 // Completion scripts, written from the very flags that the parser knows.
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <map>
 #include <memory>
 #include <ostream>
@@ -112,22 +111,32 @@ std::string FieldPaths() {
   return absl::StrJoin(paths, " ");
 }
 
+// Sets verb to the first of `words`, as the shell writes them, that is one and no flag's value.
+std::string FindVerb(const std::map<std::string, Verb>& verbs, const GlobalFlags& global,
+                     const std::string& words) {
+  return absl::StrCat(
+      "  local word before=\n"
+      "  for word in ",
+      words,
+      "; do\n"
+      "    case $before in (",
+      absl::StrJoin(global.with_values, "|"),
+      ") before=; continue ;; esac\n"
+      "    before=$word\n"
+      "    case $word in (",
+      absl::StrJoin(NamesOf(verbs), "|"),
+      ") verb=$word; break ;; esac\n"
+      "  done\n");
+}
+
 // Names of jobs and nodes are asked for as they are completed; nothing is said where nobody
 // answers.
 std::string Bash(const std::map<std::string, Verb>& verbs, const GlobalFlags& global) {
   return absl::StrCat(
       "# ringctl completion for bash: source <(ringctl completion bash)\n"
       "_ringctl() {\n"
-      "  local current=${COMP_WORDS[COMP_CWORD]} verb= words word before=\n"
-      "  for word in \"${COMP_WORDS[@]:1:COMP_CWORD-1}\"; do\n"
-      "    case $before in ",
-      absl::StrJoin(global.with_values, "|"),
-      ") before=; continue ;; esac\n"
-      "    before=$word\n"
-      "    case $word in ",
-      absl::StrJoin(NamesOf(verbs), "|"),
-      ") verb=$word; break ;; esac\n"
-      "  done\n"
+      "  local current=${COMP_WORDS[COMP_CWORD]} verb= words\n",
+      FindVerb(verbs, global, "\"${COMP_WORDS[@]:1:COMP_CWORD-1}\""),
       "  if [[ ${COMP_WORDS[COMP_CWORD - 1]} == --set ]]; then\n"
       "    compopt -o nospace 2>/dev/null\n"
       "    COMPREPLY=($(compgen -W '",
@@ -164,17 +173,8 @@ std::string Zsh(const std::map<std::string, Verb>& verbs, const GlobalFlags& glo
       "#compdef ringctl\n"
       "# ringctl completion for zsh: ringctl completion zsh > \"${fpath[1]}/_ringctl\"\n"
       "_ringctl() {\n"
-      "  local verb= choice= ask=\n"
-      "  local word before=\n"
-      "  for word in ${words[2,CURRENT-1]}; do\n"
-      "    case $before in (",
-      absl::StrJoin(global.with_values, "|"),
-      ") before=; continue ;; esac\n"
-      "    before=$word\n"
-      "    case $word in (",
-      absl::StrJoin(NamesOf(verbs), "|"),
-      ") verb=$word; break ;; esac\n"
-      "  done\n"
+      "  local verb= choice= ask=\n",
+      FindVerb(verbs, global, "${words[2,CURRENT-1]}"),
       "  if [[ ${words[CURRENT - 1]} == --set ]]; then\n"
       "    choice='",
       FieldPaths(),

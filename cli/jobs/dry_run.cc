@@ -137,7 +137,7 @@ Notes NotesOf(const v1::JobSpec& spec, const model::ModelConfig& model, const v1
 
 absl::Status CheckNameIsFree(const std::string& name, Client& client) {
   v1::GetJobRequest request;
-  request.set_name(absl::StrCat("jobs/", name));
+  request.set_name(JobName(name));
   const absl::StatusOr<v1::Job> job = client.GetJob(request);
   if (absl::IsNotFound(job.status())) return absl::OkStatus();
   RETURN_IF_ERROR(job.status());

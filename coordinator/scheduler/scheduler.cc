@@ -109,23 +109,24 @@ std::string WhyItWaits(const Request& request, const std::vector<NodeSlots>& nod
 
 Request MakeRequest(const v1::Job& job) {
   const v1::JobSpec& spec = job.spec();
+  Request request = {.id = spec.name(),
+                     .priority = spec.scheduling().priority(),
+                     .sequence = job.sequence(),
+                     .trainers = spec.resources().trainers(),
+                     .max_nodes = spec.resources().max_nodes(),
+                     .needs_gpus = spec.resources().engine() == v1::ResourcesSpec::CUDA};
   const v1::ParallelismSpec& parallelism = spec.parallelism();
-  // What it picked is kept once there is a checkpoint.
-  const bool is_kept = job.progress().checkpoint_step() > 0 && job.attempts_size() > 0;
-  const v1::ParallelismSpec kept =
-      is_kept
-          ? jobspec::PlannedJob(spec, job.attempts(job.attempts_size() - 1).plan()).parallelism()
-          : parallelism;
-  const bool is_even =
-      parallelism.ring() == v1::ParallelismSpec::HIERARCHICAL && parallelism.ring_window() == 0;
-  return {.id = spec.name(),
-          .priority = spec.scheduling().priority(),
-          .sequence = job.sequence(),
-          .trainers = spec.resources().trainers(),
-          .max_nodes = spec.resources().max_nodes(),
-          .context = is_even ? parallelism.context() : 0,
-          .heads = jobspec::HeadRanks(kept),
-          .needs_gpus = spec.resources().engine() == v1::ResourcesSpec::CUDA};
+  if (parallelism.ring() != v1::ParallelismSpec::HIERARCHICAL || parallelism.ring_window() != 0) {
+    return request;
+  }
+  request.context = parallelism.context();
+  request.heads = jobspec::HeadRanks(parallelism);
+  // Heads that the planner picked are kept once there is a checkpoint.
+  if (job.progress().checkpoint_step() > 0 && job.attempts_size() > 0) {
+    const v1::StepPlan& last = job.attempts(job.attempts_size() - 1).plan();
+    request.heads = jobspec::HeadRanks(jobspec::PlannedJob(spec, last).parallelism());
+  }
+  return request;
 }
 
 std::vector<Decision> Schedule(std::vector<Request> requests, std::vector<NodeSlots> nodes) {
