@@ -130,6 +130,11 @@ TEST(ValidateTest, FieldsMustFitThePattern) {
       HasSubstr("attention.topk_blocks: only fits attention.pattern: block_topk, or "
                 "attention.pattern: moba with attention.density: 0"));
   EXPECT_EQ(Complaint({"attention.pattern=key_groups", "attention.density=1"}), "");
+  EXPECT_EQ(Complaint({"attention.pattern=key_groups", "attention.group_queries=16"}), "");
+  EXPECT_THAT(Complaint({"attention.pattern=key_groups", "attention.group_queries=32"}),
+              HasSubstr("attention.group_queries is 32; allowed are 64 and 16"));
+  EXPECT_THAT(Complaint({"attention.pattern=block_topk", "attention.group_queries=16"}),
+              HasSubstr("attention.group_queries: only fits attention.pattern: key_groups"));
   EXPECT_THAT(Complaint({"attention.pattern=key_groups", "attention.density=0"}),
               HasSubstr("attention.density: 0 is out of range"));
   EXPECT_THAT(Complaint({"attention.pattern=key_groups", "attention.tile=128"}),

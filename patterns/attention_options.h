@@ -20,7 +20,7 @@ enum class Pattern {
   kBlockTopK,      // MoBA, by tile: every query block picks the key blocks it scores highest
   kMoba,           // MoBA as published: every query picks for itself
   kXAttention,     // every query block picks key blocks by sums of antidiagonals
-  kKeyGroups,      // every tile of 64 queries picks groups of 8 keys by their best pairs
+  kKeyGroups,      // tiles of 64 or 16 queries pick groups of 8 keys by their best pairs
   kAdaSpa,         // every query block picks the key blocks of largest exact attention mass
   kFixedBlocks,    // positions say which key blocks every query block keeps
 };
@@ -88,6 +88,7 @@ struct AttentionOptions {
   // kKeyGroups: tokens of a sequence over which budgets add up to `density`, however its samples
   // are dealt; 0: as many as there are.
   int64_t sequence_length = 0;
+  int group_queries = 64;  // kKeyGroups: queries that choose together, 64 or 16
   int tile = 128;  // 64 or 128 tokens
   kernels::LayoutKind layout = kernels::LayoutKind::kStriped;
   int stripe = 0;  // tokens, a multiple of `tile`; 0: one tile

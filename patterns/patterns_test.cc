@@ -247,7 +247,7 @@ TEST(SampleTest, KeyGroupsArePredictedByTheirShare) {
   EXPECT_TRUE(SampleLayer(options, false, 2048, 1, {}, 1)[0].row_offsets.empty());  // all of it
 }
 
-TEST(CheckTest, KeyGroupsTakeTilesOf64AndAShare) {
+TEST(CheckTest, KeyGroupsTakeTilesOf64AndAShareForQueriesOfAWholeOrAFourthOfOne) {
   AttentionOptions options{
       .pattern = Pattern::kKeyGroups, .density = 0.1, .tile = 128, .stripe = 128};
   EXPECT_THAT(std::string(CheckOptions(options, 1).message()),
@@ -261,6 +261,12 @@ TEST(CheckTest, KeyGroupsTakeTilesOf64AndAShare) {
   options.density = 0;
   EXPECT_THAT(std::string(CheckOptions(options, 1).message()),
               HasSubstr("attention.density must lie in (0, 1]; got 0"));
+  options.density = 0.1;
+  options.group_queries = 16;
+  EXPECT_EQ(CheckOptions(options, 1), absl::OkStatus());
+  options.group_queries = 32;
+  EXPECT_THAT(std::string(CheckOptions(options, 1).message()),
+              HasSubstr("attention.group_queries is 32; allowed are 64 and 16"));
 }
 
 TEST(CheckTest, CausalSelectionGoesWithNothingThatLooksAhead) {
@@ -315,6 +321,16 @@ TEST(IndexMemoryTest, CountsListsOfSparseLayersAndGatheredKeys) {
   shape.tokens = 1024;
   EXPECT_EQ(IndexMemoryOf(options, shape, 36).working,
             16 * 16 * 128 * 2 + 1024 * (16 + 2) * 64);  // all scores
+  // Tiles of 16 queries are four times as many, each 64 rows of q, of its output's gradient, and in
+  // fp32 of its own; the last one is behind 126 groups.
+  options.group_queries = 16;
+  const int64_t most = kernels::KeyGroupBudgetOf(0.1f, 1024, 16).MostGroups(1024 - 16, 0);
+  EXPECT_GT(most, kernels::KeyGroupBudgetOf(0.1f, 1024).MostGroups(1024 - 64, 0));
+  EXPECT_EQ(IndexMemoryOf(options, shape, 36).working,
+            16 * 64 * (most + 2) * 4 + 4 * 1024 * 16 * 128 * (2 + 2 + 4));
+  EXPECT_EQ(IndexMemoryOf(options, shape, 36).kept,
+            int64_t{34} * (16 * (16 * (1 + 2 + 3) + 15 * 4) * 4 + 65 * 8));
+  options.group_queries = 64;
   options.pattern = Pattern::kXAttention;
   EXPECT_EQ(IndexMemoryOf(options, shape, 36).kept, 0);
   // Short documents: a second set of results, and on several ranks of slots.

@@ -209,10 +209,13 @@ __global__ void CountListedKernel(const int32_t* row_offsets, int64_t offsets, i
   *tiles += row_offsets[offsets - 1];
 }
 
-__global__ void CountGroupsKernel(KeyGroups groups, int64_t rows, unsigned long long* tiles) {
+__global__ void CountGroupsKernel(KeyGroups groups, SpreadRows tiles_of, int64_t rows,
+                                  unsigned long long* tiles) {
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   const int of_row =
-      row < rows ? TilesOfGroups(groups.ends[row]) - TilesOfGroups(groups.begins[row]) : 0;
+      row < rows ? tiles_of.TilesOfGroups(row, groups.ends[row]) -
+                       tiles_of.TilesOfGroups(row, groups.begins[row])
+                 : 0;
   const int of_warp = __reduce_add_sync(~0u, of_row);
   if (threadIdx.x % 32 == 0 && of_warp > 0) {
     atomicAdd(tiles, static_cast<unsigned long long>(of_warp));
@@ -273,10 +276,10 @@ absl::Status CountListed(const int32_t* row_offsets, int64_t offsets, int64_t* t
   return Launched("CountListed");
 }
 
-absl::Status CountGroups(const KeyGroups& groups, int64_t rows, int64_t* tiles,
-                         cudaStream_t stream) {
+absl::Status CountGroups(const KeyGroups& groups, const SpreadRows& tiles_of, int64_t rows,
+                         int64_t* tiles, cudaStream_t stream) {
   CountGroupsKernel<<<Blocks(rows), kThreads, 0, stream>>>(
-      groups, rows, reinterpret_cast<unsigned long long*>(tiles));
+      groups, tiles_of, rows, reinterpret_cast<unsigned long long*>(tiles));
   return Launched("CountGroups");
 }
 

@@ -11,6 +11,7 @@
 #include "kernels/index/select.h"
 #include "ringleader/kernels/attention.h"
 #include "ringleader/kernels/shard_layout.h"
+#include "ringleader/kernels/spread_rows.h"
 
 namespace ringleader::kernels::index {
 
@@ -70,9 +71,9 @@ absl::Status CountRecall(const int64_t* kept, const int64_t* total, int32_t head
 absl::Status CountListed(const int32_t* row_offsets, int64_t offsets, int64_t* tiles,
                          cudaStream_t stream);
 
-// *tiles += TilesOfGroups of one owner's groups, in `rows` rows.
-absl::Status CountGroups(const KeyGroups& groups, int64_t rows, int64_t* tiles,
-                         cudaStream_t stream);
+// *tiles += TilesOfGroups of one owner's groups of `tiles_of`, in `rows` rows.
+absl::Status CountGroups(const KeyGroups& groups, const SpreadRows& tiles_of, int64_t rows,
+                         int64_t* tiles, cudaStream_t stream);
 
 // Sums of local tiles of all ranks, [ranks, local_tiles, row], to the order of the sequence.
 absl::Status OrderTileSums(const float* gathered, const ShardLayout& layout, int32_t tile,

@@ -14,6 +14,7 @@
 #include "ringleader/kernels/block_choice.h"
 #include "ringleader/kernels/earlier_blocks.h"
 #include "ringleader/kernels/seen_keys.h"
+#include "ringleader/kernels/spread_rows.h"
 
 namespace ringleader::patterns {
 
@@ -60,6 +61,11 @@ struct LayerIndex {
   DeviceArray<uint32_t> groups_chosen;
   DeviceArray<int64_t> group_rows;
   int32_t most_groups = 0;  // of a query tile
+  // Whose tiles these are. Where they have fewer than 64 queries, the groups are attended to by
+  // rows, the tiles of the block diagonals by queries, each from its own tile's first one on.
+  kernels::SpreadRows group_tiles;
+  DeviceArray<int32_t> own_starts;  // [n]: the position from which on; of spread tiles
+  DeviceArray<int32_t> row_starts;  // document_starts by row; of spread tiles in documents
 
   std::shared_ptr<const DeviceDocuments> documents;  // null: one
 
@@ -90,7 +96,20 @@ struct LayerIndex {
   }
   bool has_groups() const { return most_groups > 0; }
   kernels::ChosenGroups Groups() const {
-    return {.rows = group_rows.data(), .chosen = groups_chosen.data()};
+    return {.rows = group_rows.data(), .chosen = groups_chosen.data(), .tile = group_tiles.tile};
+  }
+  // Of spread tiles: what is attended to by queries, and what by rows.
+  kernels::TileSelection OwnTiles() const {
+    kernels::TileSelection tiles = Tiles();
+    tiles.document_starts = own_starts.data();
+    return tiles;
+  }
+  kernels::TileSelection RowTiles(const kernels::KeyGroups& groups) const {
+    kernels::TileSelection tiles = Tiles();
+    tiles.diagonals = nullptr;  // groups alone
+    tiles.groups = groups;
+    tiles.document_starts = row_starts.data();
+    return tiles;
   }
   kernels::ColumnSelection Columns() const {
     return {.positions = column_positions.data(),

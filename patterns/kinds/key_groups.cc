@@ -28,12 +28,19 @@ double DefaultDensity(uint64_t sequence_length) {
   return sequence_length < 16384 ? 0.28 : 0.2;
 }
 
+// Queries that choose together, where they are not a whole tile of the kernels.
+constexpr int kFewQueries = 16;
+
 // clang-format off
 constexpr PatternField kFields[] = {
     {.path = "attention.density", .default_value = "0.2, or 0.28", .range = {0, 1, true},
-     .help = "Share of the keys before them that a tile of 64 queries keeps, the tile itself "
+     .help = "Share of the keys before them that a tile of queries keeps, the tile itself "
      "counted. Left out, 0.28 where data.sequence_length is less than 16,384.",
      .read = Read<&AttentionOptions::density>, .default_for = DefaultDensity},
+    {.path = "attention.group_queries", .default_value = "64", .range = {16, 64},
+     .help = "Queries that choose together, 64 or 16. 16 find more of what each looks for in the same share of the keys; the "
+     "choice and attention to what it keeps multiply four times as much.",
+     .read = Read<&AttentionOptions::group_queries>},
     {.path = "attention.head_budgets", .default_value = "equal", .range = {},
      .help = "Whether a tile keeps as many groups in all heads (`equal`), or besides its own half more in those that recall "
      "little and half of them in as many that recall much, by the probes of earlier steps (`by_probe`, with "
@@ -47,6 +54,10 @@ absl::Status Check(const AttentionOptions& options) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "attention.tile is %d; attention.pattern: key_groups takes 64: leave one of them out",
         options.tile));
+  }
+  if (options.group_queries != kGroupTile && options.group_queries != kFewQueries) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "attention.group_queries is %d; allowed are 64 and 16", options.group_queries));
   }
   if (!(options.density > 0.0 && options.density <= 1.0)) {
     return absl::InvalidArgumentError(
@@ -62,12 +73,13 @@ int64_t TilesOf(int64_t tokens) {
 
 kernels::KeyGroupBudget BudgetOf(const AttentionOptions& options, int64_t tokens) {
   return kernels::KeyGroupBudgetOf(static_cast<float>(options.density),
-                                   options.sequence_length > 0 ? options.sequence_length : tokens);
+                                   options.sequence_length > 0 ? options.sequence_length : tokens,
+                                   options.group_queries);
 }
 
 // Returns how many groups the sequence's last tile keeps at most, which keeps most; at least 1.
 int32_t Capacity(const AttentionOptions& options, int64_t tokens) {
-  const int64_t last = (TilesOf(tokens) - 1) * kGroupTile;
+  const int64_t last = (tokens - 1) / options.group_queries * options.group_queries;
   kernels::KeyGroupBudget budget = BudgetOf(options, tokens);
   if (options.balance.is_on()) budget.move = kernels::kMostMove;
   return std::max(1, budget.MostGroups(last, 0, options.adapt_by_probe ? 3 : 2));
@@ -78,10 +90,10 @@ std::vector<int64_t> WorksOf(const kernels::KeyGroupBudget& budget, const IndexI
   std::vector<int64_t> works(inputs.layout.ranks, 0), firsts = {0};
   if (inputs.documents != nullptr) firsts = inputs.documents->host->firsts;
   auto document = firsts.begin();
-  for (int64_t first = 0; first < inputs.layout.tokens; first += kGroupTile) {
+  for (int64_t first = 0; first < inputs.layout.tokens; first += budget.tile) {
     while (document + 1 != firsts.end() && document[1] <= first) ++document;
     works[inputs.layout.Owner(first)] +=
-        budget.MostGroups(first, *document) + kGroupTile / kGroupKeys;
+        budget.MostGroups(first, *document) + budget.tile / kGroupKeys;
   }
   return works;
 }
@@ -125,7 +137,8 @@ struct NarrowRows {
   DeviceArray<std::byte> keys;   // the sequence's
 };
 
-absl::StatusOr<NarrowRows> Narrow(const IndexInputs& inputs, IndexDevice& device) {
+absl::StatusOr<NarrowRows> Narrow(const IndexInputs& inputs, const kernels::SpreadRows& tiles,
+                                  IndexDevice& device) {
   const kernels::ShardLayout& layout = inputs.layout;
   const int64_t values = int64_t{2} * inputs.kv_heads * inputs.head_dim;
   const auto energy = AllocateArray<int64_t>(device, values);
@@ -145,10 +158,12 @@ absl::StatusOr<NarrowRows> Narrow(const IndexInputs& inputs, IndexDevice& device
                                                    .dims = dims.data(),
                                                    .inverses = inverses.data()}));
   NarrowRows rows;
-  rows.queries = AllocateArray<uint8_t>(device, layout.local_tokens() * inputs.heads * kScoreDims);
+  rows.queries = AllocateArray<uint8_t>(
+      device, tiles.Rows(layout.local_tokens()) * inputs.heads * kScoreDims);
   const auto write = [&](std::byte* own) {
     return device.Run(kernels::NarrowRowsStep{.dims = dims.data(),
                                               .inverses = inverses.data(),
+                                              .rows = tiles,
                                               .queries = rows.queries.data(),
                                               .keys = reinterpret_cast<uint8_t*>(own)});
   };
@@ -156,6 +171,29 @@ absl::StatusOr<NarrowRows> Narrow(const IndexInputs& inputs, IndexDevice& device
       rows.keys,
       GatherSequenceRows(layout, kGroupTile, int64_t{inputs.kv_heads} * kScoreDims, write, device));
   return rows;
+}
+
+// What attention to tiles of fewer than 64 queries needs beside the groups.
+void SpreadTiles(const IndexInputs& inputs, IndexDevice& device, LayerIndex& index) {
+  const kernels::ShardLayout& layout = inputs.layout;
+  const kernels::SpreadRows& tiles = index.group_tiles;
+  const int64_t queries = layout.local_tokens();
+  const SequenceDocuments* const documents =
+      inputs.documents == nullptr ? nullptr : inputs.documents->host.get();
+  const auto start_of = [&](int64_t query) {
+    return documents == nullptr ? 0 : documents->local_starts[std::min(query, queries - 1)];
+  };
+  std::vector<int32_t> own(queries);
+  for (int64_t i = 0; i < queries; ++i) {
+    const int64_t first = layout.Position(i) / tiles.tile * tiles.tile;
+    own[i] = std::max(start_of(i), static_cast<int32_t>(first));
+  }
+  index.own_starts = UploadArray(device, own);
+  if (documents != nullptr) {
+    std::vector<int32_t> by_row(tiles.Rows(queries));
+    for (int64_t row = 0; row < std::ssize(by_row); ++row) by_row[row] = start_of(tiles.QueryOf(row));
+    index.row_starts = UploadArray(device, by_row);
+  }
 }
 
 absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, IndexDevice& device,
@@ -167,16 +205,19 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
   for (int64_t head = 0; head < inputs.heads; ++head) own_tile[head * index.diagonal_words] = 1;
   index.diagonals = UploadArray(device, own_tile);
   index.most_groups = Capacity(options, layout.tokens);
-  const std::vector<int64_t> rows = kernels::GroupRows(layout);
+  index.group_tiles = {options.group_queries};
+  if (index.group_tiles.is_spread()) SpreadTiles(inputs, device, index);
+  const std::vector<int64_t> rows = kernels::GroupRows(layout, options.group_queries);
   index.group_rows = UploadArray(device, rows);
   index.groups_chosen = AllocateArray<uint32_t>(device, inputs.heads * rows.back());
   ASSIGN_OR_RETURN(const float move, FindMove(options, inputs, device));
-  ASSIGN_OR_RETURN(const NarrowRows narrow, Narrow(inputs, device));
+  ASSIGN_OR_RETURN(const NarrowRows narrow, Narrow(inputs, index.group_tiles, device));
   const DeviceArray<int32_t> head_halves = UploadHeadHalves(options, inputs, device);
   return device.Run(
       kernels::KeyGroupGateStep{.queries = narrow.queries.data(),
                                 .keys = reinterpret_cast<const uint8_t*>(narrow.keys.data()),
                                 .query_layout = layout,
+                                .tile = options.group_queries,
                                 .document_starts = index.document_starts(),
                                 .scale = inputs.scale,
                                 .density = static_cast<float>(options.density),
@@ -196,24 +237,29 @@ int64_t MostWords(const AttentionOptions& options, const IndexShape& shape) {
                                  .stripe = std::max(options.stripe, kGroupTile),
                                  .tokens = shape.tokens};
   for (layout.rank = 0; layout.rank < shape.ranks; ++layout.rank) {
-    most = std::max(most, kernels::GroupRows(layout).back());
+    most = std::max(most, kernels::GroupRows(layout, options.group_queries).back());
   }
   return most;
 }
 
 IndexMemory MemoryOf(const AttentionOptions& options, const IndexShape& shape) {
-  const int64_t tiles = TilesOf(shape.tokens / shape.ranks), rows = shape.heads * tiles;
-  const int64_t queries = shape.tokens / shape.ranks * shape.heads * kScoreDims,
-                keys = shape.tokens * shape.kv_heads * kScoreDims;
+  const kernels::SpreadRows of_tiles = {options.group_queries};
+  const int64_t local = shape.tokens / shape.ranks, tiles = of_tiles.Tiles(local),
+                rows = shape.heads * tiles;
+  const int64_t queries = of_tiles.Rows(local) * shape.heads * kScoreDims, keys = shape.tokens * shape.kv_heads * kScoreDims;
   const int64_t scores = rows * TilesOf(shape.tokens) * (kGroupTile / kGroupKeys) *
                          static_cast<int64_t>(sizeof(uint16_t));
   const int64_t choosing =
       std::min(scores, kMostScoreBytes) + queries + (shape.ranks == 1 ? 1 : 2) * keys;
   const int64_t lists = rows * (Capacity(options, shape.tokens) + shape.ranks + 1) *
                         static_cast<int64_t>(sizeof(int32_t));
+  // Backward has the most tensors by row: queries, their output's gradient, and, in fp32, theirs.
+  const int64_t spread = of_tiles.is_spread() ? of_tiles.Rows(local) * shape.heads * shape.head_dim *
+                                                    (2 * shape.element_bytes + 4)
+                                              : 0;
   return {.kept = shape.heads * MostWords(options, shape) * static_cast<int64_t>(sizeof(uint32_t)) +
                   (tiles + 1) * static_cast<int64_t>(sizeof(int64_t)),
-          .working = std::max(choosing, lists)};
+          .working = std::max(choosing, lists + spread)};
 }
 
 // Returns how many tiles the groups that the `own`-th tile of queries keeps come to.
@@ -233,9 +279,9 @@ ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const 
       [&](int64_t own) { return Kept(options, own, blocks); }, random);
 }
 
-// Two products in 64 dimensions, in e4m3.
-double PairOperations(const AttentionOptions& /*options*/, int64_t /*head_dim*/) {
-  return 2 * (2 * 64) / 2.0;
+// Two products in 64 dimensions, in e4m3, of rows.
+double PairOperations(const AttentionOptions& options, int64_t /*head_dim*/) {
+  return 2 * (2 * 64) / 2.0 * kGroupTile / options.group_queries;
 }
 
 void SetDensity(AttentionOptions* options, int64_t /*tokens*/, double density) {
@@ -266,11 +312,13 @@ extern constinit const PatternDefinition kKeyGroupsDefinition = {
     .repeats_on_gpus = false,
     .reads_kv_heads_queries = true,
     .page =
-        R"(Block-sparse attention with blocks of 64 queries and 8 keys. Per layer, head and step, each tile
-of 64 queries sees its own tile, up to each query, and the groups of 8 consecutive keys before it that score highest. The
+        R"(Block-sparse attention with blocks of 64 or 16 queries and 8 keys. Per layer, head and step, each tile
+of `attention.group_queries` queries sees its own tile, up to each query, and the groups of 8 consecutive keys before it that score highest. The
 score of a group is the largest, over all pairs of a query of the tile and a key of the group, of the pair's logit less
 the query's largest logit over all the keys that it sees: each query has a say, so that a key which one query of 64 looks
-for is found, and little is kept beside it. Ties go to the earlier group in even heads and to the later one in odd heads.
+for is found, and little is kept beside it. The fewer queries choose together, the more of a share is there for each: in short sequences, of which a share is few keys, 16
+find what 64 do not ([quality](quality.md#at-4096-8192-and-65536-tokens)). Kernels multiply 64 rows at a time, of which 48 are empty then, in the choice and in
+attention to what it keeps. Ties go to the earlier group in even heads and to the later one in odd heads.
 How many are kept grows with the square root of how far the tile is into its document, and adds up to `attention.density` of
 a sequence of `data.sequence_length` tokens, own tiles counted: early queries look for nearly as many keys as late ones. A short sequence may see its
 own tiles alone; short documents in a long sequence keep more than the share.
@@ -284,15 +332,15 @@ reads all of them in full. GPUs multiply them twice, summed to half precision, a
 dense attention's first product each, whatever the share; the rest of a layer, above all backward, gets faster with it. Queries and keys
 that are not finite have no say. On several ranks the narrow keys of the whole sequence, 64 bytes a token and KV head, are gathered,
 twice in memory until the choice is made. A choice is kept for backward as a bit for each tile of queries, head and earlier
-group (tokens² / 8,192 bytes a head, of the whole sequence), at any density; a layer at a time it is spelled out as lists, 4 bytes for each
-tile, head and group kept. Memory estimates count both. In packed documents a
+group (tokens² / 8,192 bytes a head, of the whole sequence; four times as many with 16 queries), at any density; a layer at a time it is spelled out as lists, 4 bytes for each
+tile, head and group kept. Memory estimates count both, and with 16 queries queries, gradients and sums in 64 rows for each 16. In packed documents a
 tile chooses from the document of its first query on. `attention.tile` is 64. The choice looks at later queries of a tile:
 `attention.selection: causal` is refused. On GPUs gradients of groups are added in any order: `training.deterministic`
 is refused there, and works on the CPU, where a tile of 64 keys is computed in full if one of its groups is kept.
 
-Reports say what was visited, 8 groups counted as a tile, rounded in each tile of queries. Recall is not estimated (-1)
+Reports say what was visited, 8 groups counted as a tile (32 of 16 queries), rounded in each tile of queries. Recall is not estimated (-1)
 but by the probe. The planner knows how many groups a tile keeps and draws which, half of them ones that the whole head
-favours.
+favours; it takes 16 queries' attention to last as long as 64 queries' of the share.
 )",
 };
 

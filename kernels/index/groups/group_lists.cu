@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(kThreads)
     ListKernel(const ChosenGroups of, const ShardLayout layout, const GroupLists lists) {
   __shared__ uint64_t scan_slots[32];
   const int tile = blockIdx.x, tiles = gridDim.x, head = blockIdx.y;
-  const int64_t first = layout.Position(static_cast<int64_t>(tile) * kGroupTile);
+  const int64_t first = layout.Position(static_cast<int64_t>(tile) * of.tile);
   const auto* const bits =
       reinterpret_cast<const uint8_t*>(of.chosen + head * of.rows[tiles] + of.rows[tile]);
   const int64_t row = static_cast<int64_t>(head) * tiles + tile, keys = layout.local_tokens();
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads)
 
 absl::Status ListGroups(const ChosenGroups& of, const ShardLayout& layout, int heads,
                         const GroupLists& lists, cudaStream_t stream) {
-  const int64_t tiles = (layout.local_tokens() + kGroupTile - 1) / kGroupTile;
+  const int64_t tiles = SpreadRows{of.tile}.Tiles(layout.local_tokens());
   RETURN_IF_ERROR(fused::CheckSize(heads, "ListGroups: heads", 1, 65535));
   RETURN_IF_ERROR(fused::CheckSize(lists.rows, "ListGroups: rows", heads * tiles, heads * tiles));
   RETURN_IF_ERROR(fused::CheckSize(lists.capacity, "ListGroups: capacity", 1, INT32_MAX));

@@ -49,7 +49,8 @@ inline constexpr int kProductConsumerWarps = kWarpgroups * 4;
 struct ProductParams {
   ShardLayout layout;                        // of the queries
   const int32_t* document_starts = nullptr;  // may be null
-  int64_t queries = 0;                       // of this rank
+  SpreadRows rows;                           // of the queries
+  int64_t queries = 0;                       // rows of this rank
   int heads = 0;
   int group = 0;  // query heads a KV head
   int first_block = 0, blocks = 0;
@@ -60,6 +61,14 @@ struct ProductParams {
   // +infinity.
   uint16_t* scores = nullptr;
   int64_t row_groups = 0;  // whole stages of them
+
+  __device__ __forceinline__ int64_t StartOf(int64_t row) const {
+    if (document_starts == nullptr) return 0;
+    return document_starts[min(rows.QueryOf(row), layout.local_tokens() - 1)];
+  }
+  __device__ __forceinline__ int64_t PositionOf(int64_t row) const {
+    return layout.Position(rows.QueryOf(row));
+  }
 };
 
 // The stages [begin, end) of keys that some of a block's queries need.
@@ -79,16 +88,17 @@ __device__ __forceinline__ ProductItem ItemOf(const ProductParams& p, int64_t i)
   item.block = p.first_block + p.blocks - 1 - static_cast<int>(rest % p.blocks);
   const int64_t first = static_cast<int64_t>(item.block) * kBlockQueries;
   const int64_t last = min(first + kBlockQueries, p.queries) - 1;
-  item.begin = p.document_starts == nullptr ? 0 : p.document_starts[first] / kStageKeys;
+  item.begin = static_cast<int>(p.StartOf(first) / kStageKeys);
   if constexpr (kScores) {
     // Groups before the last tile.
-    const int64_t end = p.layout.Position(last / kGroupTile * kGroupTile);
+    const int64_t end = p.PositionOf(last / kGroupTile * kGroupTile);
     const int chunk = static_cast<int>(rest / p.blocks);
     item.begin = max(item.begin, chunk * kChunkStages);
     item.end =
         min(static_cast<int>((end + kStageKeys - 1) / kStageKeys), (chunk + 1) * kChunkStages);
   } else {
-    item.end = static_cast<int>(p.layout.Position(last) / kStageKeys) + 1;
+    // The last tile may have fewer queries.
+    item.end = static_cast<int>(min(p.PositionOf(last), p.layout.tokens - 1) / kStageKeys) + 1;
   }
   return item;
 }
@@ -216,10 +226,10 @@ struct ProductQueries {
         count(static_cast<int>(min(p.queries - thread_first, int64_t{kWarpgroupQueries}))) {
     for (int tile = 0; tile < 2; ++tile) {
       const int64_t query = first + tile * kGroupTile;
-      positions[tile] = query < p.queries ? static_cast<int>(p.layout.Position(query)) : 0;
+      positions[tile] = query < p.queries ? static_cast<int>(p.PositionOf(query)) : 0;
     }
     const int64_t last = min(first + kWarpgroupQueries, p.queries) - 1;
-    last_start = last < first || p.document_starts == nullptr ? 0 : p.document_starts[last];
+    last_start = last < first ? 0 : static_cast<int>(p.StartOf(last));
   }
   static __device__ __forceinline__ int ThreadOffset() {
     return 2 * static_cast<int>(threadIdx.x % 4);
@@ -228,10 +238,9 @@ struct ProductQueries {
   __device__ __forceinline__ bool Exists(int i) const { return Offset(i) < count; }
   // Where the document of the i-th starts.
   __device__ __forceinline__ int Start(int i) const {
-    return p.document_starts == nullptr || !Exists(i) ? 0
-                                                      : p.document_starts[thread_first + Offset(i)];
+    return Exists(i) ? static_cast<int>(p.StartOf(thread_first + Offset(i))) : 0;
   }
-  // Where the i-th is.
+  // Where the i-th is; padding is nowhere, and has no products.
   __device__ __forceinline__ int PositionOf(int i) const {
     return positions[i / 16] + ThreadOffset() + Offset(i) % kGroupTile;
   }

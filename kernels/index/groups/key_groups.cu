@@ -100,8 +100,7 @@ __global__ void __launch_bounds__(kKeepThreads)
   __shared__ KeepShared shared;
   const int head = blockIdx.y, tile = p.first_block * kBlockTiles + blockIdx.x;
   const int64_t query = static_cast<int64_t>(tile) * kGroupTile;
-  const int64_t first = p.layout.Position(query);
-  const int64_t start = p.document_starts == nullptr ? 0 : p.document_starts[query];
+  const int64_t first = p.PositionOf(query), start = p.StartOf(query);
   const auto end = static_cast<uint32_t>(first / kGroupKeys);
   const CandidateRow row = {
       .scores = p.scores +
@@ -132,7 +131,7 @@ struct Slabs {
 };
 
 Slabs SlabsOf(int heads, const KeyGroupGateStep& step) {
-  const int64_t queries = step.query_layout.local_tokens();
+  const int64_t queries = SpreadRows{step.tile}.Rows(step.query_layout.local_tokens());
   Slabs slabs;
   slabs.row_groups = (step.query_layout.tokens + kStageKeys - 1) / kStageKeys * kStageGroups;
   slabs.blocks = (queries + kBlockQueries - 1) / kBlockQueries;
@@ -161,6 +160,10 @@ absl::Status Check(int heads, int kv_heads, const KeyGroupGateStep& step) {
   if (!(step.density > 0.0f && step.density <= 1.0f)) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "ChooseKeyGroups: density is %g; it must be above 0 and at most 1", step.density));
+  }
+  if (step.tile != 64 && step.tile != 16) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("ChooseKeyGroups: tile is %d; 64 and 16 are supported", step.tile));
   }
   const int64_t tokens = step.query_layout.tokens;
   RETURN_IF_ERROR(CheckSize(kv_heads, "ChooseKeyGroups: heads of k", 1, 65535));
@@ -207,7 +210,9 @@ absl::Status ChooseKeyGroups(int heads, int kv_heads, const KeyGroupGateStep& st
     return TokenMajor<const uint8_t>{
         data, tokens, heads, kScoreDims, int64_t{heads} * kScoreDims, kScoreDims};
   };
-  const int64_t queries = step.query_layout.local_tokens(), tokens = step.query_layout.tokens;
+  const SpreadRows spread = {step.tile};
+  const int64_t queries = spread.Rows(step.query_layout.local_tokens()),
+                tokens = step.query_layout.tokens;
   ASSIGN_OR_RETURN(
       const CUtensorMap query_map,
       sm90::LoadBytesMap(rows(step.queries, queries, heads), kWarpgroupQueries, kName));
@@ -218,6 +223,7 @@ absl::Status ChooseKeyGroups(int heads, int kv_heads, const KeyGroupGateStep& st
   ProductParams params = {
       .layout = step.query_layout,
       .document_starts = step.document_starts,
+      .rows = spread,
       .queries = queries,
       .heads = heads,
       .group = heads / kv_heads,

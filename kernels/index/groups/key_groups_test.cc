@@ -78,9 +78,10 @@ class KeyGroupsTest : public GpuTest {
       EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     }
     NarrowRowsStep Step(const DeviceBuffer<uint8_t>& of_queries,
-                        const DeviceBuffer<uint8_t>& of_keys) const {
+                        const DeviceBuffer<uint8_t>& of_keys, int32_t tile = kGroupTile) const {
       return {.dims = dims.data(),
               .inverses = inverses.data(),
+              .rows = {tile},
               .queries = of_queries.data(),
               .keys = of_keys.data()};
     }
@@ -98,13 +99,13 @@ class KeyGroupsTest : public GpuTest {
     const int64_t n = layout.local_tokens();
     const Narrowed narrowed(q, k);
     const DeviceBuffer<Bf16> queries(q.Shard(layout)), local_keys(k.Shard(layout));
-    const DeviceBuffer<uint8_t> narrow(n * q.heads * kScoreDims),
+    const DeviceBuffer<uint8_t> narrow(SpreadRows{step.tile}.Rows(n) * q.heads * kScoreDims),
         narrow_keys(n * k.heads * kScoreDims);
     const DeviceBuffer<int32_t> local_starts(
         starts.empty() ? std::vector<int32_t>(1) : reference::testing::ShardStarts(starts, layout));
     step.query_layout = layout;
-    const DeviceBuffer<int64_t> of_tiles(GroupRows(layout));
-    const DeviceBuffer<uint32_t> chosen(q.heads * GroupRows(layout).back());
+    const DeviceBuffer<int64_t> of_tiles(GroupRows(layout, step.tile));
+    const DeviceBuffer<uint32_t> chosen(q.heads * GroupRows(layout, step.tile).back());
     step.queries = narrow.data();
     step.keys = narrowed.keys.data();
     step.document_starts = starts.empty() ? nullptr : local_starts.data();
@@ -115,7 +116,8 @@ class KeyGroupsTest : public GpuTest {
     step.rows = of_tiles.data();
     step.chosen = chosen.data();
     const TokenMajor<const Bf16> q_view = q.ViewOf(queries, n), k_view = k.ViewOf(local_keys, n);
-    EXPECT_EQ(RunBlockStep(q_view, k_view, narrowed.Step(narrow, narrow_keys), nullptr, nullptr),
+    EXPECT_EQ(RunBlockStep(q_view, k_view, narrowed.Step(narrow, narrow_keys, step.tile), nullptr,
+                           nullptr),
               absl::OkStatus());
     const DeviceBuffer<char> workspace(
         static_cast<int64_t>(BlockStepWorkspaceBytes(q_view, k_view, step)));
@@ -127,7 +129,7 @@ class KeyGroupsTest : public GpuTest {
   static void ExpectRanksChoose(const Rows& q, const Rows& k, const KeyGroupGateStep& step,
                                 const std::vector<int32_t>& starts,
                                 const std::vector<uint32_t>& one) {
-    const int64_t tiles = q.tokens / kGroupTile / 4;
+    const int64_t tiles = q.tokens / step.tile / 4;
     for (const auto kind : {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
       for (int rank = 0; rank < 4; ++rank) {
         const ShardLayout layout = {
@@ -135,9 +137,9 @@ class KeyGroupsTest : public GpuTest {
         const std::vector<uint32_t> chosen = Choose(q, k, step, layout, starts);
         for (int64_t row = 0; row < q.heads * tiles; ++row) {
           const int head = static_cast<int>(row / tiles);
-          const int64_t tile = layout.Position(row % tiles * kGroupTile) / kGroupTile;
-          ASSERT_EQ(GroupsOfRow(chosen, layout, head, row % tiles),
-                    GroupsOfRow(one, {.tokens = q.tokens}, head, tile))
+          const int64_t tile = layout.Position(row % tiles * step.tile) / step.tile;
+          ASSERT_EQ(GroupsOfRow(chosen, layout, head, row % tiles, step.tile),
+                    GroupsOfRow(one, {.tokens = q.tokens}, head, tile, step.tile))
               << "layout " << static_cast<int>(kind) << ", rank " << rank << ", row " << row;
         }
       }
@@ -155,12 +157,13 @@ TEST_F(KeyGroupsTest, AreTheOraclesAndOnRanksThoseOfOne) {
                k = RandomWhole(tokens, heads / 2, head_dim);
     const auto documents = reference::testing::DocumentStarts(
         tokens, reference::testing::RandomDocuments(tokens, kGroupTile, random_));
-    for (const bool packed : {false, true}) {
+    for (const auto& [packed, tile] :
+         {std::pair(false, kGroupTile), {true, kGroupTile}, {false, 16}, {true, 16}}) {
       for (const float density : {0.1f, 0.35f, 1.0f}) {
-        SCOPED_TRACE(::testing::Message()
-                     << tokens << " tokens, density " << density << (packed ? ", documents" : ""));
+        SCOPED_TRACE(::testing::Message() << tokens << " tokens, density " << density
+                                          << (packed ? ", documents" : "") << ", tiles of " << tile);
         const KeyGroupGateStep step = {
-            .scale = 0.7f, .density = density, .budget_tokens = tokens + 500};
+            .tile = tile, .scale = 0.7f, .density = density, .budget_tokens = tokens + 500};
         const auto starts = packed ? documents : std::vector<int32_t>();
         const std::vector<uint32_t> one = Choose(q, k, step, {.tokens = tokens}, starts);
         EXPECT_EQ(KeyGroupOracle(q.View(), k.View(), step, starts)
@@ -272,33 +275,39 @@ TEST_F(KeyGroupsTest, SlabsAreWhole) {
 TEST_F(KeyGroupsTest, ListsAreTheCpuEngines) {
   std::uniform_int_distribution<uint32_t> any;
   constexpr int kHeads = 3;
-  for (const auto& [tokens, ranks] : {std::pair{40'000, 1}, {40'960, 4}, {1000, 1}, {40, 1}}) {
+  for (const auto& [tokens, ranks, queries] : {std::tuple{40'000, 1, kGroupTile},
+                                               {40'960, 4, kGroupTile},
+                                               {1000, 1, kGroupTile},
+                                               {40, 1, kGroupTile},
+                                               {10'000, 1, 16},
+                                               {10'240, 4, 16}}) {
     if (SmallShapes() && tokens > 1024) continue;
     for (const auto kind : {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
       const ShardLayout layout = {
           .kind = kind, .ranks = ranks, .rank = ranks - 1, .stripe = kGroupTile, .tokens = tokens};
-      const std::vector<int64_t> of_tiles = GroupRows(layout);
+      const std::vector<int64_t> of_tiles = GroupRows(layout, queries);
       std::vector<uint32_t> chosen(kHeads * of_tiles.back());
       for (uint32_t& word : chosen) word = any(random_) & any(random_);
       // Groups from the tile on are none that a choice keeps.
       for (size_t tile = 0; tile + 1 < of_tiles.size(); ++tile) {
         const int64_t groups =
-            layout.Position(static_cast<int64_t>(tile) * kGroupTile) / kGroupKeys;
+            layout.Position(static_cast<int64_t>(tile) * queries) / kGroupKeys;
         if (groups % 32 == 0) continue;
         for (int head = 0; head < kHeads; ++head) {
           chosen[head * of_tiles.back() + of_tiles[tile + 1] - 1] &= (1u << groups % 32) - 1;
         }
       }
       const auto expected =
-          reference::ListGroups({.rows = of_tiles.data(), .chosen = chosen.data()}, layout, kHeads);
+          reference::ListGroups({.rows = of_tiles.data(), .chosen = chosen.data(), .tile = queries},
+                                layout, kHeads);
       const DeviceBuffer<int64_t> gpu_rows(of_tiles);
       const DeviceBuffer<uint32_t> gpu_chosen(chosen);
       const DeviceBuffer<int32_t> groups(std::ssize(expected.groups)),
           bounds(std::ssize(expected.bounds));
       const GroupLists lists = {groups.data(), bounds.data(), expected.lists.rows,
                                 expected.lists.capacity};
-      ASSERT_EQ(ListGroups({.rows = gpu_rows.data(), .chosen = gpu_chosen.data()}, layout, kHeads,
-                           lists, nullptr),
+      ASSERT_EQ(ListGroups({.rows = gpu_rows.data(), .chosen = gpu_chosen.data(), .tile = queries},
+                           layout, kHeads, lists, nullptr),
                 absl::OkStatus());
       ASSERT_EQ(bounds.Read(), expected.bounds);
       const std::vector<int32_t> listed = groups.Read(), ends = bounds.Read();
@@ -325,6 +334,8 @@ TEST(KeyGroupsArgumentsTest, ErrorsNameTheArgumentAndWhatIsAllowed) {
           {.query_layout = {.kind = LayoutKind::kStriped, .ranks = 4, .stripe = 32, .tokens = 4096},
            .scale = 1.0f}),
       HasSubstr("tokens of a chunk of the layout is 32"));
+  EXPECT_THAT(message({.tile = 32, .scale = 1.0f}),
+              HasSubstr("tile is 32; 64 and 16 are supported"));
   EXPECT_THAT(message({.scale = 1.0f}), HasSubstr("rows"));
 }
 

@@ -167,6 +167,7 @@ __global__ void __launch_bounds__(kThreads)
   const Source<kWords> first(dims[2 * lane]), second(dims[2 * lane + 1]);
   const float inverse = step.inverses[rows.slot];
   uint8_t* const narrow = rows.of_keys ? step.keys : step.queries;
+  const SpreadRows spread = rows.of_keys ? SpreadRows() : step.rows;
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * kNarrowTokens,
                 end = min(begin + kNarrowTokens, rows.tokens);
 #pragma unroll 4
@@ -184,7 +185,8 @@ __global__ void __launch_bounds__(kThreads)
     if (!is_finite) values = {NAN, NAN};
     const auto codes =
         static_cast<uint16_t>(__nv_cvt_float2_to_fp8x2(values, __NV_SATFINITE, __NV_E4M3));
-    reinterpret_cast<uint16_t*>(narrow + (i * rows.heads + rows.index) * kScoreDims)[lane] = codes;
+    const int64_t to = spread.RowOf(i) * rows.heads + rows.index;
+    reinterpret_cast<uint16_t*>(narrow + to * kScoreDims)[lane] = codes;
   }
 }
 
@@ -254,6 +256,10 @@ absl::Status NarrowRows(const Rows& q, const Rows& k, const NarrowRowsStep& step
   RETURN_IF_ERROR(CheckPointer(step.inverses, "NarrowRowsStep: inverses"));
   RETURN_IF_ERROR(CheckPointer(step.queries, "NarrowRowsStep: queries"));
   RETURN_IF_ERROR(CheckPointer(step.keys, "NarrowRowsStep: keys"));
+  if (step.rows.is_spread()) {
+    const size_t bytes = static_cast<size_t>(step.rows.Rows(q.tokens)) * q.heads * kScoreDims;
+    RETURN_IF_CUDA_ERROR(cudaMemsetAsync(step.queries, kE4m3Nan, bytes, stream), "NarrowRows");
+  }
   const auto kernel = q.head_dim == 64 ? NarrowRowsKernel<1> : NarrowRowsKernel<2>;
   kernel<<<dim3(Parts(q.tokens, kNarrowTokens), q.heads + k.heads), kThreads, 0, stream>>>(q, k,
                                                                                            step);

@@ -54,15 +54,15 @@ class KeyGroupGate {
         tokens_(step.query_layout.local_tokens()),
         step_(step),
         budget_(step.budget()),
-        tiles_(TileCount(tokens_, kGroupTile)) {}
+        tiles_(TileCount(tokens_, step.tile)) {}
 
   // packed: PackTransposed of the head's keys. memory: kGateFloats.
   void Choose(int head, int64_t index, const std::vector<float>& packed, float* memory) const {
-    const int64_t begin = index * kGroupTile;
+    const int64_t begin = index * step_.tile;
     const QueryTile tile = {
         .head = head,
         .index = index,
-        .rows = static_cast<int>(std::min<int64_t>(kGroupTile, tokens_ - begin)),
+        .rows = static_cast<int>(std::min<int64_t>(step_.tile, tokens_ - begin)),
         .first = step_.query_layout.Position(begin),
         .start = step_.document_starts == nullptr ? 0 : step_.document_starts[begin]};
     const int32_t halves = step_.head_halves == nullptr ? 2 : step_.head_halves[head];
@@ -88,7 +88,7 @@ class KeyGroupGate {
                  kScoreDims, 1, packed.data() + begin * kScoreDims,
                  int64_t{kScoreDims} * math_.panel, memory, kChunk, false);
       for (int i = 0; i < tile.rows; ++i) {
-        const int64_t local = tile.index * kGroupTile + i;
+        const int64_t local = tile.index * step_.tile + i;
         const int64_t start = step_.document_starts == nullptr ? 0 : step_.document_starts[local];
         // What is not a number is larger than nothing, and has no say.
         const int64_t end = std::min(begin + keys, tile.first + i + 1);
@@ -147,7 +147,7 @@ void ChooseKeyGroups(Engine& engine, int heads, int kv_heads, const KeyGroupGate
   const TileMath& math = engine.math();
   const KeyGroupGate gate(math, heads, step);
   const int64_t tokens = step.query_layout.tokens, group = heads / kv_heads,
-                tiles = TileCount(step.query_layout.local_tokens(), kGroupTile);
+                tiles = TileCount(step.query_layout.local_tokens(), step.tile);
   std::vector<float> wide(tokens * kScoreDims), packed(RoundUp(tokens, math.panel) * kScoreDims);
   for (int kv_head = 0; kv_head < kv_heads; ++kv_head) {
     Widen(step.keys + kv_head * kScoreDims, int64_t{kv_heads} * kScoreDims, tokens, wide.data());
@@ -161,13 +161,13 @@ void ChooseKeyGroups(Engine& engine, int heads, int kv_heads, const KeyGroupGate
 }
 
 ListedGroups ListGroups(const ChosenGroups& of, const ShardLayout& layout, int heads) {
-  const int64_t tiles = TileCount(layout.local_tokens(), kGroupTile), rows = heads * tiles;
+  const int64_t tiles = TileCount(layout.local_tokens(), of.tile), rows = heads * tiles;
   std::vector<std::vector<int32_t>> of_rows(rows);
   ListedGroups listed;
   listed.bounds.resize((layout.ranks + 1) * rows);
   int32_t most = 1;
   for (int64_t row = 0; row < rows; ++row) {
-    const int64_t tile = row % tiles, first = layout.Position(tile * kGroupTile);
+    const int64_t tile = row % tiles, first = layout.Position(tile * of.tile);
     const uint32_t* const chosen = of.chosen + row / tiles * of.rows[tiles] + of.rows[tile];
     ShardLayout owner = layout;
     for (owner.rank = 0; owner.rank < owner.ranks; ++owner.rank) {

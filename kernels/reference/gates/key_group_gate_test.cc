@@ -47,12 +47,14 @@ struct PickedRows {
                               .dims = dims.data(),
                               .inverses = inverses.data()});
   }
-  NarrowRowPair Narrow(Engine& engine, const Tensor& q, const Tensor& k) const {
-    NarrowRowPair rows{std::vector<uint8_t>(q.tokens * q.heads * kScoreDims),
+  NarrowRowPair Narrow(Engine& engine, const Tensor& q, const Tensor& k,
+                       const SpreadRows& tiles) const {
+    NarrowRowPair rows{std::vector<uint8_t>(tiles.Rows(q.tokens) * q.heads * kScoreDims),
                        std::vector<uint8_t>(k.tokens * k.heads * kScoreDims)};
     RunBlockStep(engine, q.view(), k.view(),
                  NarrowRowsStep{.dims = dims.data(),
                                 .inverses = inverses.data(),
+                                .rows = tiles,
                                 .queries = rows.queries.data(),
                                 .keys = rows.keys.data()});
     return rows;
@@ -71,9 +73,9 @@ std::vector<uint32_t> Choose(const Tensor& q, const Tensor& k, KeyGroupGateStep 
   const Tensor local_keys = testing::Shard(k, layout);
   Engine engine(threads);
   const PickedRows picked(engine, q, k);
-  const NarrowRowPair rows = picked.Narrow(engine, local, local_keys),
-                      of_sequence = picked.Narrow(engine, q, k);
-  const std::vector<int64_t> of_tiles = GroupRows(layout);
+  const NarrowRowPair rows = picked.Narrow(engine, local, local_keys, {step.tile}),
+                      of_sequence = picked.Narrow(engine, q, k, {step.tile});
+  const std::vector<int64_t> of_tiles = GroupRows(layout, step.tile);
   std::vector<uint32_t> chosen(q.heads * of_tiles.back(), 0xA5A5A5A5u);  // nothing is left of it
   step.query_layout = layout;
   step.queries = rows.queries.data();
@@ -93,12 +95,15 @@ TEST(KeyGroupGateTest, IsTheOracles) {
                  k = RandomTensor(tokens, 2, head_dim, random);
     const std::vector<int32_t> documents =
         testing::DocumentStarts(tokens, testing::RandomDocuments(tokens, kGroupTile, random));
-    for (const bool packed : {false, true}) {
+    for (const auto& [packed, tile] :
+         {std::pair(false, kGroupTile), {true, kGroupTile}, {false, 16}, {true, 16}}) {
       for (const float density : {0.02f, 0.1f, 0.4f, 1.0f}) {
-        SCOPED_TRACE(::testing::Message()
-                     << tokens << " tokens, density " << density << (packed ? ", documents" : ""));
-        const KeyGroupGateStep step = {
-            .scale = 1.0f, .density = density, .budget_tokens = tokens};  // logits far apart
+        SCOPED_TRACE(::testing::Message() << tokens << " tokens, density " << density
+                                          << (packed ? ", documents" : "") << ", tiles of " << tile);
+        const KeyGroupGateStep step = {.tile = tile,
+                                       .scale = 1.0f,  // logits far apart
+                                       .density = density,
+                                       .budget_tokens = tokens};
         const auto starts = packed ? documents : std::vector<int32_t>();
         const KeyGroupOracle oracle(q.view(), k.view(), step, starts);
         const ShardLayout whole = {.tokens = tokens};
@@ -141,9 +146,11 @@ TEST(KeyGroupGateTest, HeadsHaveBudgetsOfTheirOwn) {
 TEST(KeyGroupGateTest, RanksChooseAsOneDoes) {
   std::mt19937 random(7);
   const Tensor q = RandomTensor(1024, 2, 128, random), k = RandomTensor(1024, 1, 128, random);
-  const KeyGroupGateStep step = {.scale = 0.125f, .density = 0.3f, .budget_tokens = 2000};
-  for (const std::vector<int32_t>& starts :
-       {std::vector<int32_t>(), testing::DocumentStarts(1024, {0, 1, 203, 260, 700, 1000})}) {
+  const std::vector<int32_t> packed = testing::DocumentStarts(1024, {0, 1, 203, 260, 700, 1000});
+  for (const auto& [tile, starts] :
+       {std::pair(kGroupTile, std::vector<int32_t>()), {kGroupTile, packed}, {16, packed}}) {
+    const KeyGroupGateStep step = {
+        .tile = tile, .scale = 0.125f, .density = 0.3f, .budget_tokens = 2000};
     const ShardLayout whole = {.tokens = 1024};
     const std::vector<uint32_t> one = Choose(q, k, step, whole, starts);
     const KeyGroupOracle oracle(q.view(), k.view(), step, starts);
@@ -154,9 +161,9 @@ TEST(KeyGroupGateTest, RanksChooseAsOneDoes) {
         const std::vector<uint32_t> chosen = Choose(q, k, step, layout, starts);
         EXPECT_EQ(oracle.Complaint(chosen, layout, kTolerance), "");
         for (int head = 0; head < 2; ++head) {
-          for (int64_t tile = 0; tile < 4; ++tile) {
-            EXPECT_EQ(GroupsOfRow(chosen, layout, head, tile),
-                      GroupsOfRow(one, whole, head, layout.Position(tile * 64) / 64));
+          for (int64_t i = 0; i < 256 / tile; ++i) {
+            EXPECT_EQ(GroupsOfRow(chosen, layout, head, i, tile),
+                      GroupsOfRow(one, whole, head, layout.Position(i * tile) / tile, tile));
           }
         }
       }
@@ -218,15 +225,19 @@ TEST(KeyGroupGateTest, NotANumberIsTheWorst) {
 TEST(KeyGroupGateTest, ListsHoldWhatWasChosenOfEachOwner) {
   std::mt19937 random(11);
   const Tensor q = RandomTensor(1024, 2, 64, random), k = RandomTensor(1024, 1, 64, random);
-  for (const auto kind : {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+  for (const auto& [kind, tile] : {std::pair(LayoutKind::kContiguous, kGroupTile),
+                                   {LayoutKind::kZigzag, kGroupTile},
+                                   {LayoutKind::kStriped, kGroupTile},
+                                   {LayoutKind::kStriped, 16}}) {
     for (int rank = 0; rank < 4; ++rank) {
       const ShardLayout layout = {
           .kind = kind, .ranks = 4, .rank = rank, .stripe = 64, .tokens = 1024};
-      const auto chosen = Choose(q, k, {.scale = 0.125f, .density = 0.3f}, layout);
-      const std::vector<int64_t> rows = GroupRows(layout);
+      const auto chosen = Choose(q, k, {.tile = tile, .scale = 0.125f, .density = 0.3f}, layout);
+      const std::vector<int64_t> rows = GroupRows(layout, tile);
       const ListedGroups all =
-          ListGroups({.rows = rows.data(), .chosen = chosen.data()}, layout, 2);
-      std::vector<std::vector<int64_t>> listed(2 * 4);
+          ListGroups({.rows = rows.data(), .chosen = chosen.data(), .tile = tile}, layout, 2);
+      const int tiles = 256 / tile;
+      std::vector<std::vector<int64_t>> listed(2 * tiles);
       ShardLayout owner = layout;
       for (owner.rank = 0; owner.rank < 4; ++owner.rank) {
         const KeyGroups of_owner = all.lists.Of(owner);
@@ -239,9 +250,9 @@ TEST(KeyGroupGateTest, ListsHoldWhatWasChosenOfEachOwner) {
           }
         }
       }
-      for (int row = 0; row < 2 * 4; ++row) {
+      for (int row = 0; row < 2 * tiles; ++row) {
         std::ranges::sort(listed[row]);
-        EXPECT_EQ(listed[row], GroupsOfRow(chosen, layout, row / 4, row % 4));
+        EXPECT_EQ(listed[row], GroupsOfRow(chosen, layout, row / tiles, row % tiles, tile));
       }
     }
   }

@@ -85,18 +85,20 @@ void PickDims(int kv_heads, int head_dim, const PickDimsStep& step) {
 
 void NarrowRows(Engine& engine, const TokenMajor<const float>& q, const TokenMajor<const float>& k,
                 const NarrowRowsStep& step) {
-  const auto narrow = [&](const TokenMajor<const float>& x, const float* inverses, uint8_t* rows) {
+  const auto narrow = [&](const TokenMajor<const float>& x, const float* inverses,
+                          const SpreadRows& spread, uint8_t* rows) {
     const int group = x.heads / k.heads;
+    if (spread.is_spread()) std::fill_n(rows, spread.Rows(x.tokens) * x.heads * kScoreDims, kE4m3Nan);
     engine.pool().For(x.tokens, [&](int64_t i, int) {
       for (int head = 0; head < x.heads; ++head) {
         NarrowRow(x.data + i * x.token_stride + head * x.head_stride, x.head_dim,
                   step.dims + head / group * kScoreDims, inverses[head / group],
-                  rows + (i * x.heads + head) * kScoreDims);
+                  rows + (spread.RowOf(i) * x.heads + head) * kScoreDims);
       }
     });
   };
-  narrow(q, step.inverses, step.queries);
-  narrow(k, step.inverses + k.heads, step.keys);
+  narrow(q, step.inverses, step.rows, step.queries);
+  narrow(k, step.inverses + k.heads, {}, step.keys);
 }
 
 }  // namespace ringleader::kernels::reference

@@ -119,7 +119,7 @@ KeyGroupOracle::KeyGroupOracle(const TokenMajor<const float>& q, const TokenMajo
       starts_(starts),
       heads_(q.heads),
       tokens_(q.tokens),
-      tiles_((q.tokens + kGroupTile - 1) / kGroupTile),
+      tiles_((q.tokens + step.tile - 1) / step.tile),
       groups_((q.tokens + kGroupKeys - 1) / kGroupKeys),
       scores_(heads_ * tiles_ * groups_, kNegativeInfinity) {
   const int group = heads_ / k.heads;
@@ -160,8 +160,8 @@ void KeyGroupOracle::ScoreHead(int head, const double* queries, const double* ke
       logits[j] = double{step_.scale} * Product(queries + i * dims, keys + j * dims, dims);
       if (logits[j] > top) top = logits[j];
     }
-    const int64_t tile = i / kGroupTile;
-    for (int64_t j = StartOf(i); j < tile * kGroupTile; ++j) {
+    const int64_t tile = i / step_.tile;
+    for (int64_t j = StartOf(i); j < tile * step_.tile; ++j) {
       double& score = scores_[(head * tiles_ + tile) * groups_ + j / kGroupKeys];
       if (logits[j] - top > score) score = logits[j] - top;
     }
@@ -173,7 +173,7 @@ std::string KeyGroupOracle::Complaint(int head, int64_t tile, const std::vector<
   const auto where = [&](int64_t group, const char* what) {
     return absl::StrFormat("head %d, tile %d: group %d %s", head, tile, group, what);
   };
-  const int64_t first = tile * kGroupTile, start = StartOf(first);
+  const int64_t first = tile * step_.tile, start = StartOf(first);
   int32_t most = step_.budget().MostGroups(first, start);
   const int32_t halves = step_.head_halves == nullptr ? 2 : step_.head_halves[head];
   if (halves == 1) most -= most / 2;
@@ -210,14 +210,16 @@ std::string KeyGroupOracle::Complaint(int head, int64_t tile, const std::vector<
 
 std::string KeyGroupOracle::Complaint(const std::vector<uint32_t>& chosen,
                                       const ShardLayout& layout, double tolerance) const {
-  const std::vector<int64_t> rows = GroupRows(layout);
+  const int32_t queries = step_.tile;
+  const std::vector<int64_t> rows = GroupRows(layout, queries);
   if (std::ssize(chosen) != heads_ * rows.back()) {
     return absl::StrFormat("%d words, not %d", chosen.size(), heads_ * rows.back());
   }
   for (int head = 0; head < heads_; ++head) {
     for (int64_t tile = 0; tile + 1 < std::ssize(rows); ++tile) {
-      const std::string wrong = Complaint(head, layout.Position(tile * kGroupTile) / kGroupTile,
-                                          GroupsOfRow(chosen, layout, head, tile), tolerance);
+      const std::string wrong =
+          Complaint(head, layout.Position(tile * queries) / queries,
+                    GroupsOfRow(chosen, layout, head, tile, queries), tolerance);
       if (!wrong.empty()) return wrong;
     }
   }
@@ -225,8 +227,8 @@ std::string KeyGroupOracle::Complaint(const std::vector<uint32_t>& chosen,
 }
 
 std::vector<int64_t> GroupsOfRow(const std::vector<uint32_t>& chosen, const ShardLayout& layout,
-                                 int head, int64_t tile) {
-  const std::vector<int64_t> rows = GroupRows(layout);
+                                 int head, int64_t tile, int32_t queries) {
+  const std::vector<int64_t> rows = GroupRows(layout, queries);
   std::vector<int64_t> kept;
   const int64_t first = head * rows.back() + rows.at(tile), words = rows.at(tile + 1) - rows[tile];
   for (int64_t group = 0; group < words * 32; ++group) {

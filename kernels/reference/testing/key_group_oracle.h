@@ -21,7 +21,7 @@ std::vector<double> NarrowHeads(const TokenMajor<const float>& x, int first, int
 
 class KeyGroupOracle {
  public:
-  // Reads the step's scale and density. starts: by position, where the document starts; empty: the
+  // Reads the step's scale, density and tile. starts: by position, where the document starts; empty: the
   // sequence is one.
   KeyGroupOracle(const TokenMajor<const float>& q, const TokenMajor<const float>& k,
                  const KeyGroupGateStep& step, const std::vector<int32_t>& starts);
@@ -64,9 +64,9 @@ class KeyGroupOracle {
   double most_lost_ = 0.0;      // of one of these
 };
 
-// The groups of the sequence, ascending, that a head's `tile`-th local tile of queries keeps of a
-// rank's choice.
+// The groups of the sequence, ascending, that a head's `tile`-th local tile of `queries` queries
+// keeps of a rank's choice.
 std::vector<int64_t> GroupsOfRow(const std::vector<uint32_t>& chosen, const ShardLayout& layout,
-                                 int head, int64_t tile);
+                                 int head, int64_t tile, int32_t queries = kGroupTile);
 
 }  // namespace ringleader::kernels::reference::testing

@@ -1,5 +1,7 @@
 #include "kernels/reference/tiles/document_starts.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_format.h"
 
 namespace ringleader::kernels::reference {
@@ -9,6 +11,11 @@ absl::Status CheckDocuments(const TileSelection& tiles, const ShardLayout& query
   if (tiles.pattern == TilePattern::kFull) {
     return absl::InvalidArgumentError(
         "document_starts: pattern kFull sees every pair; choose a causal pattern, or null");
+  }
+  // Rows of spread tiles are at no position; those of one document have one start.
+  if (tiles.groups.groups != nullptr && tiles.diagonals == nullptr) {
+    if (std::is_sorted(tiles.document_starts, tiles.document_starts + tokens)) return absl::OkStatus();
+    return absl::InvalidArgumentError("document_starts: they ascend from row to row");
   }
   int64_t start_before = 0, position_before = -1;
   for (int64_t i = 0; i < tokens; ++i) {

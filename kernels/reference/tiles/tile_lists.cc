@@ -54,7 +54,8 @@ absl::Status CheckSelection(const TileSelection& tiles, int64_t blocks, int head
   if (tiles.pattern == TilePattern::kWindow && tiles.window < 1) {
     return absl::InvalidArgumentError("window must be at least 1 token");
   }
-  if (tiles.pattern == TilePattern::kToeplitz &&
+  const bool groups_alone = tiles.groups.groups != nullptr && tiles.diagonals == nullptr;
+  if (tiles.pattern == TilePattern::kToeplitz && !groups_alone &&
       (tiles.diagonals == nullptr || int64_t{tiles.diagonal_words} * 64 < blocks)) {
     return absl::InvalidArgumentError(absl::StrFormat("diagonals has %d words; %d blocks need %d",
                                                       tiles.diagonal_words, blocks,
@@ -207,7 +208,7 @@ absl::StatusOr<TileLists> TileLists::Build(const TileSelection& tiles, const Sha
           last = b;
           if (touches(keys[b])) list.columns.push_back(b);
         }
-      } else {
+      } else if (tiles.groups.groups == nullptr || tiles.diagonals != nullptr) {
         for (int64_t b = 0; b < key_tiles; ++b) {
           if (!touches(keys[b])) continue;
           if (tiles.pattern == TilePattern::kToeplitz) {

@@ -239,10 +239,13 @@ absl::Status LaunchKernels(const Args& args, const AttentionShape& shape,
   const bool wide = shape.head_dim == 128;
   if (!args.deterministic) {
     constexpr auto kInside = kHasLists64<kKind> ? QueryGradient::kApart : QueryGradient::kTogether;
-    const absl::Status launched =
-        wide ? LaunchBackward<128, kKind, kInside>(args, params, multiprocessors, stream)
-             : LaunchBackward<64, kKind, kInside>(args, params, multiprocessors, stream);
-    if (!launched.ok() || args.tiles.groups.groups == nullptr) return launched;
+    if (args.tiles.groups.groups == nullptr || args.tiles.diagonals != nullptr) {
+      const absl::Status launched =
+          wide ? LaunchBackward<128, kKind, kInside>(args, params, multiprocessors, stream)
+               : LaunchBackward<64, kKind, kInside>(args, params, multiprocessors, stream);
+      RETURN_IF_ERROR(launched);
+    }
+    if (args.tiles.groups.groups == nullptr) return absl::OkStatus();
     return AddGroups(args, shape, params.row_stats, params.next_item + 1, multiprocessors, stream);
   }
   constexpr auto kElsewhere = QueryGradient::kElsewhere;

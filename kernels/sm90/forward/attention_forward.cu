@@ -236,6 +236,7 @@ absl::Status AttentionForward(const Args& args, Workspace workspace, cudaStream_
     }
     // They take turns: both add to the same rows.
     RETURN_IF_ERROR(run.template operator()<WalkKind::kGroups64>());
+    if (args.tiles.diagonals == nullptr) return absl::OkStatus();
   }
   // Each row walks by itself, whatever the density, because the diagonals are known on the device
   // alone. Two rows together would take fewer cycles where most diagonals are set

@@ -152,6 +152,7 @@ absl::Status CheckShape(const AttentionShape& shape, const ShardLayout& query_la
       }
       break;
     case TilePattern::kToeplitz:
+      if (groups.groups != nullptr && tiles.diagonals == nullptr) break;  // these alone
       if (tiles.diagonals == nullptr || tiles.diagonal_words < 1) {
         return absl::InvalidArgumentError(
             "tiles.diagonals is missing; kToeplitz needs a bitmap per head");

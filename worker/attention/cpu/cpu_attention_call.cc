@@ -1,7 +1,9 @@
 #include "worker/attention/cpu/cpu_attention_call.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -43,6 +45,37 @@ void CopyRows(const TokenMajor<const float>& from, const TokenMajor<float>& to) 
                   from.head_dim * sizeof(float));
     }
   }
+}
+
+// Dense rows of `like`'s heads.
+template <typename T>
+TokenMajor<T> DenseRows(T* data, int64_t rows, const TokenMajor<const float>& like) {
+  const int64_t row = int64_t{like.heads} * like.head_dim;
+  return {data, rows, like.heads, like.head_dim, row, like.head_dim};
+}
+
+// Queries as rows, zeros behind each tile's.
+std::vector<float> Spread(const kernels::SpreadRows& tiles, const TokenMajor<const float>& queries) {
+  const int64_t width = int64_t{queries.heads} * queries.head_dim;
+  std::vector<float> rows(tiles.Rows(queries.tokens) * width);
+  for (int64_t i = 0; i < queries.tokens; ++i) {
+    TokenMajor<const float> query = queries;
+    query.data += i * query.token_stride;
+    query.tokens = 1;
+    CopyRows(query, DenseRows(rows.data() + tiles.RowOf(i) * width, 1, queries));
+  }
+  return rows;
+}
+
+// [heads, queries] as [heads, rows], with `padding`.
+std::vector<float> SpreadNumbers(const kernels::SpreadRows& tiles, const float* numbers,
+                                 int64_t heads, int64_t queries, float padding) {
+  const int64_t rows = tiles.Rows(queries);
+  std::vector<float> spread(heads * rows, padding);
+  for (int64_t i = 0; i < heads * queries; ++i) {
+    spread[i / queries * rows + tiles.RowOf(i % queries)] = numbers[i];
+  }
+  return spread;
 }
 
 const float* Floats(const DeviceArray<std::byte>& array) {
@@ -183,7 +216,71 @@ kernels::KeyGroups CpuCall::GroupsOf(const Step& step) {
   return groups_.lists.Of(step.owner);
 }
 
+absl::Status CpuCall::AttendSpread(const Step& step) {
+  const kernels::SpreadRows& tiles = step.index.group_tiles;
+  const TokenMajor<const float>& q = tensors_.q;
+  kernels::AttentionForwardArgs<float> args = {.q = q,
+                                               .k = KeysOf(step, 0),
+                                               .v = KeysOf(step, 1),
+                                               .out = tensors_.out,
+                                               .lse = tensors_.lse,
+                                               .query_layout = step.mine,
+                                               .key_layout = step.owner,
+                                               .tiles = step.index.OwnTiles(),
+                                               .scale = shape().scale()};
+  int64_t counted = 0;
+  if (step.owner.rank == step.mine.rank) {
+    RETURN_IF_ERROR(reference::AttentionForward(device_.engine(), args));
+    counted = q.heads * tiles.OwnTiles(q.tokens);
+  }
+  const int64_t rows = tiles.Rows(q.tokens);
+  if (!rows_.has_value()) {
+    constexpr float kInfinity = std::numeric_limits<float>::infinity();
+    rows_ = {.tiles = tiles, .q = Spread(tiles, q)};
+    rows_->lse.assign(q.heads * rows, -kInfinity);
+    rows_->sums.assign(rows_->q.size(), 0.0f);
+  }
+  args.q = DenseRows<const float>(rows_->q.data(), rows, q);
+  args.out = DenseRows(rows_->sums.data(), rows, q);
+  args.lse = rows_->lse.data();
+  args.query_layout = tiles.LayoutOf(step.mine);
+  const kernels::KeyGroups groups = GroupsOf(step);
+  args.tiles = step.index.RowTiles(groups);
+  RETURN_IF_ERROR(reference::AttentionForward(device_.engine(), args));
+  for (int64_t row = 0; row < groups_.lists.rows; ++row) {
+    counted +=
+        tiles.TilesOfGroups(row, groups.ends[row]) - tiles.TilesOfGroups(row, groups.begins[row]);
+  }
+  device_.StatsOf(layer_).tiles_per_ring_step[step.number] += counted;
+  return absl::OkStatus();
+}
+
+absl::Status CpuCall::FinishOutput() {
+  if (!rows_.has_value()) return absl::OkStatus();
+  const TokenMajor<float>& out = tensors_.out;
+  const TokenMajor<float> sums = DenseRows(
+      rows_->sums.data(), rows_->tiles.Rows(out.tokens), tensors_.q);
+  for (int64_t i = 0; i < out.tokens; ++i) {
+    const int64_t row = rows_->tiles.RowOf(i);
+    for (int64_t head = 0; head < out.heads; ++head) {
+      // Every query sees itself, so that its own tile's logarithm is a number.
+      float& own = tensors_.lse[head * out.tokens + i];
+      const float of_groups = rows_->lse[head * sums.tokens + row];
+      const float top = std::max(own, of_groups),
+                  all = top + std::log1p(std::exp(std::min(own, of_groups) - top)),
+                  kept = std::exp(own - all), added = std::exp(of_groups - all);
+      float* const to = out.data + i * out.token_stride + head * out.head_stride;
+      const float* const from = sums.data + row * sums.token_stride + head * sums.head_stride;
+      for (int x = 0; x < out.head_dim; ++x) to[x] = to[x] * kept + from[x] * added;
+      own = all;
+    }
+  }
+  rows_.reset();
+  return absl::OkStatus();
+}
+
 absl::Status CpuCall::Attend(const Step& step) {
+  if (step.index.group_tiles.is_spread()) return AttendSpread(step);
   HopTiles hop = TilesOf(step.index, tensors_.q.heads, step.mine, step.owner);
   hop.tiles.groups = GroupsOf(step);
   int64_t tiles = 0;
@@ -254,22 +351,75 @@ absl::Status CpuCall::ColumnsBackward(const Step& own) {
                                                       .scale = shape().scale()});
 }
 
+kernels::AttentionBackwardArgs<float> CpuCall::BackwardArgs(const Step& step,
+                                                            const kernels::TileSelection& tiles,
+                                                            void* slot) const {
+  return {.q = tensors_.q,
+          .k = KeysOf(step, 0),
+          .v = KeysOf(step, 1),
+          .d_out = tensors_.d_out,
+          .lse = tensors_.lse,
+          .delta = delta_.data(),
+          .dq = tensors_.dq,
+          .dk = GradientsIn(slot, step.keys, 0),
+          .dv = GradientsIn(slot, step.keys, 1),
+          .query_layout = step.mine,
+          .key_layout = step.owner,
+          .tiles = tiles,
+          .scale = shape().scale()};
+}
+
+absl::Status CpuCall::AttendSpreadBackward(const Step& step, void* slot) {
+  const kernels::SpreadRows& tiles = step.index.group_tiles;
+  const TokenMajor<const float>& q = tensors_.q;
+  if (step.owner.rank == step.mine.rank) {
+    RETURN_IF_ERROR(reference::AttentionBackward(
+        device_.engine(), BackwardArgs(step, step.index.OwnTiles(), slot)));
+  }
+  const int64_t rows = tiles.Rows(q.tokens);
+  if (!rows_.has_value()) {
+    constexpr float kInfinity = std::numeric_limits<float>::infinity();
+    rows_ = {.tiles = tiles,
+             .q = Spread(tiles, q),
+             .d_out = Spread(tiles, tensors_.d_out),
+             // Weights of padding are exponentials of minus infinity.
+             .lse = SpreadNumbers(tiles, tensors_.lse, q.heads, q.tokens, kInfinity),
+             .delta = SpreadNumbers(tiles, delta_.data(), q.heads, q.tokens, 0.0f)};
+    rows_->sums.assign(rows_->q.size(), 0.0f);
+  }
+  kernels::AttentionBackwardArgs<float> args =
+      BackwardArgs(step, step.index.RowTiles(GroupsOf(step)), slot);
+  args.q = DenseRows<const float>(rows_->q.data(), rows, q);
+  args.d_out = DenseRows<const float>(rows_->d_out.data(), rows, q);
+  args.lse = rows_->lse.data();
+  args.delta = rows_->delta.data();
+  args.dq = DenseRows(rows_->sums.data(), rows, q);
+  args.query_layout = tiles.LayoutOf(step.mine);
+  return reference::AttentionBackward(device_.engine(), args);
+}
+
+absl::Status CpuCall::FinishQueries() {
+  if (!rows_.has_value()) return absl::OkStatus();
+  const TokenMajor<float>& dq = tensors_.dq;
+  const TokenMajor<float> sums = DenseRows(
+      rows_->sums.data(), rows_->tiles.Rows(dq.tokens), tensors_.q);
+  for (int64_t i = 0; i < dq.tokens; ++i) {
+    for (int64_t head = 0; head < dq.heads; ++head) {
+      float* const to = dq.data + i * dq.token_stride + head * dq.head_stride;
+      const float* const from =
+          sums.data + rows_->tiles.RowOf(i) * sums.token_stride + head * sums.head_stride;
+      for (int x = 0; x < dq.head_dim; ++x) to[x] += from[x];
+    }
+  }
+  rows_.reset();
+  return absl::OkStatus();
+}
+
 absl::Status CpuCall::AttendBackward(const Step& step, void* slot) {
+  if (step.index.group_tiles.is_spread()) return AttendSpreadBackward(step, slot);
   HopTiles hop = TilesOf(step.index, tensors_.q.heads, step.mine, step.owner);
   hop.tiles.groups = GroupsOf(step);
-  return reference::AttentionBackward(device_.engine(), {.q = tensors_.q,
-                                                         .k = KeysOf(step, 0),
-                                                         .v = KeysOf(step, 1),
-                                                         .d_out = tensors_.d_out,
-                                                         .lse = tensors_.lse,
-                                                         .delta = delta_.data(),
-                                                         .dq = tensors_.dq,
-                                                         .dk = GradientsIn(slot, step.keys, 0),
-                                                         .dv = GradientsIn(slot, step.keys, 1),
-                                                         .query_layout = step.mine,
-                                                         .key_layout = step.owner,
-                                                         .tiles = hop.tiles,
-                                                         .scale = shape().scale()});
+  return reference::AttentionBackward(device_.engine(), BackwardArgs(step, hop.tiles, slot));
 }
 
 absl::Status CpuCall::ScatterColumns(const Step& step, void* slot) {

@@ -71,7 +71,7 @@ class CpuCall : public AttentionCall {
   absl::Status GatherColumns(const Step& step) override;
   absl::Status Attend(const Step& step) override;
   absl::Status AttendColumns(const Step& own) override;
-  absl::Status FinishOutput() override { return absl::OkStatus(); }
+  absl::Status FinishOutput() override;
   absl::Status CountProbe(const patterns::VerticalSlash& work) override;
   absl::StatusOr<std::unique_ptr<RingSlots>> PlaceGradients(const ring::RingSchedule& schedule,
                                                             int64_t slot_tokens) override;
@@ -79,7 +79,7 @@ class CpuCall : public AttentionCall {
   absl::Status ColumnsBackward(const Step& own) override;
   absl::Status AttendBackward(const Step& step, void* slot) override;
   absl::Status ScatterColumns(const Step& step, void* slot) override;
-  absl::Status FinishQueries() override { return absl::OkStatus(); }
+  absl::Status FinishQueries() override;
   absl::Status ReturnGradients(const ring::RingSchedule& schedule, int64_t slot_tokens,
                                RingSlots& slots) override;
 
@@ -117,8 +117,14 @@ class CpuCall : public AttentionCall {
   // Part 0: the keys, part 1: the values that a step attends to.
   kernels::TokenMajor<const float> KeysOf(const Step& step, int part) const;
   kernels::TokenMajor<float> GradientsIn(void* slot, int64_t keys, int part) const;
+  kernels::AttentionBackwardArgs<float> BackwardArgs(const Step& step,
+                                                     const kernels::TileSelection& tiles,
+                                                     void* slot) const;
   // The groups that the step's keys have, from lists that the call makes once.
   kernels::KeyGroups GroupsOf(const Step& step);
+  // Tiles of fewer than 64 queries that chose groups (LayerIndex::group_tiles).
+  absl::Status AttendSpread(const Step& step);
+  absl::Status AttendSpreadBackward(const Step& step, void* slot);
 
   CpuAttentionDevice& device_;
   const int layer_;
@@ -127,6 +133,14 @@ class CpuCall : public AttentionCall {
   std::vector<HeadChoice> choices_;                            // [heads], from Select on
   kernels::reference::ListedGroups groups_;                    // the index's, of all owners
   std::vector<float> delta_;                                   // [heads, n]
+  // By row of spread tiles: the call's tensors and what comes of the groups.
+  struct Rows {
+    kernels::SpreadRows tiles = {};
+    std::vector<float> q = {}, d_out = {};    // [rows, heads, d]
+    std::vector<float> lse = {}, delta = {};  // [heads, rows]
+    std::vector<float> sums = {};        // [rows, heads, d]: of the output, or of q's gradient
+  };
+  std::optional<Rows> rows_;
   std::vector<float> d_column_keys_, d_column_values_;         // [heads, max_columns, d]
 };
 

@@ -33,6 +33,29 @@ TokenMajor<T> DenseView(T* data, int64_t tokens, int32_t heads, int32_t head_dim
   return {data, tokens, heads, head_dim, int64_t{heads} * head_dim, head_dim};
 }
 
+// [queries, ...] as rows, with `padding` behind each tile's.
+Tensor Spread(const kernels::SpreadRows& tiles, const Tensor& queries, float padding) {
+  const int64_t count = queries.size(0), whole = count / tiles.tile;
+  std::vector<int64_t> sizes = queries.sizes().vec();
+  sizes[0] = tiles.Rows(count);
+  const Tensor rows = torch::full(sizes, padding, queries.options());
+  const Tensor to = rows.unflatten(0, {-1, kernels::kGroupTile}).narrow(1, 0, tiles.tile);
+  const int64_t held = whole * tiles.tile;
+  to.narrow(0, 0, whole).copy_(queries.narrow(0, 0, held).unflatten(0, {whole, tiles.tile}));
+  if (held < count) {
+    to[whole].narrow(0, 0, count - held).copy_(queries.narrow(0, held, count - held));
+  }
+  return rows;
+}
+
+// The `count` queries of rows.
+Tensor Queries(const kernels::SpreadRows& tiles, const Tensor& rows, int64_t count) {
+  return rows.unflatten(0, {-1, kernels::kGroupTile})
+      .narrow(1, 0, tiles.tile)
+      .flatten(0, 1)
+      .narrow(0, 0, count);
+}
+
 const __nv_bfloat16* Bf16(const DeviceArray<std::byte>& array) {
   return reinterpret_cast<const __nv_bfloat16*>(array.data());
 }
@@ -131,7 +154,7 @@ absl::StatusOr<kernels::KeyGroups> CudaCall::GroupsOf(const Step& step) {
   if (!step.index.has_groups()) return kernels::KeyGroups{};
   if (group_lists_.groups == nullptr) {
     const int64_t heads = shape().heads,
-                  tiles = (shape().tokens + step.index.tile - 1) / step.index.tile;
+                  tiles = step.index.group_tiles.Tiles(shape().tokens);
     const auto ints = tensors_.q.options().dtype(torch::kInt);
     groups_ = torch::empty({heads, tiles, step.index.most_groups}, ints);
     group_bounds_ = torch::empty({step.mine.ranks + 1, heads, tiles}, ints);
@@ -146,6 +169,7 @@ absl::StatusOr<kernels::KeyGroups> CudaCall::GroupsOf(const Step& step) {
 absl::Status CudaCall::Attend(const Step& step) {
   const std::optional<kernels::QueryRowsPlan> plan = RowsPlanOf(step.index);
   if (plan.has_value()) return AttendChosen(step, *plan);
+  if (step.index.group_tiles.is_spread()) return AttendSpread(step);
   ASSIGN_OR_RETURN(HopTiles hop, TilesOf(step));
   ASSIGN_OR_RETURN(hop.tiles.groups, GroupsOf(step));
   return AttendTiles(step, hop.tiles);
@@ -157,6 +181,63 @@ absl::Status CudaCall::AttendChosen(const Step& step, const kernels::QueryRowsPl
   ASSIGN_OR_RETURN(const kernels::ops::QueryRows rows, RowsOf(step, plan));
   RETURN_IF_ERROR(rows.Attend(ForwardArgs(step, {})));
   return rows.CountTiles(device_.stats().SlotsOf(layer_).owner_tiles + step.owner.rank);
+}
+
+void CudaCall::TakeSpread(const kernels::SpreadRows& tiles) {
+  const bool is_backward = tensors_.d_out.defined();
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  rows_ = {.tiles = tiles, .q = Spread(tiles, tensors_.q, 0.0f)};
+  const auto floats = tensors_.q.options().dtype(torch::kFloat);
+  rows_->sums = torch::zeros(rows_->q.sizes(), floats);
+  if (!is_backward) {
+    rows_->lse = torch::full({shape().heads, rows_->q.size(0)}, -kInfinity, floats);
+    return;
+  }
+  // Weights of padding are exponentials of minus infinity.
+  rows_->lse = Spread(tiles, tensors_.lse.t(), kInfinity).t().contiguous();
+  rows_->delta = Spread(tiles, delta_.t(), 0.0f).t().contiguous();
+  rows_->d_out = Spread(tiles, tensors_.d_out, 0.0f);
+}
+
+absl::Status CudaCall::AttendSpread(const Step& step) {
+  const kernels::SpreadRows& tiles = step.index.group_tiles;
+  if (step.owner.rank == step.mine.rank) {
+    RETURN_IF_ERROR(CallWithWorkspace(ForwardArgs(step, step.index.OwnTiles()), tensors_.q,
+                                      sm90::ForwardWorkspaceBytes, sm90::AttentionForward));
+    device_.StatsOf(layer_).tiles_per_ring_step[step.number] +=
+        shape().heads * tiles.OwnTiles(shape().tokens);
+  }
+  if (!rows_.has_value()) TakeSpread(tiles);
+  ASSIGN_OR_RETURN(const kernels::KeyGroups groups, GroupsOf(step));
+  kernels::AttentionForwardArgs<__nv_bfloat16> args =
+      ForwardArgs(step, step.index.RowTiles(groups));
+  args.q = View(rows_->q);
+  args.out = FloatView(rows_->sums);
+  args.lse = rows_->lse.mutable_data_ptr<float>();
+  args.query_layout = tiles.LayoutOf(step.mine);
+  RETURN_IF_ERROR(CallWithWorkspace(args, tensors_.q, sm90::ForwardWorkspaceBytes,
+                                    sm90::AttentionForward));
+  return kernels::index::CountGroups(
+      groups, tiles, group_lists_.rows,
+      device_.stats().SlotsOf(layer_).owner_tiles + step.owner.rank, Stream());
+}
+
+absl::Status CudaCall::AttendSpreadBackward(const Step& step, void* slot) {
+  const kernels::SpreadRows& tiles = step.index.group_tiles;
+  if (step.owner.rank == step.mine.rank) {
+    RETURN_IF_ERROR(AttendTilesBackward(step, step.index.OwnTiles(), slot));
+  }
+  if (!rows_.has_value()) TakeSpread(tiles);
+  ASSIGN_OR_RETURN(const kernels::KeyGroups groups, GroupsOf(step));
+  kernels::AttentionBackwardArgs<__nv_bfloat16> args =
+      BackwardArgs(step, step.index.RowTiles(groups), slot);
+  args.q = View(rows_->q);
+  args.d_out = View(rows_->d_out);
+  args.lse = rows_->lse.const_data_ptr<float>();
+  args.delta = rows_->delta.const_data_ptr<float>();
+  args.dq = FloatView(rows_->sums);
+  args.query_layout = tiles.LayoutOf(step.mine);
+  return CallWithWorkspace(args, dq_sums_, sm90::BackwardWorkspaceBytes, sm90::AttentionBackward);
 }
 
 absl::Status CudaCall::AttendTiles(const Step& step, const kernels::TileSelection& tiles) {
@@ -187,7 +268,7 @@ absl::Status CudaCall::CountTiles(const Step& step, const kernels::TileSelection
         device_.StatsOf(layer_).tiles_per_ring_step[step.number] += shape().heads * query_tiles;
       }
       return kernels::index::CountGroups(
-          tiles.groups, shape().heads * query_tiles,
+          tiles.groups, step.index.group_tiles, shape().heads * query_tiles,
           device_.stats().SlotsOf(layer_).owner_tiles + step.owner.rank, Stream());
     case kernels::TilePattern::kCsr:
       return kernels::index::CountListed(
@@ -218,6 +299,17 @@ absl::Status CudaCall::AttendColumns(const Step& own) {
 }
 
 absl::Status CudaCall::FinishOutput() {
+  if (rows_.has_value()) {
+    // Every query sees itself, so that its own tile's logarithm is a number.
+    const Tensor own = tensors_.lse.t(),
+                 of_groups = Queries(rows_->tiles, rows_->lse.t(), shape().tokens),
+                 all = torch::logaddexp(own, of_groups);
+    sums_.mul_((own - all).exp_().unsqueeze(-1))
+        .addcmul_(Queries(rows_->tiles, rows_->sums, shape().tokens),
+                  (of_groups - all).exp_().unsqueeze(-1));
+    tensors_.lse = all.t().contiguous();
+    rows_.reset();
+  }
   tensors_.out = torch::empty(tensors_.q.sizes(), tensors_.q.options());
   kernels::ops::CastTensors cast;
   const int64_t width = int64_t{shape().heads} * shape().head_dim;
@@ -279,6 +371,7 @@ absl::Status CudaCall::AttendBackward(const Step& step, void* slot) {
     ASSIGN_OR_RETURN(const kernels::ops::QueryRows rows, RowsOf(step, *plan));
     return rows.AttendBackward(BackwardArgs(step, {}, slot));
   }
+  if (step.index.group_tiles.is_spread()) return AttendSpreadBackward(step, slot);
   ASSIGN_OR_RETURN(HopTiles hop, TilesOf(step));
   ASSIGN_OR_RETURN(hop.tiles.groups, GroupsOf(step));
   return AttendTilesBackward(step, hop.tiles, slot);
@@ -316,7 +409,9 @@ absl::Status CudaCall::ScatterColumns(const Step& step, void* slot) {
 }
 
 absl::Status CudaCall::FinishQueries() {
-  delta_.reset();  // what follows may have their memory
+  if (rows_.has_value()) dq_sums_.add_(Queries(rows_->tiles, rows_->sums, shape().tokens));
+  rows_.reset();   // what follows may have their memory
+  delta_.reset();
   d_columns_.reset();
   tensors_.gradients.dq = torch::empty(dq_sums_.sizes(), tensors_.q.options());
   return fused::RoundToBf16(dq_sums_.const_data_ptr<float>(), MutableBf16(tensors_.gradients.dq),

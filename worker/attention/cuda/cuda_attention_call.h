@@ -104,6 +104,10 @@ class CudaCall : public AttentionCall {
   absl::StatusOr<kernels::ops::QueryRows> RowsOf(const Step& step,
                                                  const kernels::QueryRowsPlan& plan) const;
   absl::Status AttendChosen(const Step& step, const kernels::QueryRowsPlan& plan);
+  // Tiles of fewer than 64 queries that chose groups (LayerIndex::group_tiles).
+  absl::Status AttendSpread(const Step& step);
+  absl::Status AttendSpreadBackward(const Step& step, void* slot);
+  void TakeSpread(const kernels::SpreadRows& tiles);
   absl::Status CountTiles(const Step& step, const kernels::TileSelection& tiles);
   kernels::index::EstimateArgs EstimateArgsOf(const patterns::VerticalSlash& work) const;
 
@@ -118,6 +122,15 @@ class CudaCall : public AttentionCall {
   torch::Tensor groups_, group_bounds_;
   kernels::GroupLists group_lists_;
   torch::Tensor own_blocks_;  // a choice of each query's own block alone
+  // By row of spread tiles: the call's tensors and what comes of the groups.
+  struct Rows {
+    kernels::SpreadRows tiles = {};
+    torch::Tensor q = {}, d_out = {};   // [rows, heads, d]
+    torch::Tensor lse = {};        // [heads, rows]
+    torch::Tensor delta = {};      // [heads, rows]
+    torch::Tensor sums = {};       // [rows, heads, d], fp32: of the output, or of q's gradient
+  };
+  std::optional<Rows> rows_;
   // Forward: [n, heads, d] fp32, read only where lse says it was written.
   torch::Tensor sums_;
   // Backward, fp32.

@@ -185,22 +185,30 @@ TEST_P(CudaRanksTest, Moba) {
   ExpectSameAsOneRank("moba of most", MobaOfMost());
 }
 
-patterns::AttentionOptions KeyGroups() {
-  return {.pattern = patterns::Pattern::kKeyGroups, .density = 0.3, .tile = 64};
+patterns::AttentionOptions KeyGroups(int queries = 64) {
+  return {.pattern = patterns::Pattern::kKeyGroups,
+          .density = 0.3,
+          .group_queries = queries,
+          .tile = 64};
 }
 
 TEST_P(CudaRanksTest, KeyGroups) {
-  ExpectSameAsOneRank("key groups", KeyGroups());
-  // In each of its three layers as many as the CPU keeps in its one; which they are may differ
-  // within rounding.
-  const Result gpu = RunOnGpu(Small(), With(KeyGroups()));
-  EXPECT_EQ(gpu.TotalTiles(), 3 * RunOnCpu(Small(), KeyGroups()).TotalTiles());
+  for (const int queries : {64, 16}) {
+    SCOPED_TRACE(queries);
+    ExpectSameAsOneRank("key groups", KeyGroups(queries));
+    // In each of its three layers as many as the CPU keeps in its one; which they are may differ
+    // within rounding.
+    const Result gpu = RunOnGpu(Small(), With(KeyGroups(queries)));
+    EXPECT_EQ(gpu.TotalTiles(), 3 * RunOnCpu(Small(), KeyGroups(queries)).TotalTiles());
+  }
 }
 
 TEST_P(CudaRanksTest, KeyGroupsThatKeepEverythingAreDense) {
-  patterns::AttentionOptions all = KeyGroups();
-  all.density = 1.0;
-  ExpectNear(RunOnGpu(Small(), With(all)), RunOnCpu(Small(), {.tile = 64}));
+  for (const int queries : {64, 16}) {
+    patterns::AttentionOptions all = KeyGroups(queries);
+    all.density = 1.0;
+    ExpectNear(RunOnGpu(Small(), With(all)), RunOnCpu(Small(), {.tile = 64}));
+  }
 }
 
 TEST_P(CudaRanksTest, AdaSpa) {
@@ -407,6 +415,7 @@ TEST_P(CudaRanksTest, DocumentsUnderChosenBlocks) {
   ExpectSameAsOneRank("moba of most documents", MobaOfMost(), kDocuments);
   ExpectSameAsOneRank("xattention documents", XAttention(), kDocuments);
   ExpectSameAsOneRank("key groups documents", KeyGroups(), kDocuments);
+  ExpectSameAsOneRank("key groups of few documents", KeyGroups(16), kDocuments);
   ExpectSameAsOneRank("adaspa documents", AdaSpa(), kDocuments);
 }
 

@@ -251,16 +251,24 @@ TEST_F(AttentionEngineTest, WhatIsChosenIsWhatIsAttendedTo) {
 // to.
 TEST_F(AttentionEngineTest, KeyGroupsAreTheOraclesOnAnyNumberOfRanks) {
   using kernels::reference::testing::GroupsOfRow;
-  patterns::AttentionOptions options = {
-      .pattern = patterns::Pattern::kKeyGroups, .density = 0.1, .tile = kTile};
-  constexpr int64_t kTiles = kTokens / kTile;
-  for (const std::vector<int64_t>& documents : {std::vector<int64_t>{}, {0, 70, 71, 640, 1500}}) {
+  const std::vector<int64_t> packed = {0, 70, 71, 640, 1500};
+  for (const auto& [queries, documents] : {std::pair(kTile, std::vector<int64_t>{}),
+                                           {kTile, packed},
+                                           {16, std::vector<int64_t>{}},
+                                           {16, packed}}) {
+    SCOPED_TRACE(::testing::Message() << "tiles of " << queries);
+    patterns::AttentionOptions options = {.pattern = patterns::Pattern::kKeyGroups,
+                                          .density = 0.1,
+                                          .group_queries = queries,
+                                          .tile = kTile};
+    const int64_t of_sequence = kTokens / queries;
     const std::vector<int32_t> starts =
         documents.empty() ? std::vector<int32_t>()
                           : kernels::reference::testing::DocumentStarts(kTokens, documents);
     const kernels::reference::testing::KeyGroupOracle oracle(
         std::as_const(q_).view(), std::as_const(k_).view(),
-        {.scale = 1.0f / std::sqrt(static_cast<float>(kHeadDim)),
+        {.tile = queries,
+         .scale = 1.0f / std::sqrt(static_cast<float>(kHeadDim)),
          .density = 0.1f,
          .budget_tokens = kTokens},
         starts);
@@ -268,20 +276,21 @@ TEST_F(AttentionEngineTest, KeyGroupsAreTheOraclesOnAnyNumberOfRanks) {
     EXPECT_LT(one.stats.layers.at(1).density, 0.2);
     EXPECT_EQ(one.stats.layers.at(1).recall, -1.0);  // not estimated
     EXPECT_EQ(oracle.Complaint(one.index.groups_chosen, {.tokens = kTokens}, 1e-5), "");
-    const auto kept = [](const RankResult& result, const ShardLayout& layout, int64_t row) {
-      const int64_t tiles = layout.local_tokens() / kTile;
+    const auto kept = [queries](const RankResult& result, const ShardLayout& layout, int64_t row) {
+      const int64_t tiles = layout.local_tokens() / queries;
       return GroupsOfRow(result.index.groups_chosen, layout, static_cast<int>(row / tiles),
-                         row % tiles);
+                         row % tiles, queries);
     };
     std::vector<std::vector<int64_t>> rows;
-    for (int64_t row = 0; row < kHeads * kTiles; ++row) {
+    for (int64_t row = 0; row < kHeads * of_sequence; ++row) {
       rows.push_back(kept(one, {.tokens = kTokens}, row));
     }
     EXPECT_LT(RelativeError(one.out, Masked([&](int head, int64_t i, int64_t j) {
                               return (starts.empty() || j >= starts[i]) &&
-                                     (i / kTile == j / kTile ||
-                                      std::ranges::binary_search(rows[head * kTiles + i / kTile],
-                                                                 j / kernels::kGroupKeys));
+                                     (i / queries == j / queries ||
+                                      std::ranges::binary_search(
+                                          rows[head * of_sequence + i / queries],
+                                          j / kernels::kGroupKeys));
                             })),
               1e-5);
     for (const int ranks : {2, 4}) {
@@ -294,19 +303,17 @@ TEST_F(AttentionEngineTest, KeyGroupsAreTheOraclesOnAnyNumberOfRanks) {
         for (int rank = 0; rank < ranks; ++rank) {
           const ShardLayout layout{
               .kind = kind, .ranks = ranks, .rank = rank, .stripe = kTile, .tokens = kTokens};
-          const int64_t local_tiles = kTiles / ranks;
+          const int64_t local_tiles = of_sequence / ranks;
           for (int64_t row = 0; row < kHeads * local_tiles; ++row) {
             ASSERT_EQ(kept(results[rank], layout, row),
-                      rows[row / local_tiles * kTiles +
-                           layout.Position(row % local_tiles * kTile) / kTile]);
+                      rows[row / local_tiles * of_sequence +
+                           layout.Position(row % local_tiles * queries) / queries]);
           }
           tiles += results[rank].stats.layers.at(1).TotalTiles();
         }
         EXPECT_EQ(tiles, one.stats.layers.at(1).TotalTiles());
       }
     }
-    options.layout = LayoutKind::kStriped;
-    options.ring.inner = 1;
   }
 }
 

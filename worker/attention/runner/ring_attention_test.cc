@@ -202,7 +202,12 @@ TEST_P(ManyRanksTest, XAttention) {
 
 TEST_P(ManyRanksTest, KeyGroups) {
   for (const double density : {0.1, 0.4}) {
-    ExpectSameAsOneRank({.pattern = patterns::Pattern::kKeyGroups, .density = density, .tile = 64});
+    for (const int queries : {64, 16}) {
+      ExpectSameAsOneRank({.pattern = patterns::Pattern::kKeyGroups,
+                           .density = density,
+                           .group_queries = queries,
+                           .tile = 64});
+    }
   }
 }
 
@@ -268,8 +273,13 @@ TEST_P(ManyRanksTest, Documents) {
   ExpectSameAsOneRank(
       {.pattern = patterns::Pattern::kMoba, .block_size = 128, .topk_blocks = 2, .tile = 64},
       documents);
-  ExpectSameAsOneRank({.pattern = patterns::Pattern::kKeyGroups, .density = 0.4, .tile = 64},
-                      documents);
+  for (const int queries : {64, 16}) {
+    ExpectSameAsOneRank({.pattern = patterns::Pattern::kKeyGroups,
+                         .density = 0.4,
+                         .group_queries = queries,
+                         .tile = 64},
+                        documents);
+  }
   ExpectSameAsOneRank(
       {.pattern = patterns::Pattern::kAdaSpa, .adapt_heads = true, .density = 0.4, .tile = 64},
       documents);

@@ -248,14 +248,16 @@ void AddChosen(const HostIndex& index, Tensor& mask) {
   }
 }
 
-// Sets the groups of keys that tiles of queries chose.
+// Sets the groups of keys that tiles of queries chose, and what these see of their own keys.
 void AddGroups(const HostIndex& index, Tensor& mask) {
-  const int64_t tokens = mask.size(1);
+  const int64_t tokens = mask.size(1), queries = index.group_queries;
   for (int64_t head = 0; head < mask.size(0); ++head) {
-    for (int64_t tile = 0; tile * index.tile < tokens; ++tile) {
-      Tensor of_tile = mask[head].slice(0, tile * index.tile, (tile + 1) * index.tile);
+    for (int64_t tile = 0; tile * queries < tokens; ++tile) {
+      Tensor of_tile = mask[head].slice(0, tile * queries, (tile + 1) * queries);
+      of_tile.slice(1, tile * queries, (tile + 1) * queries).fill_(true);
       for (const int64_t group : kernels::reference::testing::GroupsOfRow(
-               index.groups_chosen, {.tokens = tokens}, static_cast<int>(head), tile)) {
+               index.groups_chosen, {.tokens = tokens}, static_cast<int>(head), tile,
+               index.group_queries)) {
         const int64_t key = group * kernels::kGroupKeys;
         of_tile.slice(1, key, key + kernels::kGroupKeys).fill_(true);
       }
@@ -289,7 +291,8 @@ Tensor VisitedMask(const HostIndex& index, int64_t heads, int64_t n) {
   if (!index.chosen.empty()) AddChosen(index, mask);
   if (!index.groups_chosen.empty()) AddGroups(index, mask);
   const int64_t blocks = (n + tile - 1) / tile;
-  for (int64_t h = 0; h < heads && !index.diagonals.empty(); ++h) {
+  const bool has_own = !index.groups_chosen.empty();
+  for (int64_t h = 0; h < heads && !index.diagonals.empty() && !has_own; ++h) {
     for (int64_t delta = 0; delta < blocks; ++delta) {
       if (!index.Covers(static_cast<int>(h), delta)) continue;
       for (int64_t a = delta; a < blocks; ++a) {

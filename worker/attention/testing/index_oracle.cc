@@ -90,6 +90,7 @@ HostIndex ToHost(const patterns::LayerIndex& index,
           .queries_chosen = HostCopy(index.queries_chosen, copy),
           .block_size = index.block_size,
           .groups_chosen = HostCopy(index.groups_chosen, copy),
+          .group_queries = index.group_tiles.tile,
           .documents = index.documents};
 }
 

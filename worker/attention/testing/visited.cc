@@ -16,6 +16,8 @@ namespace {
 bool OnDiagonalOrColumn(const LayerIndex& index, int head, int64_t query, int64_t key) {
   const int64_t delta = query / index.tile - key / index.tile;
   const uint64_t* const words = index.diagonals.data() + int64_t{head} * index.diagonal_words;
+  const int64_t queries = index.group_tiles.tile;
+  if (index.group_tiles.is_spread()) return query / queries == key / queries;
   if ((words[delta / 64] >> (delta % 64) & 1) != 0) return true;
   if (!index.has_columns()) return false;
   const int64_t* const columns = index.column_positions.data() + int64_t{head} * index.max_columns;
@@ -27,10 +29,10 @@ bool InGroup(const LayerIndex& index, const kernels::ShardLayout& layout, int he
              int64_t key) {
   if (!index.has_groups()) return false;
   const kernels::ChosenGroups groups = index.Groups();
-  const int64_t tiles = (layout.local_tokens() + index.tile - 1) / index.tile;
-  const int64_t group = key / kernels::kGroupKeys;
-  const int64_t word = groups.rows[local / index.tile] + group / 32;
-  return word < groups.rows[local / index.tile + 1] &&
+  const int64_t tiles = index.group_tiles.Tiles(layout.local_tokens()),
+                tile = local / groups.tile, group = key / kernels::kGroupKeys;
+  const int64_t word = groups.rows[tile] + group / 32;
+  return word < groups.rows[tile + 1] &&
          (groups.chosen[head * groups.rows[tiles] + word] >> group % 32 & 1) != 0;
 }
 

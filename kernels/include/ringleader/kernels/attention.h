@@ -103,7 +103,7 @@ struct TileSelection {
   // kCsr: of a listed tile only the queries attend that chose its block.
   QueryChoice choice = {};
 
-  // kToeplitz with tiles of kGroupTile: no group lies in a tile that the diagonals cover.
+  // kToeplitz with tiles of kGroupTile: alone, or outside the tiles that the diagonals cover.
   KeyGroups groups = {};
 
   // Where several documents are packed into the sequence: for each local query the position of its

@@ -18,6 +18,7 @@
 #include "ringleader/kernels/index.h"
 #include "ringleader/kernels/seen_keys.h"
 #include "ringleader/kernels/shard_layout.h"
+#include "ringleader/kernels/spread_rows.h"
 
 namespace ringleader::kernels {
 
@@ -138,13 +139,14 @@ struct AntidiagonalGateStep {
 // A GPU keeps the masses of a tile of queries in shared memory.
 inline constexpr int32_t kMaxScoredBlocks = 48'000;
 
-// How many groups tiles of 64 queries keep. What a tile keeps grows with the square root of how far
+// How many groups tiles of queries keep. What a tile keeps grows with the square root of how far
 // it is into its document, for early queries look for nearly as many keys as late ones, and a share
 // of few keys loses them; it adds up to a share of a whole sequence's tiles, each tile's own
 // counted.
 struct KeyGroupBudget {
   // Groups for each square root of a token, the tile's own counted; below 0: all groups.
   double rate = -1.0;
+  int32_t tile = kGroupTile;  // queries of a tile
   // attention.balance: the factor of what a tile keeps, its own counted, and the largest share that
   // it may lose of the others. They are those of highest score, so that whatever mass grows with
   // the score, no larger share of it is lost.
@@ -155,16 +157,16 @@ struct KeyGroupBudget {
   RINGLEADER_HOST_DEVICE int32_t MostGroups(int64_t first, int64_t start,
                                             int32_t halves = 2) const {
     const int64_t all = (first - start + kGroupKeys - 1) / kGroupKeys;
-    constexpr int64_t kOwn = kGroupTile / kGroupKeys;
+    const int64_t own = tile / kGroupKeys;
     int64_t kept = all;
     if (rate >= 0.0) {
-      const double places = sqrt(static_cast<double>(first - start + kGroupTile));
-      kept = Between(0, static_cast<int64_t>(rate * places) - kOwn, all);
+      const double places = sqrt(static_cast<double>(first - start + tile));
+      kept = Between(0, static_cast<int64_t>(rate * places) - own, all);
       kept = Between(0, OfHalves(static_cast<int32_t>(kept), halves), all);
     }
     if (move == 1.0f) return static_cast<int32_t>(kept);
-    const double with_own = static_cast<double>(kept + kOwn);
-    const auto moved = static_cast<int64_t>(static_cast<double>(move) * with_own) - kOwn,
+    const double with_own = static_cast<double>(kept + own);
+    const auto moved = static_cast<int64_t>(static_cast<double>(move) * with_own) - own,
                lost =
                    static_cast<int64_t>(static_cast<double>(tolerance) * static_cast<double>(kept));
     return static_cast<int32_t>(Between(move < 1.0f ? kept - lost : kept, moved, all));
@@ -178,11 +180,11 @@ struct KeyGroupBudget {
 
 // The budget that adds up to `density`, in (0, 1], of a sequence of `tokens`. With places x from 0
 // to 1 it is a sqrt(x), at most x, whose sum over that of x is (4 a - a^4) / 3.
-inline KeyGroupBudget KeyGroupBudgetOf(float density, int64_t tokens) {
-  if (density >= 1.0f) return {};
+inline KeyGroupBudget KeyGroupBudgetOf(float density, int64_t tokens, int32_t tile = kGroupTile) {
+  if (density >= 1.0f) return {.tile = tile};
   double a = 0.0;
   for (int i = 0; i < 32; ++i) a = 0.25 * (3.0 * static_cast<double>(density) + a * a * a * a);
-  return {.rate = a * sqrt(static_cast<double>(tokens)) / kGroupKeys};
+  return {.rate = a * sqrt(static_cast<double>(tokens)) / kGroupKeys, .tile = tile};
 }
 
 // Groups of keys are chosen by scores of kScoreDims dimensions in e4m3 (e4m3.h), which choose as
@@ -231,11 +233,12 @@ struct PickDimsStep {
 struct NarrowRowsStep {
   const int32_t* dims = nullptr;  // PickDimsStep's
   const float* inverses = nullptr;
-  uint8_t* queries = nullptr;  // [n, heads, kScoreDims]
+  SpreadRows rows = {};        // of queries; padding is NaN
+  uint8_t* queries = nullptr;  // [rows.Rows(n), heads, kScoreDims]
   uint8_t* keys = nullptr;     // [n, kv_heads, kScoreDims]
 };
 
-// Groups of kGroupKeys keys for tiles of 64 queries. The score of a group is the largest, over the
+// Groups of kGroupKeys keys for tiles of 64 or 16 queries. The score of a group is the largest, over the
 // visible pairs of a query of the tile and a key of the group, of scale * q.k of their narrow rows
 // less the query's largest such product over all keys that it sees; a query with no visible pair in
 // the group has no say, nor has a pair whose product is NaN. Candidates are the groups that lie
@@ -243,9 +246,10 @@ struct NarrowRowsStep {
 // keeps those with the highest scores, ties to the lower group in even heads, to the higher one in
 // odd heads (TiesGoLate): as many as its budget says, all candidates where there are fewer.
 struct KeyGroupGateStep {
-  const uint8_t* queries = nullptr;  // [n, heads, kScoreDims]: NarrowRowsStep's
+  const uint8_t* queries = nullptr;  // [tile's Rows(n), heads, kScoreDims]: NarrowRowsStep's
   const uint8_t* keys = nullptr;     // [tokens, kv_heads, kScoreDims]: of the whole sequence
   ShardLayout query_layout = {};
+  int32_t tile = kGroupTile;                 // queries, 64 or 16
   const int32_t* document_starts = nullptr;  // [n]: TileSelection::document_starts
   float scale = 0.0f;                        // of logits
   float density = 0.1f;                      // in (0, 1]
@@ -254,12 +258,12 @@ struct KeyGroupGateStep {
   int64_t budget_tokens = 0;
   const int32_t* head_halves = nullptr;  // [heads]: OfHalves'; null: 2 each
   float move = 1.0f, tolerance = 0.0f;   // KeyGroupBudget's
-  const int64_t* rows = nullptr;         // GroupRows of query_layout
+  const int64_t* rows = nullptr;         // GroupRows of query_layout and tile
   uint32_t* chosen = nullptr;            // ChosenGroups'
 
   KeyGroupBudget budget() const {
     KeyGroupBudget budget =
-        KeyGroupBudgetOf(density, budget_tokens > 0 ? budget_tokens : query_layout.tokens);
+        KeyGroupBudgetOf(density, budget_tokens > 0 ? budget_tokens : query_layout.tokens, tile);
     budget.move = move;
     budget.tolerance = tolerance;
     return budget;
@@ -273,13 +277,14 @@ struct ChosenGroups {
   // [heads, rows[query tiles]]: bit g % 32 of word g / 32 of a row says whether group g of the
   // sequence is kept.
   const uint32_t* chosen = nullptr;
+  int32_t tile = kGroupTile;  // queries
 };
 
 // Where the row of each of a rank's tiles of queries begins in a head's part of ChosenGroups, in
 // words, and where the last one ends: rows have bits for the groups before their tile alone.
-inline std::vector<int64_t> GroupRows(const ShardLayout& queries) {
+inline std::vector<int64_t> GroupRows(const ShardLayout& queries, int32_t tile = kGroupTile) {
   std::vector<int64_t> rows = {0};
-  for (int64_t query = 0; query < queries.local_tokens(); query += kGroupTile) {
+  for (int64_t query = 0; query < queries.local_tokens(); query += tile) {
     rows.push_back(rows.back() +
                    BlockWords(static_cast<int32_t>(queries.Position(query) / kGroupKeys)));
   }

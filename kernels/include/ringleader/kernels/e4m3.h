@@ -14,6 +14,8 @@
 
 namespace ringleader::kernels {
 
+inline constexpr uint8_t kE4m3Nan = 0x7f;  // a code that is no number
+
 // value ~ code * scale; code = the e4m3 value nearest to value * inverse, ties to even.
 struct E4m3Scale {
   float scale = 1.0f, inverse = 1.0f;
