@@ -177,9 +177,10 @@ TEST(ValidateTest, HeadBudgetsFollowProbesThatThereAre) {
                         "by_probe"));
   EXPECT_THAT(Complaint({"attention.head_budgets=by_probe", "parallelism.heads=2"}),
               HasSubstr("parallelism.heads: 2 does not go with attention.head_budgets: by_probe"));
-  EXPECT_THAT(Complaint({"attention.head_budgets=by_probe", "attention.pattern=block_topk"}),
+  EXPECT_THAT(Complaint({"attention.head_budgets=by_probe", "attention.pattern=fixed_blocks"}),
               HasSubstr("attention.head_budgets: only fits attention.pattern: vertical_slash, or "
-                        "attention.pattern: moba, or attention.pattern: key_groups, or "
+                        "attention.pattern: block_topk, or attention.pattern: moba, or "
+                        "attention.pattern: xattention, or attention.pattern: key_groups, or "
                         "attention.pattern: adaspa"));
   EXPECT_EQ(Complaint({"attention.pattern=key_groups", "attention.head_budgets=by_probe"}), "");
   EXPECT_THAT(Complaint({"attention.pattern=key_groups", "attention.head_budgets=by_recall"}),
@@ -202,6 +203,42 @@ TEST(ValidateTest, HeadBudgetsFollowProbesThatThereAre) {
   EXPECT_THAT(Complaint({"attention.pattern=moba", "attention.head_budgets=by_probe",
                          "parallelism.heads=2"}),
               HasSubstr("parallelism.heads: 2 does not go with attention.head_budgets: by_probe"));
+}
+
+TEST(ValidateTest, HeadBudgetsOfTilesNeedBlocksToMove) {
+  EXPECT_EQ(Complaint({"attention.pattern=block_topk", "attention.head_budgets=by_probe"}), "");
+  EXPECT_EQ(Complaint({"attention.pattern=block_topk", "attention.topk_blocks=1"}), "");
+  EXPECT_THAT(Complaint({"attention.pattern=block_topk", "attention.topk_blocks=1",
+                         "attention.head_budgets=by_probe"}),
+              HasSubstr("attention.topk_blocks is 1, of which no head could keep half; with "
+                        "attention.head_budgets: by_probe give 2 or more, or "
+                        "attention.head_budgets: equal"));
+  EXPECT_THAT(Complaint({"attention.pattern=block_topk", "attention.head_budgets=by_recall"}),
+              HasSubstr("attention.head_budgets: by_recall does not go with attention.pattern: "
+                        "block_topk, whose choice estimates no recall"));
+  EXPECT_THAT(Complaint({"attention.pattern=block_topk", "attention.head_budgets=by_probe",
+                         "attention.probe_every=0"}),
+              HasSubstr("attention.head_budgets: by_probe follows the probes"));
+  const auto of_xattention = [](std::vector<std::string> more) {
+    more.insert(more.begin(), {"attention.pattern=xattention", "attention.head_budgets=by_probe"});
+    return Complaint(more);
+  };
+  EXPECT_EQ(of_xattention({"attention.density=0.1"}), "");
+  EXPECT_EQ(of_xattention({"attention.density=0.1", "attention.threshold=1"}), "");
+  EXPECT_THAT(of_xattention({}), HasSubstr("attention.density: 0 gives none, for "
+                                           "attention.threshold alone says what is kept; give "
+                                           "attention.density: 0.1, or attention.head_budgets: "
+                                           "equal"));
+  EXPECT_THAT(of_xattention({"attention.density=0.7"}),
+              HasSubstr("attention.density is 0.7; with attention.head_budgets: by_probe some "
+                        "heads keep half more"));
+  EXPECT_THAT(of_xattention({"attention.density=0.1", "attention.balance.anchor=mean"}),
+              HasSubstr("attention.head_budgets: by_probe does not go with "
+                        "attention.balance.anchor"));
+  EXPECT_THAT(Complaint({"attention.pattern=xattention", "attention.density=0.1",
+                         "attention.head_budgets=by_recall"}),
+              HasSubstr("attention.head_budgets: by_recall does not go with attention.pattern: "
+                        "xattention, whose choice estimates no recall"));
 }
 
 TEST(ValidateTest, HeadsAreSharedOutByADivisorOfTheContext) {

@@ -66,10 +66,10 @@ struct AttentionOptions {
   int probe_every = 0;        // steps between two probes of the recall; 0: never
   int estimate_queries = 64;  // kVerticalSlash: at most 256
   EstimateAt estimate_at = EstimateAt::kEnd;
-  // kVerticalSlash, kAdaSpa, kMoba, kKeyGroups: heads of low recall get more of the budget.
+  // Of patterns that choose by data: heads of low recall get more of the budget.
   bool adapt_heads = false;
-  // With adapt_heads, and always of kMoba and kKeyGroups: by what probes found in earlier steps
-  // (patterns/index/head_budgets.h).
+  // With adapt_heads: by what probes found in earlier steps (patterns/index/head_budgets.h), which
+  // kVerticalSlash and kAdaSpa alone can do without.
   bool adapt_by_probe = false;
   int sink_tokens = 64;    // kVerticalSlash: columns at the start that are always kept
   int local_blocks = 1;    // kVerticalSlash: block diagonals that are, besides the main one;

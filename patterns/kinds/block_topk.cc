@@ -19,8 +19,16 @@ constexpr PatternField kFields[] = {
     {"attention.topk_blocks", "8", {1, kMaxTokens},
      "Blocks that a query block keeps besides its own.",
      Read<&AttentionOptions::topk_blocks>},
+    {"attention.head_budgets", "equal", {},
+     "Whether a tile of queries keeps as many blocks in all heads (`equal`), or besides its own half more in those that "
+     "recall little and half of them in as many that recall much, by the probes of earlier steps (`by_probe`, with "
+     "`attention.probe_every`; `attention.topk_blocks` is at least 2 then). `by_recall` is refused.",
+     ReadHeadBudgets},
 };
 // clang-format on
+
+// The fewest blocks of which half is fewer and half more is more.
+constexpr int kLeastHalved = 2;
 
 absl::Status Check(const AttentionOptions& options) {
   if (options.block_size < options.tile || options.block_size % options.tile != 0) {
@@ -28,9 +36,21 @@ absl::Status Check(const AttentionOptions& options) {
         absl::StrFormat("attention.block_size: %d is no multiple of attention.tile (%d)",
                         options.block_size, options.tile));
   }
-  if (options.topk_blocks >= 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrFormat("attention.topk_blocks is %d; it must not be negative", options.topk_blocks));
+  if (options.topk_blocks < 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "attention.topk_blocks is %d; it must not be negative", options.topk_blocks));
+  }
+  RETURN_IF_ERROR(CheckProbedAlone(options, "block_topk"));
+  if (!options.adapt_by_probe || options.topk_blocks >= kLeastHalved) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "attention.topk_blocks is %d, of which no head could keep half; with attention.head_budgets: "
+      "by_probe give %d or more, or attention.head_budgets: equal",
+      options.topk_blocks, kLeastHalved));
+}
+
+// Blocks that a tile keeps besides its own, in a head of the most budget.
+int64_t Most(const AttentionOptions& options) {
+  return kernels::OfHalves(options.topk_blocks, options.adapt_by_probe ? 3 : 2);
 }
 
 absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, IndexDevice& device,
@@ -41,10 +61,11 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
   const int64_t blocks = (layout.tokens + options.block_size - 1) / options.block_size;
   index.pattern = kernels::TilePattern::kCsr;
   index.block_size = options.block_size;
-  index.kept_blocks = static_cast<int32_t>(
-      std::min<int64_t>(options.balance.RoomFor(int64_t{options.topk_blocks} + 1), blocks));
+  index.kept_blocks =
+      static_cast<int32_t>(std::min<int64_t>(options.balance.RoomFor(Most(options) + 1), blocks));
   index.chosen = AllocateArray<uint32_t>(
       device, inputs.heads * local_tiles * kernels::BlockWords(static_cast<int32_t>(blocks)));
+  const DeviceArray<int32_t> head_halves = UploadHeadHalves(options, inputs, device);
   return ChooseBlocks(options.balance, options.tile, /*tells_work_before=*/false, inputs, device,
                       index, [&](const kernels::ChoiceMove& move) {
                         return device.Run(kernels::MeanGateStep{
@@ -55,6 +76,7 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
                             .tile = options.tile,
                             .block_size = options.block_size,
                             .topk_blocks = options.topk_blocks,
+                            .head_halves = head_halves.data(),
                             .first_query_gates = options.selection == Selection::kCausal,
                             .scale = inputs.scale,
                             .move = move,
@@ -76,8 +98,8 @@ ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const 
 
 void SetDensity(AttentionOptions* options, int64_t tokens, double density) {
   const double blocks = static_cast<double>(tokens) / options->block_size;
-  options->topk_blocks =
-      std::max(1, static_cast<int>(std::lround(ShareOfLength(density) * blocks)));
+  options->topk_blocks = std::max(options->adapt_by_probe ? kLeastHalved : 1,
+                                  static_cast<int>(std::lround(ShareOfLength(density) * blocks)));
 }
 
 }  // namespace
@@ -105,7 +127,9 @@ mean query (of the block in which a document begins, the mean of that document's
 tokens, of all the other blocks of which a query of the tile sees a key. Which those are is chosen per layer, head and step; the kernels get lists of tiles, per query tile and,
 for backward, per key tile. `moba` has the gate as published. With `attention.selection: causal` the tile's first
 query chooses alone, which no query of the tile precedes. Of blocks with equal scores even heads take the earlier, odd
-heads the later. The planner assumes that half of the choices are blocks that the whole head favours.
+heads the later. With `attention.head_budgets: by_probe` levels come from the probes of earlier steps, as under `vertical_slash`: what
+a tile keeps besides its own block is half of `attention.topk_blocks` in some heads and half more in as many, as far as there
+are so many blocks. The planner assumes that half of the choices are blocks that the whole head favours.
 )",
 };
 

@@ -23,6 +23,12 @@ constexpr PatternField kFields[] = {
      "Share of the blocks that a tile of queries sees which it keeps at most; 0: as many as the threshold asks "
      "for.",
      Read<&AttentionOptions::density>},
+    {"attention.head_budgets", "equal", {},
+     "Whether the share is that of all heads (`equal`), or what it leaves a tile of queries besides the two blocks that are "
+     "always kept is half more in those that recall little and half of it in as many that recall much, by the probes of "
+     "earlier steps (`by_probe`, with `attention.probe_every` and an `attention.density` of at most 2/3). `by_recall` is "
+     "refused.",
+     ReadHeadBudgets},
 };
 // clang-format on
 
@@ -36,9 +42,18 @@ absl::Status Check(const AttentionOptions& options) {
     return absl::InvalidArgumentError(
         absl::StrFormat("attention.threshold must lie in (0, 1]; got %g", options.threshold));
   }
-  if (options.density >= 0.0 && options.density <= 1.0) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrFormat("attention.density must lie in [0, 1]; got %g", options.density));
+  if (!(options.density >= 0.0 && options.density <= 1.0)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("attention.density must lie in [0, 1]; got %g", options.density));
+  }
+  RETURN_IF_ERROR(CheckProbedAlone(options, "xattention"));
+  if (options.adapt_by_probe && options.density == 0.0) {
+    return absl::InvalidArgumentError(
+        "attention.head_budgets: by_probe moves shares of the blocks between heads, of which "
+        "attention.density: 0 gives none, for attention.threshold alone says what is kept; give "
+        "attention.density: 0.1, or attention.head_budgets: equal");
+  }
+  return CheckHeadDensity(options);
 }
 
 absl::Status CheckLength(const AttentionOptions& options, int64_t tokens) {
@@ -59,11 +74,14 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
   const float density = KernelShare(options.density);
   index.pattern = kernels::TilePattern::kCsr;
   index.block_size = options.tile;
-  const int64_t most = std::max(2, kernels::MostBlocks(density, blocks));
+  // The share leaves most where a tile's own block is the first that it sees.
+  const int64_t most = std::max(
+      2, 1 + kernels::MostUnforced(density, options.adapt_by_probe ? 3 : 2, blocks, /*forced=*/1));
   index.kept_blocks =
       static_cast<int32_t>(std::min<int64_t>(blocks, options.balance.RoomFor(most)));
   index.chosen =
       AllocateArray<uint32_t>(device, inputs.heads * local_tiles * kernels::BlockWords(blocks));
+  const DeviceArray<int32_t> head_halves = UploadHeadHalves(options, inputs, device);
   return ChooseBlocks(options.balance, options.tile, /*tells_work_before=*/true, inputs, device,
                       index, [&](const kernels::ChoiceMove& move) {
                         return device.Run(kernels::AntidiagonalGateStep{
@@ -75,6 +93,7 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
                             .scale = inputs.scale,
                             .threshold = static_cast<float>(options.threshold),
                             .density = density,
+                            .head_halves = head_halves.data(),
                             .move = move,
                             .chosen = index.chosen.data()});
                       });
@@ -109,7 +128,7 @@ double PairOperations(const AttentionOptions& options, int64_t head_dim) {
 
 void SetDensity(AttentionOptions* options, int64_t /*tokens*/, double density) {
   options->threshold = 1.0;
-  options->density = density;
+  options->density = options->adapt_heads ? std::min(density, kMostHeadDensity) : density;
 }
 
 }  // namespace
@@ -138,8 +157,15 @@ first query with the last key and so on, which meets every column and every diag
 over the groups of keys up to its own, or those that its `attention.mask` shows, is the group's estimate of its attention. Per layer, head and step, each tile of
 queries adds it up by blocks of `attention.tile` keys, and keeps its own block, the first that it sees (of its
 document), and then the heaviest until they cover `attention.threshold` of the mass, or are `attention.density` of the
-blocks that it sees: with a threshold of 1 that share is kept in full. A tile visits no more than the share and the
+blocks that it sees: with a threshold of 1 that share is kept in full. With equal budgets a tile visits no more than the share and the
 two blocks that are always kept. The kernels get lists of tiles, per query tile and, for backward, per key tile.
+
+With `attention.head_budgets: by_probe` levels come from the probes of earlier steps, as under `vertical_slash`: what the
+share leaves a tile besides the two blocks that are always kept is half of it in some heads and half more in as many (of one block there is no half). With
+a threshold of 1 the mean over heads stays what the share is (as far as so many blocks have mass); with a lower one the
+share is what heads keep at most, and so is what they get of it: one that covers the threshold sooner does not fill it. A
+threshold without a share is a mass that each head covers with as many blocks as that takes, and no number that could be
+moved: it is refused.
 
 Scores are products on the tensor cores, tokens² × head_dim / (2 × stride) of them for each head, and no matrix of
 scores is kept. On several ranks the keys of the whole sequence are gathered for them, twice in memory until the

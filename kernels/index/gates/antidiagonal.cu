@@ -27,6 +27,7 @@ struct KeepParams {
   int query_tiles = 0;  // of this rank
   float threshold = 0.0f;
   float density = 0.0f;
+  const int32_t* head_halves = nullptr;  // HalvesOf
   ChoiceMove move = {};
   uint32_t* chosen = nullptr;
 };
@@ -105,8 +106,9 @@ __global__ void __launch_bounds__(kKeepThreads, 4)
     return FindThreshold<1, kKeepThreads>(shared, 0, seen, other_mass, count, of_mass, One());
   };
   const auto all = static_cast<int64_t>(total);
-  Threshold threshold =
-      find(MostBlocks(keep.density, seen) - forced, MassTarget(all, keep.threshold) - forced_mass);
+  const int most =
+      MostUnforced(keep.density, HalvesOf(keep.head_halves, p.first_head + head), seen, forced);
+  Threshold threshold = find(most, MassTarget(all, keep.threshold) - forced_mass);
   if (keep.move.work_before != nullptr && threadIdx.x == 0) {
     atomicAdd(reinterpret_cast<unsigned long long*>(keep.move.work_before),
               static_cast<unsigned long long>(forced + threshold.count));
@@ -270,6 +272,7 @@ absl::Status ChooseByAntidiagonals(const TokenMajor<const __nv_bfloat16>& q,
                      .query_tiles = query_tiles,
                      .threshold = step.threshold,
                      .density = step.density,
+                     .head_halves = step.head_halves,
                      .move = step.move,
                      .chosen = step.chosen};
   if (step.move.work_before != nullptr) {

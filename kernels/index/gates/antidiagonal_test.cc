@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <span>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -39,8 +40,8 @@ class AntidiagonalTest : public GpuTest {
     return RandomRows(tokens, heads, head_dim, random_);
   }
 
-  // What the rank of `layout` chooses. Several ranks are given the keys of all as Gather leaves
-  // them.
+  // What the rank of `layout` chooses; the step's head_halves are in the host's memory. Several
+  // ranks are given the keys of all as Gather leaves them.
   std::vector<uint32_t> Choose(const Rows& q, const Rows& k, AntidiagonalGateStep step,
                                const ShardLayout& layout, const Sight& sight) {
     const int64_t n = layout.local_tokens();
@@ -73,6 +74,11 @@ class AntidiagonalTest : public GpuTest {
     const int64_t tiles = (n + step.tile - 1) / step.tile,
                   blocks = (layout.tokens + step.tile - 1) / step.tile;
     DeviceBuffer<uint32_t> chosen(q.heads * tiles * BlockWords(static_cast<int32_t>(blocks)));
+    const DeviceBuffer<int32_t> head_halves =
+        step.head_halves == nullptr
+            ? DeviceBuffer<int32_t>()
+            : DeviceBuffer<int32_t>(std::span(step.head_halves, static_cast<size_t>(q.heads)));
+    step.head_halves = head_halves.data();
     step.query_layout = layout;
     step.seen = local_sight.seen();
     step.chosen = chosen.data();
@@ -142,6 +148,40 @@ TEST_F(AntidiagonalTest, IsTheOraclesAndOnRanksThatOfOne) {
   }
 }
 
+// Heads have budgets of their own, of what the share leaves besides the blocks that are always
+// kept.
+TEST_F(AntidiagonalTest, HeadsKeepTheirHalvesOfTheShare) {
+  const std::vector<int32_t> halves = {3, 1, 2, 1};
+  for (const auto& [tokens, head_dim, tile] :
+       {std::tuple{1024, 64, 64}, {1000, 64, 64}, {8192, 128, 128}}) {
+    if (SmallShapes() && tokens > 1024) continue;
+    const Rows q = Random(tokens, 4, head_dim), k = Random(tokens, 2, head_dim);
+    const AntidiagonalLogits logits(q.View(), k.View(), 16);
+    const std::vector<int64_t> documents =
+        reference::testing::RandomDocuments(tokens, tile, random_);
+    for (const auto mask : Sight::kMasks) {
+      const Sight sight(mask, tokens, documents);
+      for (const auto& [threshold, density] :
+           {std::pair{1.0f, 0.1f}, {1.0f, 2.0f / 3.0f}, {0.5f, 0.3f}, {1.0f, 0.0f}}) {
+        SCOPED_TRACE(::testing::Message()
+                     << tokens << " tokens, threshold " << threshold << ", density " << density
+                     << ", mask " << static_cast<int>(mask));
+        const AntidiagonalGateStep step = {.tile = tile,
+                                           .stride = 16,
+                                           .scale = 1.0f,
+                                           .threshold = threshold,
+                                           .density = density,
+                                           .head_halves = halves.data()};
+        const AntidiagonalOracle oracle(logits, step, sight);
+        const ShardLayout whole = {.tokens = tokens};
+        const std::vector<uint32_t> one = Choose(q, k, step, whole, sight);
+        EXPECT_EQ(oracle.Complaint(one.data(), whole, kTolerance), "");
+        if (tokens % (8 * tile) == 0) ExpectRanksChoose(q, k, step, sight, one);
+      }
+    }
+  }
+}
+
 // A row keeps so many of the heaviest, and no fewer than hold what the tolerance leaves.
 TEST_F(AntidiagonalTest, AMoveKeepsMoreOrFewerOfTheHeaviest) {
   const int64_t tokens = 4096, tiles = tokens / 64;
@@ -188,11 +228,13 @@ TEST_F(AntidiagonalTest, AMoveKeepsMoreOrFewerOfTheHeaviest) {
 }
 
 // All keys are alike: of the blocks but the first one and a tile's own, which score the same, even
-// heads keep the earliest and odd heads the latest, as the CPU engine does.
+// heads keep the earliest and odd heads the latest, as the CPU engine does, and as many as their
+// budgets say.
 TEST_F(AntidiagonalTest, TiesGoWhereTheHeadSays) {
   for (const auto& [tokens, tile, stride] :
        {std::tuple{1024, 64, 16}, {4096, 64, 8}, {16384, 128, 16}, {131072, 64, 16}}) {
     if (SmallShapes() && tokens > 1024) continue;
+    const std::vector<int32_t> halves = {1, 3, 3, 1};
     const Rows q = Random(tokens, 4, 64);
     Rows k = Random(tokens, 2, 64);
     for (int64_t i = k.width(); i < tokens * k.width(); ++i) {
@@ -200,14 +242,19 @@ TEST_F(AntidiagonalTest, TiesGoWhereTheHeadSays) {
       k.floats[i] = k.floats[i % k.width()];
     }
     const int64_t tiles = tokens / tile, words = BlockWords(static_cast<int32_t>(tiles));
-    AntidiagonalGateStep step = {
-        .tile = tile, .stride = stride, .scale = 0.125f, .threshold = 1.0f, .density = 0.3f};
+    AntidiagonalGateStep step = {.tile = tile,
+                                 .stride = stride,
+                                 .scale = 0.125f,
+                                 .threshold = 1.0f,
+                                 .density = 0.3f,
+                                 .head_halves = halves.data()};
     const std::vector<uint32_t> chosen = Choose(q, k, step, {.tokens = tokens}, Causal(tokens));
     for (int64_t row = 0; row < 4 * tiles; ++row) {
       const int64_t own = row % tiles;
       const int64_t count = std::max<int64_t>(own - 1, 0),
-                    keep = std::clamp<int64_t>(
+                    whole = std::clamp<int64_t>(
                         MostBlocks(step.density, static_cast<int32_t>(own + 1)) - 2, 0, count),
+                    half = whole / 2, keep = halves[row / tiles] == 1 ? whole - half : whole + half,
                     begin = row / tiles % 2 == 0 ? 1 : own - keep;
       for (int64_t block = 0; block < tiles; ++block) {
         const bool expected =
@@ -228,16 +275,24 @@ TEST_F(AntidiagonalTest, TiesGoWhereTheHeadSays) {
   }
 }
 
-// More heads than a launch takes. The last one is an even one, so that its ties go as they do
-// alone.
+// More heads than a launch takes, each with its own budget. The last one is an even one, so that
+// its ties go as they do alone, and has the budget that it has alone.
 TEST_F(AntidiagonalTest, BatchesAreWhole) {
   if (SmallShapes()) GTEST_SKIP() << "large";
   constexpr int kHeads = 15;  // by seven
   const int64_t tokens = 65536;
   const Rows q = Random(tokens, kHeads, 64), k = Random(tokens, 1, 64);
-  const AntidiagonalGateStep step = {
-      .tile = 64, .stride = 8, .scale = 0.125f, .threshold = 1.0f, .density = 0.05f};
+  std::vector<int32_t> halves;
+  for (int head = 0; head + 1 < kHeads; ++head) halves.push_back(head % 2 == 0 ? 1 : 3);
+  halves.push_back(2);
+  AntidiagonalGateStep step = {.tile = 64,
+                               .stride = 8,
+                               .scale = 0.125f,
+                               .threshold = 1.0f,
+                               .density = 0.05f,
+                               .head_halves = halves.data()};
   const std::vector<uint32_t> chosen = Choose(q, k, step, {.tokens = tokens}, Causal(tokens));
+  step.head_halves = nullptr;
   int64_t kept = 0, most = 0;
   for (const uint32_t word : chosen) kept += __builtin_popcount(word);
   for (int seen = 1; seen <= 1024; ++seen) {

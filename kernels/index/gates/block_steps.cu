@@ -40,6 +40,7 @@ struct Step {
                                .tile = step.tile,
                                .block_size = step.block_size,
                                .topk_blocks = step.topk_blocks,
+                               .head_halves = step.head_halves,
                                .scale = step.scale,
                                .queries = step.first_query_gates ? 1 : step.tile,
                                .move = step.move,

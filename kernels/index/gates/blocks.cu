@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(kGateThreads)
   }
   __syncthreads();
   const int words = (blocks + 31) / 32;
-  int keep = min(args.topk_blocks, seen.count() - 1);
+  int keep = min(OfHalves(args.topk_blocks, HalvesOf(args.head_halves, head)), seen.count() - 1);
   if constexpr (kMoves) {
     __shared__ MoveShared move_shared;
     const int64_t token = static_cast<int64_t>(a) * args.tile;
@@ -364,7 +364,9 @@ absl::Status SelectBlocksByMean(const BlockGateArgs& args, cudaStream_t stream) 
   RETURN_IF_ERROR(CheckSize(args.kv_heads, "SelectBlocksByMean: kv_heads", 1, 65535));
   RETURN_IF_ERROR(
       CheckSize(args.heads, "SelectBlocksByMean: heads", args.kv_heads, 65535, args.kv_heads));
-  RETURN_IF_ERROR(CheckSize(args.topk_blocks, "SelectBlocksByMean: topk_blocks", 0, INT32_MAX));
+  // Half more is a number, too.
+  RETURN_IF_ERROR(
+      CheckSize(args.topk_blocks, "SelectBlocksByMean: topk_blocks", 0, INT32_MAX / 3 * 2));
   const int64_t tokens = args.query_layout.tokens;
   const int64_t blocks = (tokens + args.block_size - 1) / args.block_size;
   RETURN_IF_ERROR(CheckSize(blocks, "SelectBlocksByMean: blocks of the sequence", 1, kMaxBlocks));

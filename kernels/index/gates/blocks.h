@@ -28,7 +28,7 @@ absl::Status TileFirsts(const TokenMajor<const __nv_bfloat16>& x, int32_t tile, 
 
 // Each tile of queries keeps its own block and the topk_blocks others that it sees whose mean key
 // its summed query scores highest; ties go to the lower block in even heads, to the higher in odd
-// ones.
+// ones. A head with another budget keeps OfHalves of them.
 struct BlockGateArgs {
   // [query tiles, heads, head_dim]: TileSums of local queries, or TileFirsts
   const float* query_sums = nullptr;
@@ -42,6 +42,7 @@ struct BlockGateArgs {
   int32_t tile = 128;
   int32_t block_size = 512;  // tokens, a multiple of tile
   int32_t topk_blocks = 0;
+  const int32_t* head_halves = nullptr;  // HalvesOf
   // MeanGateStep's: of logits, of `queries` a tile whose sum query_sums is.
   float scale = 0.0f;
   int32_t queries = 1;

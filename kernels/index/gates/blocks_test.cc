@@ -103,6 +103,21 @@ void CheckMoved(reference::Engine& engine, reference::BlockTopKArgs args, BlockG
   }
 }
 
+// The choice of heads that have budgets of their own.
+void CheckHeadBudgets(reference::Engine& engine, reference::BlockTopKArgs args,
+                      BlockGateArgs gpu_args, const DeviceBuffer<uint32_t>& chosen, int64_t rows,
+                      int blocks) {
+  std::vector<int32_t> halves;
+  for (int head = 0; head < args.q.heads; ++head) halves.push_back((head + 2) % 3 + 1);
+  const DeviceBuffer<int32_t> gpu_halves(halves);
+  args.head_halves = halves.data();
+  gpu_args.head_halves = gpu_halves.data();
+  const std::vector<char> selected = reference::SelectBlocks(engine, args);
+  ASSERT_EQ(SelectBlocksByMean(gpu_args, nullptr), absl::OkStatus());
+  int64_t kept = 0;
+  EXPECT_EQ(Differences(chosen, selected, rows, blocks, &kept), 0);
+}
+
 // The sums that a rank makes of its keys are those of its tiles among all.
 void CheckLocalSums(const Shape& s, const std::vector<Bf16>& k, const ShardLayout& layout,
                     const MeanKeys& counted, const std::vector<float>& key_sums) {
@@ -141,7 +156,8 @@ void CheckFixedBlocks(reference::Engine& engine, const Shape& s, const ShardLayo
   EXPECT_EQ(chosen.Read(), expected);
 }
 
-// The choice by means, its lists for all owners and what moves make of it, against the reference.
+// The choice by means, its lists for all owners and what heads' budgets and moves make of it,
+// against the reference.
 void CheckMeanGate(const Shape& s, const std::vector<Bf16>& q, const std::vector<Bf16>& k) {
   reference::Engine engine(2);
   const int64_t tiles = (s.tokens + s.tile - 1) / s.tile;
@@ -210,6 +226,7 @@ void CheckMeanGate(const Shape& s, const std::vector<Bf16>& q, const std::vector
     key.rank = owner;
     CheckLists(chosen, selected, s, query, key, sight);
   }
+  CheckHeadBudgets(engine, args, gpu_args, chosen, s.heads * query_tiles, blocks);
   CheckMoved(engine, args, gpu_args, chosen, s.heads * query_tiles, blocks);
 }
 

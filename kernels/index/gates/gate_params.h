@@ -24,13 +24,12 @@ struct GateParams {
   int padded_blocks = 0;  // to whole 64
   int topk_blocks = 0;
   float density = 0.0f;
-  const int32_t* head_halves = nullptr;  // QueryGateStep's
+  const int32_t* head_halves = nullptr;  // HalvesOf
   float scale = 0.0f;
   ChoiceMove move = {};
   uint32_t* queries = nullptr;
   uint32_t* chosen = nullptr;
 
-  __device__ int HalvesOf(int head) const { return head_halves == nullptr ? 2 : head_halves[head]; }
   // How many blocks a query keeps besides its own, `own`, that sees those from `first` on.
   __host__ __device__ int Keep(int first, int own, int halves) const {
     return KeptBefore(topk_blocks, density, halves, own - first);

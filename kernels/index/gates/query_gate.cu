@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(kGateThreads) QueryGateKernel(const GateParams
     __syncthreads();
   }
   __syncthreads();  // where there was nothing to multiply, bits are zero
-  const int halves = p.HalvesOf(head);
+  const int halves = HalvesOf(p.head_halves, head);
   for (int row = threadIdx.x / 32; row < rows; row += kGateWarps) {
     const int64_t query = first_query + row;
     const int own = static_cast<int>(p.layout.Position(query) / p.block_size);

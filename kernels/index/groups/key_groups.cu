@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kKeepThreads)
       .end = end,
       .group_bits = 32 - __clz(end),
       .late = TiesGoLate(head)};
-  const int halves = keep.head_halves == nullptr ? 2 : keep.head_halves[head];
+  const int halves = HalvesOf(keep.head_halves, head);
   const uint64_t limit =
       KeyLimit(shared, row, static_cast<uint32_t>(keep.budget.MostGroups(first, start, halves)));
   uint32_t* const chosen = keep.chosen + head * keep.rows[keep.query_tiles] + keep.rows[tile];

@@ -118,8 +118,9 @@ int64_t Keep(const std::vector<int64_t>& mass, const SeenBlocks& seen,
     }
     return count;
   };
-  int64_t count = count_up_to(MostBlocks(step.density, seen.count()) - forced,
-                              MassTarget(total, step.threshold));
+  const int32_t most = MostUnforced(step.density, HalvesOf(step.head_halves, head), seen.count(),
+                                    static_cast<int32_t>(forced));
+  int64_t count = count_up_to(most, MassTarget(total, step.threshold));
   const int64_t before = count;
   if (step.move.factor != nullptr) {
     const int64_t least = HeldMass(held, total, step.move.tolerance);

@@ -101,10 +101,66 @@ TEST(AntidiagonalGateTest, KeepsMoreForMoreMassAndNoMoreThanTheShare) {
   EXPECT_EQ(Choose(q, k, step, whole, causal).kept, 2 * most);
 }
 
+// Heads have budgets of their own, of what the share leaves besides the blocks that are always
+// kept.
+TEST(AntidiagonalGateTest, HeadsKeepTheirHalvesOfTheShare) {
+  std::mt19937 random(15);
+  constexpr int64_t kTokens = 2048;
+  const Tensor q = RandomTensor(kTokens, 4, 64, random), k = RandomTensor(kTokens, 2, 64, random);
+  const AntidiagonalLogits logits(q.view(), k.view(), 16);
+  const std::vector<int64_t> documents = testing::RandomDocuments(kTokens, 64, random);
+  const std::vector<int32_t> halves = {3, 1, 2, 1};
+  const ShardLayout whole = {.tokens = kTokens};
+  for (const Sight::Mask mask : Sight::kMasks) {
+    for (const std::vector<int64_t>& firsts : {std::vector<int64_t>(), documents}) {
+      const Sight sight(mask, kTokens, firsts);
+      for (const auto& [threshold, density] :
+           {std::pair{1.0f, 0.1f}, {1.0f, 0.3f}, {1.0f, 2.0f / 3.0f}, {0.5f, 0.3f}, {1.0f, 0.0f}}) {
+        SCOPED_TRACE(::testing::Message()
+                     << "mask " << static_cast<int>(mask) << ", threshold " << threshold
+                     << ", density " << density << (firsts.empty() ? "" : ", documents"));
+        const AntidiagonalGateStep step = {.tile = 64,
+                                           .stride = 16,
+                                           .scale = 1.0f,
+                                           .threshold = threshold,
+                                           .density = density,
+                                           .head_halves = halves.data()};
+        const AntidiagonalOracle oracle(logits, step, sight);
+        EXPECT_EQ(oracle.Complaint(Choose(q, k, step, whole, sight).bits.data(), whole, kTolerance),
+                  "");
+      }
+    }
+  }
+}
+
+// What is given to one head another gives: all keep as many blocks together, where all have mass.
+TEST(AntidiagonalGateTest, HalvesOfTheShareKeepTheMean) {
+  std::mt19937 random(17);
+  const Tensor q = RandomTensor(2048, 2, 64, random), k = RandomTensor(2048, 1, 64, random);
+  const Sight causal(Sight::Mask::kCausal, 2048);
+  for (const float density : {0.2f, 0.25f, 0.4f, 2.0f / 3.0f}) {
+    AntidiagonalGateStep step = {
+        .tile = 64, .stride = 16, .scale = 1.0f, .threshold = 1.0f, .density = density};
+    const auto of_heads = [&](const std::vector<int32_t>& halves) {
+      step.head_halves = halves.empty() ? nullptr : halves.data();
+      const std::vector<uint32_t> bits = Choose(q, k, step, {.tokens = 2048}, causal).bits;
+      std::vector<int> kept(2);
+      for (size_t row = 0; row < bits.size(); ++row) kept[row / 32] += std::popcount(bits[row]);
+      return kept;
+    };
+    const std::vector<int> equal = of_heads({}), moved = of_heads({1, 3});
+    EXPECT_EQ(of_heads({2, 2}), equal);
+    EXPECT_EQ(moved[0] + moved[1], equal[0] + equal[1]) << density;
+    EXPECT_LT(moved[0], equal[0]) << density;
+  }
+}
+
 TEST(AntidiagonalGateTest, RanksChooseAsOneDoes) {
   std::mt19937 random(7);
   const Tensor q = RandomTensor(1024, 2, 64, random), k = RandomTensor(1024, 1, 64, random);
-  const AntidiagonalGateStep step = {.tile = 64, .stride = 16, .scale = 1.0f, .threshold = 0.5f};
+  const std::vector<int32_t> halves = {1, 3};
+  const AntidiagonalGateStep step = {
+      .tile = 64, .stride = 16, .scale = 1.0f, .threshold = 0.5f, .head_halves = halves.data()};
   for (const Sight::Mask mask : Sight::kMasks) {
     const Sight sight(mask, 1024, {0, 130, 700});
     const std::vector<uint32_t> one = Choose(q, k, step, {.tokens = 1024}, sight).bits;

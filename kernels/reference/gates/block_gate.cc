@@ -141,7 +141,7 @@ std::vector<char> SelectBlocks(Engine& engine, const BlockTopKArgs& args) {
     const bool late = TiesGoLate(head);
     Scores scores =
         ScoreBlocks(query.data(), means.data() + head / group * blocks * d, d, seen, late);
-    int64_t keep = args.topk_blocks;
+    int64_t keep = OfHalves(args.topk_blocks, HalvesOf(args.head_halves, head));
     if (args.move.factor != nullptr) {
       const auto queries = static_cast<double>(end - a * args.tile);
       keep = KeepOfScores(scores, keep, double{args.scale} / queries, args.move,
@@ -168,7 +168,7 @@ void ChooseByQuery(Engine& engine, const TokenMajor<const float>& q, int kv_head
   engine.pool().For(q.heads * words, [&](int64_t task, int) {
     const int64_t head = task / words, word = task % words;
     const bool late = TiesGoLate(static_cast<int32_t>(head));
-    const int32_t halves = step.head_halves == nullptr ? 2 : step.head_halves[head];
+    const int32_t halves = HalvesOf(step.head_halves, static_cast<int32_t>(head));
     for (int64_t i = word * 32; i < std::min(q.tokens, (word + 1) * 32); ++i) {
       const auto own = static_cast<int32_t>(step.query_layout.Position(i) / step.block_size);
       const int32_t first =
@@ -242,6 +242,7 @@ struct Step {
                               .tile = step.tile,
                               .block_size = step.block_size,
                               .topk_blocks = step.topk_blocks,
+                              .head_halves = step.head_halves,
                               .first_query_gates = step.first_query_gates,
                               .scale = step.scale,
                               .move = step.move});

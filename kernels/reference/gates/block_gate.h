@@ -23,8 +23,9 @@ struct BlockTopKArgs {
   MeanKeys counted = {};
   int kv_heads = 0;
   int tile = 128;
-  int block_size = 512;  // tokens, a multiple of tile
-  int topk_blocks = 0;   // besides a query's own
+  int block_size = 512;                  // tokens, a multiple of tile
+  int topk_blocks = 0;                   // besides a query's own
+  const int32_t* head_halves = nullptr;  // MeanGateStep's
   bool first_query_gates = false;
   float scale = 0.0f;
   ChoiceMove move = {};

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <iterator>
 #include <random>
 #include <utility>
 #include <vector>
@@ -22,7 +23,7 @@ constexpr int kTile = 64, kHeads = 2, kHeadDim = 16;
 
 std::vector<char> Select(const Tensor& q, const Tensor& k, int block_size, int topk,
                          bool first_query_gates = false, const SeenKeys& seen = {},
-                         const MeanKeys& counted = {}) {
+                         const MeanKeys& counted = {}, const int32_t* head_halves = nullptr) {
   Engine engine(1);
   std::vector<float> sums(TileCount(k.tokens, kTile) * k.heads * k.head_dim);
   TileKeySums(engine, k.view(), {.counted = counted, .tile = kTile, .sums = sums.data()});
@@ -35,6 +36,7 @@ std::vector<char> Select(const Tensor& q, const Tensor& k, int block_size, int t
                                .tile = kTile,
                                .block_size = block_size,
                                .topk_blocks = topk,
+                               .head_halves = head_halves,
                                .first_query_gates = first_query_gates});
 }
 
@@ -59,10 +61,18 @@ TEST(BlockGateTest, TiesOfLongSequencesFavourNeitherEnd) {
   }
 }
 
+// How many a head keeps besides its tiles' own.
+struct HeadBudget {
+  std::vector<int32_t> halves;  // none: of all heads alike
+  int64_t kept[kHeads];
+};
+
 // Of the blocks of which a tile sees a key, the best by their means' products in fp64, whatever the
-// mask; the tile's own beside them. Under the causal one a mean is of one document's keys.
+// mask; the tile's own beside them. Under the causal one a mean is of one document's keys. Heads
+// may have half more than others.
 TEST(BlockGateTest, TheBestOfWhatAMaskShowsAreKept) {
-  constexpr int64_t kTokens = 1000, kTopK = 2;
+  constexpr int64_t kTokens = 1000, kTopK = 3;
+  const HeadBudget budgets[] = {{{}, {3, 3}}, {{2, 2}, {3, 3}}, {{1, 3}, {2, 4}}, {{3, 1}, {4, 2}}};
   std::mt19937 random(5);
   const Tensor q = testing::RandomTensor(kTokens, kHeads, kHeadDim, random),
                k = testing::RandomTensor(kTokens, 1, kHeadDim, random);
@@ -71,8 +81,12 @@ TEST(BlockGateTest, TheBestOfWhatAMaskShowsAreKept) {
       for (const int block_size : {kTile, 2 * kTile}) {
         const Sight sight(mask, kTokens, firsts);
         const testing::RankSight whole = sight.Of({.tokens = kTokens});
-        const std::vector<char> selected = Select(
-            q, k, block_size, kTopK, /*first_query_gates=*/false, whole.seen(), whole.counted());
+        std::vector<std::vector<char>> selected;  // by budget
+        for (const HeadBudget& budget : budgets) {
+          selected.push_back(Select(q, k, block_size, kTopK, /*first_query_gates=*/false,
+                                    whole.seen(), whole.counted(),
+                                    budget.halves.empty() ? nullptr : budget.halves.data()));
+        }
         const int64_t tiles = TileCount(kTokens, kTile), blocks = TileCount(kTokens, block_size);
         for (int64_t row = 0; row < kHeads * tiles; ++row) {
           const int64_t first = row % tiles * kTile, end = std::min(first + kTile, kTokens);
@@ -80,7 +94,9 @@ TEST(BlockGateTest, TheBestOfWhatAMaskShowsAreKept) {
           for (int64_t block = 0; block < blocks; ++block) {
             const bool is_own = block == first / block_size;
             if (is_own || !sight.Meets(first, end - 1, block, block_size)) {
-              EXPECT_EQ(selected[row * blocks + block], is_own) << row << " " << block;
+              for (const std::vector<char>& of_budget : selected) {
+                EXPECT_EQ(of_budget[row * blocks + block], is_own) << row << " " << block;
+              }
               continue;
             }
             const int64_t behind = std::min((block + 1) * block_size, kTokens);
@@ -98,9 +114,13 @@ TEST(BlockGateTest, TheBestOfWhatAMaskShowsAreKept) {
             scores.emplace_back(-score / static_cast<double>(behind - counted), block);
           }
           std::ranges::sort(scores);
-          for (size_t i = 0; i < scores.size(); ++i) {
-            EXPECT_EQ(selected[row * blocks + scores[i].second], i < kTopK)
-                << static_cast<int>(mask) << " " << row << " " << scores[i].second;
+          for (size_t budget = 0; budget < std::size(budgets); ++budget) {
+            for (int64_t i = 0; i < std::ssize(scores); ++i) {
+              EXPECT_EQ(selected[budget][row * blocks + scores[i].second],
+                        i < budgets[budget].kept[row / tiles])
+                  << static_cast<int>(mask) << " " << row << " " << scores[i].second << ", budget "
+                  << budget;
+            }
           }
         }
       }

@@ -65,7 +65,7 @@ class KeyGroupGate {
         .rows = static_cast<int>(std::min<int64_t>(step_.tile, tokens_ - begin)),
         .first = step_.query_layout.Position(begin),
         .start = step_.document_starts == nullptr ? 0 : step_.document_starts[begin]};
-    const int32_t halves = step_.head_halves == nullptr ? 2 : step_.head_halves[head];
+    const int32_t halves = HalvesOf(step_.head_halves, head);
     const int32_t kept = budget_.MostGroups(tile.first, tile.start, halves);
     Write(tile,
           kept == 0 ? std::vector<int64_t>() : Best(tile, Scores(tile, packed, memory), kept));

@@ -57,6 +57,18 @@ AntidiagonalOracle::AntidiagonalOracle(const AntidiagonalLogits& logits,
   }
 }
 
+int64_t AntidiagonalOracle::Most(int head, int64_t tile, int64_t first, int64_t seen) const {
+  int64_t most = seen;
+  if (step_.density > 0) {
+    most = static_cast<int64_t>(std::floor(double{step_.density} * static_cast<double>(seen)));
+  }
+  const int64_t others = std::max<int64_t>(most - (first == tile ? 1 : 2), 0);
+  const int32_t halves = step_.head_halves == nullptr ? 2 : step_.head_halves[head];
+  if (halves == 1) most -= others / 2;
+  if (halves == 3) most += others / 2;
+  return most;
+}
+
 std::string AntidiagonalOracle::Complaint(int head, int64_t tile, const std::vector<int64_t>& kept,
                                           double tolerance) const {
   const int64_t query = tile * step_.tile, behind = std::min(query + step_.tile, tokens_);
@@ -86,12 +98,10 @@ std::string AntidiagonalOracle::Complaint(int head, int64_t tile, const std::vec
   const auto count = static_cast<int64_t>(kept.size());
   const bool others = std::isfinite(least);
   const double target = step_.threshold * total;
-  const auto most =
-      static_cast<int64_t>(std::floor(double{step_.density} * static_cast<double>(seen)));
+  const int64_t most = Most(head, tile, first, seen);
   if (others && least < best_left - tolerance) return where("is left, one of less is kept", tile);
-  if (others && step_.density > 0 && count > most) return where("keeps more than its share", tile);
-  const bool full = step_.density > 0 && count >= most;
-  if (!full && held < target - tolerance && best_left > tolerance)
+  if (others && count > most) return where("keeps more than its share", tile);
+  if (count < most && held < target - tolerance && best_left > tolerance)
     return where("keeps too little", tile);
   if (others && held - least > target + tolerance) return where("keeps too much", tile);
   return "";

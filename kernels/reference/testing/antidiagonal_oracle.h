@@ -27,7 +27,8 @@ struct AntidiagonalLogits {
 
 class AntidiagonalOracle {
  public:
-  // Reads the step's tile, scale, threshold and density; its stride is that of the logits.
+  // Reads the step's tile, scale, threshold, density and head_halves, in the host's memory; its
+  // stride is that of the logits.
   AntidiagonalOracle(const AntidiagonalLogits& logits, const AntidiagonalGateStep& step,
                      const Sight& sight);
 
@@ -43,6 +44,9 @@ class AntidiagonalOracle {
   std::string Complaint(const uint32_t* chosen, const ShardLayout& layout, double tolerance) const;
 
  private:
+  // How many blocks the tile may keep that sees `seen` of them, from `first` on.
+  int64_t Most(int head, int64_t tile, int64_t first, int64_t seen) const;
+
   const AntidiagonalGateStep step_;
   const Sight sight_;
   const int heads_;

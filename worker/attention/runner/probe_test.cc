@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <memory>
 #include <random>
@@ -52,6 +53,16 @@ std::vector<AttentionOptions> SparseOptions() {
           {.pattern = Pattern::kKeyGroups, .density = 0.3},
           {.pattern = Pattern::kAdaSpa, .density = 0.3},
           {.pattern = Pattern::kSlidingWindow, .window = 100}};
+}
+
+// How many blocks a tile of queries keeps, at most.
+int MostKept(const LayerIndex& index) {
+  const int words = kernels::BlockWords(static_cast<int32_t>(kTokens / index.block_size));
+  std::vector<int> kept(index.chosen.size / words, 0);
+  for (int64_t word = 0; word < index.chosen.size; ++word) {
+    kept[word / words] += std::popcount(index.chosen.data()[word]);
+  }
+  return std::ranges::max(kept);
 }
 
 class ProbeTest : public ::testing::TestWithParam<std::vector<int64_t>> {
@@ -163,6 +174,8 @@ TEST_P(ProbeTest, BudgetsGoWhereTheProbeFindsLittle) {
   }
   for (AttentionOptions options :
        {SparseOptions()[0], AttentionOptions{.pattern = Pattern::kAdaSpa, .density = 0.3},
+        AttentionOptions{.pattern = Pattern::kBlockTopK, .block_size = kTile, .topk_blocks = 2},
+        AttentionOptions{.pattern = Pattern::kXAttention, .threshold = 1.0, .density = 0.66},
         AttentionOptions{.pattern = Pattern::kKeyGroups, .density = 0.6}}) {
     SCOPED_TRACE(static_cast<int>(options.pattern));
     options.probe_every = 11;
@@ -184,6 +197,12 @@ TEST_P(ProbeTest, BudgetsGoWhereTheProbeFindsLittle) {
       for (const RankResult& rank : moved) {
         for (const int head : {1, 3}) {
           EXPECT_GT(rank.stats.probed_recall[head], before[head] + 0.01);
+        }
+        // Lists hold what the heads keep that were given more.
+        if (const int32_t room = rank.index->kept_blocks; room > 0) {
+          const int kept = MostKept(*rank.index);
+          EXPECT_LE(kept, room);
+          EXPECT_TRUE(kept == room || ranks > 1 || !GetParam().empty()) << kept << " of " << room;
         }
         if (options.pattern != Pattern::kVerticalSlash) continue;
         // Head 0 finds no mass in more columns than documents have.

@@ -69,7 +69,7 @@ class ChangingBudgetsTest : public ::testing::Test {
   static std::vector<patterns::AttentionOptions> Probed() {
     const patterns::AttentionOptions options = {
         .probe_every = 1, .sink_tokens = 4, .tile = 64, .deterministic = true};
-    std::vector<patterns::AttentionOptions> all(5, options);
+    std::vector<patterns::AttentionOptions> all(7, options);
     all[0].pattern = patterns::Pattern::kAdaSpa;
     all[0].density = 0.3;
     all[1].pattern = patterns::Pattern::kVerticalSlash;
@@ -81,10 +81,14 @@ class ChangingBudgetsTest : public ::testing::Test {
     all[3].pattern = patterns::Pattern::kKeyGroups;
     all[3].density = 0.3;
     all[3].deterministic = false;  // which it cannot be on GPUs
-    for (int i = 0; i < 4; ++i) all[i].adapt_heads = all[i].adapt_by_probe = true;
     all[4].pattern = patterns::Pattern::kBlockTopK;
     all[4].block_size = 64;
     all[4].topk_blocks = 4;
+    all[5].pattern = patterns::Pattern::kXAttention;
+    all[5].threshold = 1.0;
+    all[5].density = 0.4;
+    for (int i = 0; i < 6; ++i) all[i].adapt_heads = all[i].adapt_by_probe = true;
+    all[6].pattern = patterns::Pattern::kFixedBlocks;
     return all;
   }
 

@@ -32,12 +32,10 @@ class HeadBudgetsTest : public ::testing::TestWithParam<Pattern> {
     job.attention.select = patterns::Select::kTopK;
     job.attention.budget = {.max_verticals = 64, .max_slashes = 6};
     job.attention.sink_tokens = job.attention.local_blocks = 0;
-    if (GetParam() == Pattern::kMoba) {  // recall is to be more than 0.8
-      job.attention.block_size = job.attention.tile;
-      job.attention.topk_blocks = 5;
-    } else {
-      job.attention.density = 0.66;
-    }
+    // Recall is to be more than 0.8.
+    job.attention.block_size = job.attention.tile;
+    job.attention.topk_blocks = GetParam() == Pattern::kMoba ? 5 : 4;
+    if (GetParam() != Pattern::kMoba) job.attention.density = 0.66;
     job.attention.adapt_heads = job.attention.adapt_by_probe = true;
     job.attention.probe_every = 2;
     job.checkpoint_directory += checkpoints;
@@ -171,7 +169,7 @@ TEST_P(HeadBudgetsTest, HoldInEvaluations) {
 
 INSTANTIATE_TEST_SUITE_P(Patterns, HeadBudgetsTest,
                          ::testing::Values(Pattern::kVerticalSlash, Pattern::kAdaSpa,
-                                           Pattern::kMoba));
+                                           Pattern::kMoba, Pattern::kBlockTopK));
 
 }  // namespace
 }  // namespace ringleader::trainer

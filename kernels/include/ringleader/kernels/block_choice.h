@@ -26,6 +26,11 @@ RINGLEADER_HOST_DEVICE inline int32_t BlockWords(int32_t blocks) {
   return (blocks + 31) / 32;
 }
 
+// The halves of a budget (OfHalves) that a head has. `head_halves`: [heads]; null: 2 each, a whole.
+RINGLEADER_HOST_DEVICE inline int32_t HalvesOf(const int32_t* head_halves, int32_t head) {
+  return head_halves == nullptr ? 2 : head_halves[head];
+}
+
 // The sums of the keys of each tile of this rank that its mean counts, added in the order of tokens
 // in fp32. The sum of a block is that of its tiles, from the one on that holds the first key which
 // the block's mean counts.
@@ -47,7 +52,8 @@ struct OrderTilesStep {
 
 // Each tile of queries keeps its own block and, of the others that it sees a key of, the
 // topk_blocks whose mean key its summed query, or the first one alone, scores highest, in fp32;
-// ties go to the lower block in even heads, to the higher one in odd heads (TiesGoLate).
+// ties go to the lower block in even heads, to the higher one in odd heads (TiesGoLate). A head
+// with another budget keeps OfHalves of topk_blocks.
 //
 // A move keeps more or fewer of the blocks, its own counted. What a row is estimated to cover is
 // the softmax of the scores of the blocks but its own, each the mean logit of its queries and
@@ -60,8 +66,9 @@ struct MeanGateStep {
   int32_t tile = 128;
   int32_t block_size = 512;  // tokens, a multiple of tile
   int32_t topk_blocks = 0;
-  bool first_query_gates = false;  // by a query that no other of its tile precedes
-  float scale = 0.0f;              // of logits; for a move alone
+  const int32_t* head_halves = nullptr;  // HalvesOf
+  bool first_query_gates = false;        // by a query that no other of its tile precedes
+  float scale = 0.0f;                    // of logits; for a move alone
   ChoiceMove move = {};
   uint32_t* chosen = nullptr;  // [heads, query tiles, BlockWords(blocks)]
 };
@@ -83,7 +90,7 @@ struct QueryGateStep {
   int32_t block_size = 1024;  // tokens, a multiple of tile
   int32_t topk_blocks = 1;
   float density = 0.0f;                  // in [0, 1]
-  const int32_t* head_halves = nullptr;  // [heads]: OfHalves'; null: 2 each
+  const int32_t* head_halves = nullptr;  // HalvesOf
   float scale = 0.0f;                    // of logits; for a move alone
   ChoiceMove move = {};
   uint32_t* queries = nullptr;  // [heads, blocks, QueryWords(n)]: QueryChoice::chosen
@@ -116,7 +123,8 @@ RINGLEADER_HOST_DEVICE inline int64_t LastGroupOf(const SeenKeys& seen, const Sh
 // of a tile of queries and those of the block. The tile keeps its own block, the first that it
 // sees, and then the others by falling mass, ties to the lower block in even heads and to the
 // higher one in odd heads (TiesGoLate), until they hold `threshold` of all its mass or are
-// MostBlocks(density, those that it sees); one without mass is not kept.
+// MostBlocks(density, those that it sees); one without mass is not kept. A head with another budget
+// keeps at most OfHalves of what that leaves besides its own block and the first one.
 //
 // A group's mass is 2^kMassBits (index.h), rounded once for each block, so that what is kept
 // depends on neither threads nor ranks. Groups that the end of the sequence cuts short have none.
@@ -127,12 +135,13 @@ struct AntidiagonalGateStep {
   const void* keys = nullptr;
   ShardLayout query_layout = {};
   SeenKeys seen = {};
-  int32_t tile = 128;          // of queries, and of the keys of a block
-  int32_t stride = 16;         // tokens, 8 to 64, a power of two
-  float scale = 0.0f;          // of logits
-  float threshold = 0.9f;      // in (0, 1]
-  float density = 0.0f;        // in [0, 1]
-  ChoiceMove move = {};        // of the blocks that it keeps, all counted
+  int32_t tile = 128;                    // of queries, and of the keys of a block
+  int32_t stride = 16;                   // tokens, 8 to 64, a power of two
+  float scale = 0.0f;                    // of logits
+  float threshold = 0.9f;                // in (0, 1]
+  float density = 0.0f;                  // in [0, 1]
+  const int32_t* head_halves = nullptr;  // HalvesOf
+  ChoiceMove move = {};                  // of the blocks that it keeps, all counted
   uint32_t* chosen = nullptr;  // [heads, query tiles, BlockWords(blocks of `tile` tokens)]
 };
 
@@ -256,7 +265,7 @@ struct KeyGroupGateStep {
   // The length that the budget adds up to `density` of; 0: query_layout's. Samples of one job say
   // the same, so that what a sample sees does not depend on those it is dealt with.
   int64_t budget_tokens = 0;
-  const int32_t* head_halves = nullptr;  // [heads]: OfHalves'; null: 2 each
+  const int32_t* head_halves = nullptr;  // HalvesOf
   float move = 1.0f, tolerance = 0.0f;   // KeyGroupBudget's
   const int64_t* rows = nullptr;         // GroupRows of query_layout and tile
   uint32_t* chosen = nullptr;            // ChosenGroups'
@@ -313,6 +322,14 @@ struct GroupLists {
 // How many of `seen` blocks a share of them allows; a share of 0 allows all.
 RINGLEADER_HOST_DEVICE inline int32_t MostBlocks(float density, int32_t seen) {
   return density > 0 ? static_cast<int32_t>(static_cast<double>(density) * seen) : seen;
+}
+
+// How many blocks a tile that sees `seen` keeps at most besides the `forced` ones, of a head with
+// `halves` of the budget (AntidiagonalGateStep).
+RINGLEADER_HOST_DEVICE inline int32_t MostUnforced(float density, int32_t halves, int32_t seen,
+                                                   int32_t forced) {
+  const int32_t most = MostBlocks(density, seen);
+  return most > forced ? OfHalves(most - forced, halves) : 0;
 }
 
 // How many blocks before its own a query keeps that sees `before` of them, of a head with `halves`
