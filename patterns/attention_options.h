@@ -89,7 +89,7 @@ struct AttentionOptions {
   // are dealt; 0: as many as there are.
   int64_t sequence_length = 0;
   int group_queries = 64;  // kKeyGroups: queries that choose together, 64 or 16
-  int tile = 128;  // 64 or 128 tokens
+  int tile = 128;          // 64 or 128 tokens
   kernels::LayoutKind layout = kernels::LayoutKind::kStriped;
   int stripe = 0;  // tokens, a multiple of `tile`; 0: one tile
   // Documents lie as ring/document_layout.h says; `layout` is kStriped, for those that are spread.

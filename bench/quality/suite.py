@@ -115,7 +115,8 @@ SHORT = [dataclasses.replace(stage, tokens=16384) for stage in PLANS["gpu"].curr
 OF_4096 = Stage(4096, 300, 8, 1e-3, rounds=6, weights=LONG)
 PLANS["4096"] = dataclasses.replace(
     PLANS["gpu"], tokens=4096, curriculum=[*SHORT, OF_4096], more=Stage(4096, 60, 16, 3e-4, weights=LONG), texts=[],
-    eval_documents=32, eval_weights={"text": 4}, repeats=[])
+    eval_documents=32, eval_weights={"text": 4}, repeats=[],
+    patterns=tuple(name for name in attentions(0.1, 4096) if "stride" not in name))  # longer strides save time in longer sequences
 PLANS["8192"] = dataclasses.replace(
     PLANS["4096"], tokens=8192, curriculum=[*SHORT, dataclasses.replace(OF_4096, tokens=4096),
                                             Stage(8192, 200, 8, 6e-4, rounds=8, weights=LONG)],

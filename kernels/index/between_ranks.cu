@@ -209,13 +209,12 @@ __global__ void CountListedKernel(const int32_t* row_offsets, int64_t offsets, i
   *tiles += row_offsets[offsets - 1];
 }
 
-__global__ void CountGroupsKernel(KeyGroups groups, SpreadRows tiles_of, int64_t rows,
-                                  unsigned long long* tiles) {
+__global__ void CountGroupsKernel(KeyGroups groups, SpreadRows tiles_of, ShardLayout queries,
+                                  int64_t rows, unsigned long long* tiles) {
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  const int of_row =
-      row < rows ? tiles_of.TilesOfGroups(row, groups.ends[row]) -
-                       tiles_of.TilesOfGroups(row, groups.begins[row])
-                 : 0;
+  const int of_row = row < rows ? tiles_of.TilesOfGroups(queries, row, groups.ends[row]) -
+                                      tiles_of.TilesOfGroups(queries, row, groups.begins[row])
+                                : 0;
   const int of_warp = __reduce_add_sync(~0u, of_row);
   if (threadIdx.x % 32 == 0 && of_warp > 0) {
     atomicAdd(tiles, static_cast<unsigned long long>(of_warp));
@@ -276,10 +275,11 @@ absl::Status CountListed(const int32_t* row_offsets, int64_t offsets, int64_t* t
   return Launched("CountListed");
 }
 
-absl::Status CountGroups(const KeyGroups& groups, const SpreadRows& tiles_of, int64_t rows,
-                         int64_t* tiles, cudaStream_t stream) {
+absl::Status CountGroups(const KeyGroups& groups, const SpreadRows& tiles_of,
+                         const ShardLayout& queries, int64_t rows, int64_t* tiles,
+                         cudaStream_t stream) {
   CountGroupsKernel<<<Blocks(rows), kThreads, 0, stream>>>(
-      groups, tiles_of, rows, reinterpret_cast<unsigned long long*>(tiles));
+      groups, tiles_of, queries, rows, reinterpret_cast<unsigned long long*>(tiles));
   return Launched("CountGroups");
 }
 

@@ -72,8 +72,9 @@ absl::Status CountListed(const int32_t* row_offsets, int64_t offsets, int64_t* t
                          cudaStream_t stream);
 
 // *tiles += TilesOfGroups of one owner's groups of `tiles_of`, in `rows` rows.
-absl::Status CountGroups(const KeyGroups& groups, const SpreadRows& tiles_of, int64_t rows,
-                         int64_t* tiles, cudaStream_t stream);
+absl::Status CountGroups(const KeyGroups& groups, const SpreadRows& tiles_of,
+                         const ShardLayout& queries, int64_t rows, int64_t* tiles,
+                         cudaStream_t stream);
 
 // Sums of local tiles of all ranks, [ranks, local_tiles, row], to the order of the sequence.
 absl::Status OrderTileSums(const float* gathered, const ShardLayout& layout, int32_t tile,

@@ -158,8 +158,8 @@ absl::StatusOr<NarrowRows> Narrow(const IndexInputs& inputs, const kernels::Spre
                                                    .dims = dims.data(),
                                                    .inverses = inverses.data()}));
   NarrowRows rows;
-  rows.queries = AllocateArray<uint8_t>(
-      device, tiles.Rows(layout.local_tokens()) * inputs.heads * kScoreDims);
+  rows.queries =
+      AllocateArray<uint8_t>(device, tiles.Rows(layout.local_tokens()) * inputs.heads * kScoreDims);
   const auto write = [&](std::byte* own) {
     return device.Run(kernels::NarrowRowsStep{.dims = dims.data(),
                                               .inverses = inverses.data(),
@@ -191,7 +191,8 @@ void SpreadTiles(const IndexInputs& inputs, IndexDevice& device, LayerIndex& ind
   index.own_starts = UploadArray(device, own);
   if (documents != nullptr) {
     std::vector<int32_t> by_row(tiles.Rows(queries));
-    for (int64_t row = 0; row < std::ssize(by_row); ++row) by_row[row] = start_of(tiles.QueryOf(row));
+    for (int64_t row = 0; row < std::ssize(by_row); ++row)
+      by_row[row] = start_of(tiles.QueryOf(row));
     index.row_starts = UploadArray(device, by_row);
   }
 }
@@ -246,7 +247,8 @@ IndexMemory MemoryOf(const AttentionOptions& options, const IndexShape& shape) {
   const kernels::SpreadRows of_tiles = {options.group_queries};
   const int64_t local = shape.tokens / shape.ranks, tiles = of_tiles.Tiles(local),
                 rows = shape.heads * tiles;
-  const int64_t queries = of_tiles.Rows(local) * shape.heads * kScoreDims, keys = shape.tokens * shape.kv_heads * kScoreDims;
+  const int64_t queries = of_tiles.Rows(local) * shape.heads * kScoreDims,
+                keys = shape.tokens * shape.kv_heads * kScoreDims;
   const int64_t scores = rows * TilesOf(shape.tokens) * (kGroupTile / kGroupKeys) *
                          static_cast<int64_t>(sizeof(uint16_t));
   const int64_t choosing =
@@ -254,8 +256,8 @@ IndexMemory MemoryOf(const AttentionOptions& options, const IndexShape& shape) {
   const int64_t lists = rows * (Capacity(options, shape.tokens) + shape.ranks + 1) *
                         static_cast<int64_t>(sizeof(int32_t));
   // Backward has the most tensors by row: queries, their output's gradient, and, in fp32, theirs.
-  const int64_t spread = of_tiles.is_spread() ? of_tiles.Rows(local) * shape.heads * shape.head_dim *
-                                                    (2 * shape.element_bytes + 4)
+  const int64_t spread = of_tiles.is_spread() ? of_tiles.Rows(local) * shape.heads *
+                                                    shape.head_dim * (2 * shape.element_bytes + 4)
                                               : 0;
   return {.kept = shape.heads * MostWords(options, shape) * static_cast<int64_t>(sizeof(uint32_t)) +
                   (tiles + 1) * static_cast<int64_t>(sizeof(int64_t)),

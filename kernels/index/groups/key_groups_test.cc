@@ -160,8 +160,9 @@ TEST_F(KeyGroupsTest, AreTheOraclesAndOnRanksThoseOfOne) {
     for (const auto& [packed, tile] :
          {std::pair(false, kGroupTile), {true, kGroupTile}, {false, 16}, {true, 16}}) {
       for (const float density : {0.1f, 0.35f, 1.0f}) {
-        SCOPED_TRACE(::testing::Message() << tokens << " tokens, density " << density
-                                          << (packed ? ", documents" : "") << ", tiles of " << tile);
+        SCOPED_TRACE(::testing::Message()
+                     << tokens << " tokens, density " << density << (packed ? ", documents" : "")
+                     << ", tiles of " << tile);
         const KeyGroupGateStep step = {
             .tile = tile, .scale = 0.7f, .density = density, .budget_tokens = tokens + 500};
         const auto starts = packed ? documents : std::vector<int32_t>();
@@ -290,16 +291,14 @@ TEST_F(KeyGroupsTest, ListsAreTheCpuEngines) {
       for (uint32_t& word : chosen) word = any(random_) & any(random_);
       // Groups from the tile on are none that a choice keeps.
       for (size_t tile = 0; tile + 1 < of_tiles.size(); ++tile) {
-        const int64_t groups =
-            layout.Position(static_cast<int64_t>(tile) * queries) / kGroupKeys;
+        const int64_t groups = layout.Position(static_cast<int64_t>(tile) * queries) / kGroupKeys;
         if (groups % 32 == 0) continue;
         for (int head = 0; head < kHeads; ++head) {
           chosen[head * of_tiles.back() + of_tiles[tile + 1] - 1] &= (1u << groups % 32) - 1;
         }
       }
-      const auto expected =
-          reference::ListGroups({.rows = of_tiles.data(), .chosen = chosen.data(), .tile = queries},
-                                layout, kHeads);
+      const auto expected = reference::ListGroups(
+          {.rows = of_tiles.data(), .chosen = chosen.data(), .tile = queries}, layout, kHeads);
       const DeviceBuffer<int64_t> gpu_rows(of_tiles);
       const DeviceBuffer<uint32_t> gpu_chosen(chosen);
       const DeviceBuffer<int32_t> groups(std::ssize(expected.groups)),

@@ -98,8 +98,9 @@ TEST(KeyGroupGateTest, IsTheOracles) {
     for (const auto& [packed, tile] :
          {std::pair(false, kGroupTile), {true, kGroupTile}, {false, 16}, {true, 16}}) {
       for (const float density : {0.02f, 0.1f, 0.4f, 1.0f}) {
-        SCOPED_TRACE(::testing::Message() << tokens << " tokens, density " << density
-                                          << (packed ? ", documents" : "") << ", tiles of " << tile);
+        SCOPED_TRACE(::testing::Message()
+                     << tokens << " tokens, density " << density << (packed ? ", documents" : "")
+                     << ", tiles of " << tile);
         const KeyGroupGateStep step = {.tile = tile,
                                        .scale = 1.0f,  // logits far apart
                                        .density = density,
@@ -254,6 +255,51 @@ TEST(KeyGroupGateTest, ListsHoldWhatWasChosenOfEachOwner) {
         std::ranges::sort(listed[row]);
         EXPECT_EQ(listed[row], GroupsOfRow(chosen, layout, row / tiles, row % tiles, tile));
       }
+    }
+  }
+}
+
+// Groups of few queries are counted as many pairs, whoever has the queries.
+TEST(SpreadRowsTest, TilesOfGroupsComeToAsManyPairsOnAnyRanks) {
+  constexpr SpreadRows kFew = {.tile = 16};
+  constexpr int64_t kTokens = 2048;
+  const auto total = [&](const ShardLayout& layout, int heads) {
+    int64_t tiles = 0;
+    for (int64_t row = 0; row < heads * kFew.Tiles(layout.local_tokens()); ++row) {
+      tiles += kFew.TilesOfGroups(layout, row, 5);
+    }
+    return tiles;
+  };
+  const int64_t one = total({.tokens = kTokens}, 3);
+  EXPECT_EQ(one, 3 * (kTokens / 16) * 5 * 8 * 16 / 4096);  // pairs of a tile of 64 by 64
+  for (const auto kind : {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+    int64_t of_ranks = 0;
+    for (int rank = 0; rank < 4; ++rank) {
+      of_ranks +=
+          total({.kind = kind, .ranks = 4, .rank = rank, .stripe = 64, .tokens = kTokens}, 3);
+    }
+    EXPECT_EQ(of_ranks, one);
+  }
+  EXPECT_EQ(kFew.OwnTiles(kTokens), (kTokens / 16) * 16 * 16 / 4096);
+}
+
+// Each query has a row of its tile, padding has none, and rows lie on ranks as their queries do.
+TEST(SpreadRowsTest, RowsAreQueriesAndPadding) {
+  constexpr SpreadRows kFew = {.tile = 16};
+  EXPECT_EQ(kFew.Rows(1001), 63 * 64);
+  EXPECT_EQ(SpreadRows().Rows(1001), 1001);
+  for (int64_t query = 0; query < 1001; ++query) {
+    EXPECT_EQ(kFew.QueryOf(kFew.RowOf(query)), query);
+    EXPECT_EQ(SpreadRows().RowOf(query), query);
+  }
+  EXPECT_EQ(kFew.QueryOf(64 + 20), 31) << "padding";
+  for (const auto kind : {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+    const ShardLayout queries = {
+        .kind = kind, .ranks = 4, .rank = 2, .stripe = 128, .tokens = 1024};
+    const ShardLayout rows = kFew.LayoutOf(queries);
+    ASSERT_EQ(rows.local_tokens(), kFew.Rows(queries.local_tokens()));
+    for (int64_t query = 0; query < queries.local_tokens(); query += 16) {
+      EXPECT_EQ(rows.Position(kFew.RowOf(query)), kFew.RowOf(queries.Position(query)));
     }
   }
 }

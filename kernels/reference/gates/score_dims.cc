@@ -88,7 +88,8 @@ void NarrowRows(Engine& engine, const TokenMajor<const float>& q, const TokenMaj
   const auto narrow = [&](const TokenMajor<const float>& x, const float* inverses,
                           const SpreadRows& spread, uint8_t* rows) {
     const int group = x.heads / k.heads;
-    if (spread.is_spread()) std::fill_n(rows, spread.Rows(x.tokens) * x.heads * kScoreDims, kE4m3Nan);
+    if (spread.is_spread())
+      std::fill_n(rows, spread.Rows(x.tokens) * x.heads * kScoreDims, kE4m3Nan);
     engine.pool().For(x.tokens, [&](int64_t i, int) {
       for (int head = 0; head < x.heads; ++head) {
         NarrowRow(x.data + i * x.token_stride + head * x.head_stride, x.head_dim,

@@ -21,8 +21,8 @@ std::vector<double> NarrowHeads(const TokenMajor<const float>& x, int first, int
 
 class KeyGroupOracle {
  public:
-  // Reads the step's scale, density and tile. starts: by position, where the document starts; empty: the
-  // sequence is one.
+  // Reads the step's scale, density and tile. starts: by position, where the document starts;
+  // empty: the sequence is one.
   KeyGroupOracle(const TokenMajor<const float>& q, const TokenMajor<const float>& k,
                  const KeyGroupGateStep& step, const std::vector<int32_t>& starts);
 

@@ -14,7 +14,8 @@ absl::Status CheckDocuments(const TileSelection& tiles, const ShardLayout& query
   }
   // Rows of spread tiles are at no position; those of one document have one start.
   if (tiles.groups.groups != nullptr && tiles.diagonals == nullptr) {
-    if (std::is_sorted(tiles.document_starts, tiles.document_starts + tokens)) return absl::OkStatus();
+    if (std::is_sorted(tiles.document_starts, tiles.document_starts + tokens))
+      return absl::OkStatus();
     return absl::InvalidArgumentError("document_starts: they ascend from row to row");
   }
   int64_t start_before = 0, position_before = -1;

@@ -55,7 +55,8 @@ TokenMajor<T> DenseRows(T* data, int64_t rows, const TokenMajor<const float>& li
 }
 
 // Queries as rows, zeros behind each tile's.
-std::vector<float> Spread(const kernels::SpreadRows& tiles, const TokenMajor<const float>& queries) {
+std::vector<float> Spread(const kernels::SpreadRows& tiles,
+                          const TokenMajor<const float>& queries) {
   const int64_t width = int64_t{queries.heads} * queries.head_dim;
   std::vector<float> rows(tiles.Rows(queries.tokens) * width);
   for (int64_t i = 0; i < queries.tokens; ++i) {
@@ -248,8 +249,8 @@ absl::Status CpuCall::AttendSpread(const Step& step) {
   args.tiles = step.index.RowTiles(groups);
   RETURN_IF_ERROR(reference::AttentionForward(device_.engine(), args));
   for (int64_t row = 0; row < groups_.lists.rows; ++row) {
-    counted +=
-        tiles.TilesOfGroups(row, groups.ends[row]) - tiles.TilesOfGroups(row, groups.begins[row]);
+    counted += tiles.TilesOfGroups(step.mine, row, groups.ends[row]) -
+               tiles.TilesOfGroups(step.mine, row, groups.begins[row]);
   }
   device_.StatsOf(layer_).tiles_per_ring_step[step.number] += counted;
   return absl::OkStatus();
@@ -258,8 +259,8 @@ absl::Status CpuCall::AttendSpread(const Step& step) {
 absl::Status CpuCall::FinishOutput() {
   if (!rows_.has_value()) return absl::OkStatus();
   const TokenMajor<float>& out = tensors_.out;
-  const TokenMajor<float> sums = DenseRows(
-      rows_->sums.data(), rows_->tiles.Rows(out.tokens), tensors_.q);
+  const TokenMajor<float> sums =
+      DenseRows(rows_->sums.data(), rows_->tiles.Rows(out.tokens), tensors_.q);
   for (int64_t i = 0; i < out.tokens; ++i) {
     const int64_t row = rows_->tiles.RowOf(i);
     for (int64_t head = 0; head < out.heads; ++head) {
@@ -373,8 +374,8 @@ absl::Status CpuCall::AttendSpreadBackward(const Step& step, void* slot) {
   const kernels::SpreadRows& tiles = step.index.group_tiles;
   const TokenMajor<const float>& q = tensors_.q;
   if (step.owner.rank == step.mine.rank) {
-    RETURN_IF_ERROR(reference::AttentionBackward(
-        device_.engine(), BackwardArgs(step, step.index.OwnTiles(), slot)));
+    RETURN_IF_ERROR(reference::AttentionBackward(device_.engine(),
+                                                 BackwardArgs(step, step.index.OwnTiles(), slot)));
   }
   const int64_t rows = tiles.Rows(q.tokens);
   if (!rows_.has_value()) {
@@ -401,8 +402,8 @@ absl::Status CpuCall::AttendSpreadBackward(const Step& step, void* slot) {
 absl::Status CpuCall::FinishQueries() {
   if (!rows_.has_value()) return absl::OkStatus();
   const TokenMajor<float>& dq = tensors_.dq;
-  const TokenMajor<float> sums = DenseRows(
-      rows_->sums.data(), rows_->tiles.Rows(dq.tokens), tensors_.q);
+  const TokenMajor<float> sums =
+      DenseRows(rows_->sums.data(), rows_->tiles.Rows(dq.tokens), tensors_.q);
   for (int64_t i = 0; i < dq.tokens; ++i) {
     for (int64_t head = 0; head < dq.heads; ++head) {
       float* const to = dq.data + i * dq.token_stride + head * dq.head_stride;

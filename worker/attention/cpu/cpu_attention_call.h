@@ -138,10 +138,10 @@ class CpuCall : public AttentionCall {
     kernels::SpreadRows tiles = {};
     std::vector<float> q = {}, d_out = {};    // [rows, heads, d]
     std::vector<float> lse = {}, delta = {};  // [heads, rows]
-    std::vector<float> sums = {};        // [rows, heads, d]: of the output, or of q's gradient
+    std::vector<float> sums = {};             // [rows, heads, d]: of the output, or of q's gradient
   };
   std::optional<Rows> rows_;
-  std::vector<float> d_column_keys_, d_column_values_;         // [heads, max_columns, d]
+  std::vector<float> d_column_keys_, d_column_values_;  // [heads, max_columns, d]
 };
 
 }  // namespace ringleader::attention

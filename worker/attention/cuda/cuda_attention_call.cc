@@ -153,8 +153,7 @@ absl::Status CudaCall::GatherColumns(const Step& step) {
 absl::StatusOr<kernels::KeyGroups> CudaCall::GroupsOf(const Step& step) {
   if (!step.index.has_groups()) return kernels::KeyGroups{};
   if (group_lists_.groups == nullptr) {
-    const int64_t heads = shape().heads,
-                  tiles = step.index.group_tiles.Tiles(shape().tokens);
+    const int64_t heads = shape().heads, tiles = step.index.group_tiles.Tiles(shape().tokens);
     const auto ints = tensors_.q.options().dtype(torch::kInt);
     groups_ = torch::empty({heads, tiles, step.index.most_groups}, ints);
     group_bounds_ = torch::empty({step.mine.ranks + 1, heads, tiles}, ints);
@@ -215,11 +214,11 @@ absl::Status CudaCall::AttendSpread(const Step& step) {
   args.out = FloatView(rows_->sums);
   args.lse = rows_->lse.mutable_data_ptr<float>();
   args.query_layout = tiles.LayoutOf(step.mine);
-  RETURN_IF_ERROR(CallWithWorkspace(args, tensors_.q, sm90::ForwardWorkspaceBytes,
-                                    sm90::AttentionForward));
-  return kernels::index::CountGroups(
-      groups, tiles, group_lists_.rows,
-      device_.stats().SlotsOf(layer_).owner_tiles + step.owner.rank, Stream());
+  RETURN_IF_ERROR(
+      CallWithWorkspace(args, tensors_.q, sm90::ForwardWorkspaceBytes, sm90::AttentionForward));
+  return kernels::index::CountGroups(groups, tiles, step.mine, group_lists_.rows,
+                                     device_.stats().SlotsOf(layer_).owner_tiles + step.owner.rank,
+                                     Stream());
 }
 
 absl::Status CudaCall::AttendSpreadBackward(const Step& step, void* slot) {
@@ -268,7 +267,7 @@ absl::Status CudaCall::CountTiles(const Step& step, const kernels::TileSelection
         device_.StatsOf(layer_).tiles_per_ring_step[step.number] += shape().heads * query_tiles;
       }
       return kernels::index::CountGroups(
-          tiles.groups, step.index.group_tiles, shape().heads * query_tiles,
+          tiles.groups, step.index.group_tiles, step.mine, shape().heads * query_tiles,
           device_.stats().SlotsOf(layer_).owner_tiles + step.owner.rank, Stream());
     case kernels::TilePattern::kCsr:
       return kernels::index::CountListed(
@@ -410,7 +409,7 @@ absl::Status CudaCall::ScatterColumns(const Step& step, void* slot) {
 
 absl::Status CudaCall::FinishQueries() {
   if (rows_.has_value()) dq_sums_.add_(Queries(rows_->tiles, rows_->sums, shape().tokens));
-  rows_.reset();   // what follows may have their memory
+  rows_.reset();  // what follows may have their memory
   delta_.reset();
   d_columns_.reset();
   tensors_.gradients.dq = torch::empty(dq_sums_.sizes(), tensors_.q.options());

@@ -125,10 +125,10 @@ class CudaCall : public AttentionCall {
   // By row of spread tiles: the call's tensors and what comes of the groups.
   struct Rows {
     kernels::SpreadRows tiles = {};
-    torch::Tensor q = {}, d_out = {};   // [rows, heads, d]
-    torch::Tensor lse = {};        // [heads, rows]
-    torch::Tensor delta = {};      // [heads, rows]
-    torch::Tensor sums = {};       // [rows, heads, d], fp32: of the output, or of q's gradient
+    torch::Tensor q = {}, d_out = {};  // [rows, heads, d]
+    torch::Tensor lse = {};            // [heads, rows]
+    torch::Tensor delta = {};          // [heads, rows]
+    torch::Tensor sums = {};           // [rows, heads, d], fp32: of the output, or of q's gradient
   };
   std::optional<Rows> rows_;
   // Forward: [n, heads, d] fp32, read only where lse says it was written.

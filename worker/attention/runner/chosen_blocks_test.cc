@@ -285,14 +285,14 @@ TEST_F(AttentionEngineTest, KeyGroupsAreTheOraclesOnAnyNumberOfRanks) {
     for (int64_t row = 0; row < kHeads * of_sequence; ++row) {
       rows.push_back(kept(one, {.tokens = kTokens}, row));
     }
-    EXPECT_LT(RelativeError(one.out, Masked([&](int head, int64_t i, int64_t j) {
-                              return (starts.empty() || j >= starts[i]) &&
-                                     (i / queries == j / queries ||
-                                      std::ranges::binary_search(
-                                          rows[head * of_sequence + i / queries],
-                                          j / kernels::kGroupKeys));
-                            })),
-              1e-5);
+    EXPECT_LT(
+        RelativeError(one.out, Masked([&](int head, int64_t i, int64_t j) {
+                        return (starts.empty() || j >= starts[i]) &&
+                               (i / queries == j / queries ||
+                                std::ranges::binary_search(rows[head * of_sequence + i / queries],
+                                                           j / kernels::kGroupKeys));
+                      })),
+        1e-5);
     for (const int ranks : {2, 4}) {
       for (const LayoutKind kind :
            {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {

@@ -29,8 +29,8 @@ bool InGroup(const LayerIndex& index, const kernels::ShardLayout& layout, int he
              int64_t key) {
   if (!index.has_groups()) return false;
   const kernels::ChosenGroups groups = index.Groups();
-  const int64_t tiles = index.group_tiles.Tiles(layout.local_tokens()),
-                tile = local / groups.tile, group = key / kernels::kGroupKeys;
+  const int64_t tiles = index.group_tiles.Tiles(layout.local_tokens()), tile = local / groups.tile,
+                group = key / kernels::kGroupKeys;
   const int64_t word = groups.rows[tile] + group / 32;
   return word < groups.rows[tile + 1] &&
          (groups.chosen[head * groups.rows[tiles] + word] >> group % 32 & 1) != 0;

@@ -247,13 +247,14 @@ struct NarrowRowsStep {
   uint8_t* keys = nullptr;     // [n, kv_heads, kScoreDims]
 };
 
-// Groups of kGroupKeys keys for tiles of 64 or 16 queries. The score of a group is the largest, over the
-// visible pairs of a query of the tile and a key of the group, of scale * q.k of their narrow rows
-// less the query's largest such product over all keys that it sees; a query with no visible pair in
-// the group has no say, nor has a pair whose product is NaN. Candidates are the groups that lie
-// before the tile's first query and hold a key of its document or of a later query's. The tile
-// keeps those with the highest scores, ties to the lower group in even heads, to the higher one in
-// odd heads (TiesGoLate): as many as its budget says, all candidates where there are fewer.
+// Groups of kGroupKeys keys for tiles of 64 or 16 queries. The score of a group is the largest,
+// over the visible pairs of a query of the tile and a key of the group, of scale * q.k of their
+// narrow rows less the query's largest such product over all keys that it sees; a query with no
+// visible pair in the group has no say, nor has a pair whose product is NaN. Candidates are the
+// groups that lie before the tile's first query and hold a key of its document or of a later
+// query's. The tile keeps those with the highest scores, ties to the lower group in even heads, to
+// the higher one in odd heads (TiesGoLate): as many as its budget says, all candidates where there
+// are fewer.
 struct KeyGroupGateStep {
   const uint8_t* queries = nullptr;  // [tile's Rows(n), heads, kScoreDims]: NarrowRowsStep's
   const uint8_t* keys = nullptr;     // [tokens, kv_heads, kScoreDims]: of the whole sequence

@@ -28,13 +28,16 @@ struct SpreadRows {
     const int64_t within = row % kGroupTile;
     return row / kGroupTile * tile + (within < tile ? within : tile - 1);
   }
-  // Tiles of kGroupTile that the groups before the `place`-th of row [head, tile] `row` are counted
-  // as in reports, as TilesOfGroups: rows of few queries have few pairs, and are rounded up and down
-  // in turn.
-  RINGLEADER_HOST_DEVICE int32_t TilesOfGroups(int64_t row, int32_t place) const {
+  // Tiles of kGroupTile that the groups before the `place`-th of row [head, tile of `queries`] are
+  // counted as in reports, as TilesOfGroups: rows of few queries have few pairs, and are rounded up
+  // and down in turn, by where they are in the sequence.
+  RINGLEADER_HOST_DEVICE int32_t TilesOfGroups(const ShardLayout& queries, int64_t row,
+                                               int32_t place) const {
     if (!is_spread()) return kernels::TilesOfGroups(place);
     const int32_t groups = kGroupTile * kGroupTile / (tile * kGroupKeys);  // of a tile
-    return (place + static_cast<int32_t>(row % groups)) / groups;
+    const int64_t tiles = Tiles(queries.local_tokens()),
+                  of_sequence = queries.Position(row % tiles * tile) / tile;
+    return (place + static_cast<int32_t>((of_sequence + row / tiles) % groups)) / groups;
   }
   // What the tiles' own keys are counted as: as many pairs.
   int64_t OwnTiles(int64_t queries) const {
