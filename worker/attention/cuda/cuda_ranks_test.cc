@@ -195,7 +195,7 @@ patterns::AttentionOptions KeyGroups(int queries = 64) {
 TEST_P(CudaRanksTest, KeyGroups) {
   for (const int queries : {64, 16}) {
     SCOPED_TRACE(queries);
-    ExpectSameAsOneRank("key groups", KeyGroups(queries));
+    ExpectSameAsOneRank("key groups of " + std::to_string(queries), KeyGroups(queries));
     // In each of its three layers as many as the CPU keeps in its one; which they are may differ
     // within rounding.
     const Result gpu = RunOnGpu(Small(), With(KeyGroups(queries)));
