@@ -6,6 +6,7 @@
 //       [--nodes 1] [--steps 3] [--csv FILE] [--profile FOLDER] [--trainer bin/ringleader-trainer]
 //       [--config FILE] [--engine cuda|cpu] [--layout striped,documents] [--documents ProLong-like]
 //       [--precision bfloat16,fp8,fp8_all_layers] [--heads 1,2] [--dense-below 0,4096]
+//       [--group-queries 16|64]
 //
 // Sparse: vertical-slash by top-k, --verticals columns and --slash-share of all block diagonals a
 // head. A pattern's name instead has it visit --density of the causal tiles. Weights and tokens are
@@ -285,6 +286,9 @@ void AddOptions(CLI::App& app, Flags* flags) {
   app.add_option("--density", flags->options.density,
                  "share of the causal tiles that a named pattern visits; 0: its defaults hold")
       ->check(CLI::Range(0.0, 1.0));
+  app.add_option("--group-queries", flags->options.group_queries,
+                 "attention.group_queries of key_groups, in all of a call's cases")
+      ->check(CLI::IsMember({16, 64}));
   app.add_option("--heads", flags->heads,
                  "parallelism.heads of the job: Ulysses with as many as there are GPUs, else USP")
       ->delimiter(',')

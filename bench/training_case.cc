@@ -107,6 +107,9 @@ absl::StatusOr<v1::JobSpec> MakeSpec(const CaseOptions& options, const TrainingC
     attention->set_pattern(v1::AttentionSpec::DENSE);
   } else if (run.mode != "sparse") {
     RETURN_IF_ERROR(SetPattern(run.mode, options.density, run.tokens, attention));
+    if (attention->pattern() == v1::AttentionSpec::KEY_GROUPS) {
+      attention->set_group_queries(options.group_queries);
+    }
   } else {
     attention->set_pattern(v1::AttentionSpec::VERTICAL_SLASH);
     attention->set_select(v1::AttentionSpec::TOP_K);

@@ -34,7 +34,8 @@ struct CaseOptions {
   // Of sparse cases, a head: columns, and the share of all block diagonals.
   uint32_t verticals = 2621;
   double slash_share = 0.055;
-  double density = 0.05;  // of cases named by a pattern; 0: the pattern's defaults hold
+  double density = 0.05;        // of cases named by a pattern; 0: the pattern's defaults hold
+  uint32_t group_queries = 64;  // attention.group_queries of key_groups
 };
 
 // The job of a case, on the tokens that are packed in `folder`, where it has its checkpoints, too.
