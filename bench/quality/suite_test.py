@@ -98,8 +98,15 @@ class SuiteTest(unittest.TestCase):
             for of in (first, plan):
                 self.assertEqual(of.more.batch * of.tokens, 65536)
                 self.assertEqual(of.eval_documents * of.tokens, 131072)
-            self.assertEqual((plan.more.steps, plan.more.rate, plan.more.weights, plan.densities, plan.patterns),
-                             (first.more.steps, first.more.rate, first.more.weights, first.densities, first.patterns))
+            self.assertEqual((plan.more.steps, plan.more.rate, plan.more.weights, plan.densities),
+                             (first.more.steps, first.more.rate, first.more.weights, first.densities))
+
+    def test_short_lengths_ask_all_but_the_strides_that_save_time_at_long_ones(self):
+        every = set(suite.attentions(0.1, 4096))
+        for name in ("4096", "8192"):
+            left = every - set(suite.PLANS[name].patterns)
+            self.assertEqual(left, {"xattention, stride 32", "xattention, stride 64"}, name)
+        self.assertFalse(suite.PLANS["65536"].patterns, "all of them")
 
 
 if __name__ == "__main__":

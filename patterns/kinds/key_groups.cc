@@ -178,8 +178,9 @@ void SpreadTiles(const IndexInputs& inputs, IndexDevice& device, LayerIndex& ind
   const kernels::ShardLayout& layout = inputs.layout;
   const kernels::SpreadRows& tiles = index.group_tiles;
   const int64_t queries = layout.local_tokens();
-  const SequenceDocuments* const documents =
+  const SequenceDocuments* documents =
       inputs.documents == nullptr ? nullptr : inputs.documents->host.get();
+  if (documents != nullptr && documents->local_starts.empty()) documents = nullptr;  // one
   const auto start_of = [&](int64_t query) {
     return documents == nullptr ? 0 : documents->local_starts[std::min(query, queries - 1)];
   };

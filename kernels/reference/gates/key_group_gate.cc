@@ -93,7 +93,7 @@ class KeyGroupGate {
         // What is not a number is larger than nothing, and has no say.
         const int64_t end = std::min(begin + keys, tile.first + i + 1);
         for (int64_t j = std::max(begin, start); j < end; ++j) {
-          const float logit = memory[i * kChunk + j - begin] * step_.scale;
+          const float logit = memory[int64_t{i} * kChunk + j - begin] * step_.scale;
           if (logit > top[i]) top[i] = logit;
           if (j >= tile.first) continue;
           float& most = of_row[i * groups + j / kGroupKeys - tile.first_group()];
@@ -150,7 +150,8 @@ void ChooseKeyGroups(Engine& engine, int heads, int kv_heads, const KeyGroupGate
                 tiles = TileCount(step.query_layout.local_tokens(), step.tile);
   std::vector<float> wide(tokens * kScoreDims), packed(RoundUp(tokens, math.panel) * kScoreDims);
   for (int kv_head = 0; kv_head < kv_heads; ++kv_head) {
-    Widen(step.keys + kv_head * kScoreDims, int64_t{kv_heads} * kScoreDims, tokens, wide.data());
+    Widen(step.keys + int64_t{kv_head} * kScoreDims, int64_t{kv_heads} * kScoreDims, tokens,
+          wide.data());
     PackTransposed(wide.data(), kScoreDims, static_cast<int>(tokens), kScoreDims, math.panel,
                    packed.data());
     engine.pool().For(group * tiles, [&](int64_t task, int worker) {

@@ -93,7 +93,7 @@ void NarrowRows(Engine& engine, const TokenMajor<const float>& q, const TokenMaj
     engine.pool().For(x.tokens, [&](int64_t i, int) {
       for (int head = 0; head < x.heads; ++head) {
         NarrowRow(x.data + i * x.token_stride + head * x.head_stride, x.head_dim,
-                  step.dims + head / group * kScoreDims, inverses[head / group],
+                  step.dims + int64_t{head / group} * kScoreDims, inverses[head / group],
                   rows + (spread.RowOf(i) * x.heads + head) * kScoreDims);
       }
     });

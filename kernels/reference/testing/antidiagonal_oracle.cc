@@ -116,7 +116,7 @@ std::string AntidiagonalOracle::Complaint(const uint32_t* chosen, const ShardLay
     for (int64_t block = 0; block < blocks_; ++block) {
       if ((chosen[row * words + block / 32] >> block % 32 & 1) != 0) kept.push_back(block);
     }
-    const std::string wrong =
+    std::string wrong =
         Complaint(static_cast<int>(row / tiles),
                   layout.Position(row % tiles * step_.tile) / step_.tile, kept, tolerance);
     if (!wrong.empty()) return wrong;

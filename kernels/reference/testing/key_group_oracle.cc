@@ -217,9 +217,8 @@ std::string KeyGroupOracle::Complaint(const std::vector<uint32_t>& chosen,
   }
   for (int head = 0; head < heads_; ++head) {
     for (int64_t tile = 0; tile + 1 < std::ssize(rows); ++tile) {
-      const std::string wrong =
-          Complaint(head, layout.Position(tile * queries) / queries,
-                    GroupsOfRow(chosen, layout, head, tile, queries), tolerance);
+      std::string wrong = Complaint(head, layout.Position(tile * queries) / queries,
+                                    GroupsOfRow(chosen, layout, head, tile, queries), tolerance);
       if (!wrong.empty()) return wrong;
     }
   }

@@ -217,18 +217,23 @@ kernels::KeyGroups CpuCall::GroupsOf(const Step& step) {
   return groups_.lists.Of(step.owner);
 }
 
+kernels::AttentionForwardArgs<float> CpuCall::ForwardArgs(
+    const Step& step, const kernels::TileSelection& tiles) const {
+  return {.q = tensors_.q,
+          .k = KeysOf(step, 0),
+          .v = KeysOf(step, 1),
+          .out = tensors_.out,
+          .lse = tensors_.lse,
+          .query_layout = step.mine,
+          .key_layout = step.owner,
+          .tiles = tiles,
+          .scale = shape().scale()};
+}
+
 absl::Status CpuCall::AttendSpread(const Step& step) {
   const kernels::SpreadRows& tiles = step.index.group_tiles;
   const TokenMajor<const float>& q = tensors_.q;
-  kernels::AttentionForwardArgs<float> args = {.q = q,
-                                               .k = KeysOf(step, 0),
-                                               .v = KeysOf(step, 1),
-                                               .out = tensors_.out,
-                                               .lse = tensors_.lse,
-                                               .query_layout = step.mine,
-                                               .key_layout = step.owner,
-                                               .tiles = step.index.OwnTiles(),
-                                               .scale = shape().scale()};
+  kernels::AttentionForwardArgs<float> args = ForwardArgs(step, step.index.OwnTiles());
   int64_t counted = 0;
   if (step.owner.rank == step.mine.rank) {
     RETURN_IF_ERROR(reference::AttentionForward(device_.engine(), args));
@@ -285,17 +290,8 @@ absl::Status CpuCall::Attend(const Step& step) {
   HopTiles hop = TilesOf(step.index, tensors_.q.heads, step.mine, step.owner);
   hop.tiles.groups = GroupsOf(step);
   int64_t tiles = 0;
-  RETURN_IF_ERROR(reference::AttentionForward(device_.engine(),
-                                              {.q = tensors_.q,
-                                               .k = KeysOf(step, 0),
-                                               .v = KeysOf(step, 1),
-                                               .out = tensors_.out,
-                                               .lse = tensors_.lse,
-                                               .query_layout = step.mine,
-                                               .key_layout = step.owner,
-                                               .tiles = hop.tiles,
-                                               .scale = shape().scale()},
-                                              &tiles));
+  RETURN_IF_ERROR(
+      reference::AttentionForward(device_.engine(), ForwardArgs(step, hop.tiles), &tiles));
   device_.StatsOf(layer_).tiles_per_ring_step[step.number] += tiles;
   return absl::OkStatus();
 }

@@ -117,6 +117,8 @@ class CpuCall : public AttentionCall {
   // Part 0: the keys, part 1: the values that a step attends to.
   kernels::TokenMajor<const float> KeysOf(const Step& step, int part) const;
   kernels::TokenMajor<float> GradientsIn(void* slot, int64_t keys, int part) const;
+  kernels::AttentionForwardArgs<float> ForwardArgs(const Step& step,
+                                                   const kernels::TileSelection& tiles) const;
   kernels::AttentionBackwardArgs<float> BackwardArgs(const Step& step,
                                                      const kernels::TileSelection& tiles,
                                                      void* slot) const;

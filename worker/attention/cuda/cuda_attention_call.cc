@@ -38,7 +38,7 @@ Tensor Spread(const kernels::SpreadRows& tiles, const Tensor& queries, float pad
   const int64_t count = queries.size(0), whole = count / tiles.tile;
   std::vector<int64_t> sizes = queries.sizes().vec();
   sizes[0] = tiles.Rows(count);
-  const Tensor rows = torch::full(sizes, padding, queries.options());
+  Tensor rows = torch::full(sizes, padding, queries.options());
   const Tensor to = rows.unflatten(0, {-1, kernels::kGroupTile}).narrow(1, 0, tiles.tile);
   const int64_t held = whole * tiles.tile;
   to.narrow(0, 0, whole).copy_(queries.narrow(0, 0, held).unflatten(0, {whole, tiles.tile}));

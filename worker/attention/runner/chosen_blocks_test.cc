@@ -252,10 +252,12 @@ TEST_F(AttentionEngineTest, WhatIsChosenIsWhatIsAttendedTo) {
 TEST_F(AttentionEngineTest, KeyGroupsAreTheOraclesOnAnyNumberOfRanks) {
   using kernels::reference::testing::GroupsOfRow;
   const std::vector<int64_t> packed = {0, 70, 71, 640, 1500};
-  for (const auto& [queries, documents] : {std::pair(kTile, std::vector<int64_t>{}),
-                                           {kTile, packed},
-                                           {16, std::vector<int64_t>{}},
-                                           {16, packed}}) {
+  for (const auto& asked : {std::pair(kTile, std::vector<int64_t>{}),
+                            {kTile, packed},
+                            {16, std::vector<int64_t>{}},
+                            {16, packed}}) {
+    const int queries = asked.first;
+    const std::vector<int64_t>& documents = asked.second;
     SCOPED_TRACE(::testing::Message() << "tiles of " << queries);
     patterns::AttentionOptions options = {.pattern = patterns::Pattern::kKeyGroups,
                                           .density = 0.1,

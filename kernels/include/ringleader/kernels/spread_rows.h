@@ -41,7 +41,7 @@ struct SpreadRows {
   }
   // What the tiles' own keys are counted as: as many pairs.
   int64_t OwnTiles(int64_t queries) const {
-    const int64_t of_tile = kGroupTile / tile * (kGroupTile / tile);
+    const int64_t share = kGroupTile / tile, of_tile = share * share;
     return (Tiles(queries) + of_tile - 1) / of_tile;
   }
   // A layout of the rows of queries that `queries` deals in whole tiles of kGroupTile. Its
