@@ -336,7 +336,7 @@ dense attention's first product each, whatever the share; the rest of a layer, a
 that are not finite have no say. On several ranks the narrow keys of the whole sequence, 64 bytes a token and KV head, are gathered,
 twice in memory until the choice is made. A choice is kept for backward as a bit for each tile of queries, head and earlier
 group (tokens² / 8,192 bytes a head, of the whole sequence; four times as many with 16 queries), at any density; a layer at a time it is spelled out as lists, 4 bytes for each
-tile, head and group kept. Memory estimates count both, and with 16 queries queries, gradients and sums in 64 rows for each 16. In packed documents a
+tile, head and group kept. Memory estimates count both and, where 16 queries choose, what these take in 64 rows: queries, gradients and sums. In packed documents a
 tile chooses from the document of its first query on. `attention.tile` is 64. The choice looks at later queries of a tile:
 `attention.selection: causal` is refused. On GPUs gradients of groups are added in any order: `training.deterministic`
 is refused there, and works on the CPU, where a tile of 64 keys is computed in full if one of its groups is kept.
