@@ -109,7 +109,7 @@ PLANS["long"] = dataclasses.replace(
     more=Stage(131072, 60, 1, 3e-4, weights=LONG), texts=[], densities=[0.05, 0.1], eval_documents=1,
     eval_weights={"text": 4}, repeats=[],
     patterns=("key-groups", "vertical-slash, spread", "block-topk", f"block-topk{CAUSAL}", "window"))
-# All patterns at all densities in sequences of 4,096, 8,192 and 65,536 tokens, each with a model whose curriculum ends at its
+# All patterns (of XAttention's strides, in short ones, the shortest) at all densities in sequences of 4,096, 8,192 and 65,536 tokens, each with a model whose curriculum ends at its
 # length: how often words come is learned anew for longer documents, and forgotten for shorter ones.
 SHORT = [dataclasses.replace(stage, tokens=16384) for stage in PLANS["gpu"].curriculum if stage.length < 4096]
 OF_4096 = Stage(4096, 300, 8, 1e-3, rounds=6, weights=LONG)

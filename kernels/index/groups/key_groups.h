@@ -6,6 +6,7 @@
 // Products of all visible pairs are computed twice, once for each query's largest and once for the
 // scores: of n local queries that see m keys each, 4 * n * m * heads * 64 operations of the tensor
 // cores in e4m3. At 131,072 tokens on one rank with 16 heads these are 3.5e13, 18 ms of an H200.
+// Tiles of 16 queries are padded to 64 rows, which are multiplied, too.
 #pragma once
 
 #include <cuda_runtime_api.h>

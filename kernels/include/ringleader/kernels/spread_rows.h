@@ -8,8 +8,8 @@
 
 namespace ringleader::kernels {
 
-// Tiles of `tile` queries take kGroupTile rows each: a tile's queries, then padding that no pair
-// counts of. With tiles of kGroupTile queries rows are queries.
+// Tiles of `tile` queries take kGroupTile rows each: a tile's queries, then padding without a say.
+// With tiles of kGroupTile queries rows are queries.
 struct SpreadRows {
   int32_t tile = kGroupTile;  // a power of two, at most kGroupTile
 
@@ -21,7 +21,7 @@ struct SpreadRows {
     return is_spread() ? Tiles(queries) * kGroupTile : queries;
   }
   RINGLEADER_HOST_DEVICE int64_t RowOf(int64_t query) const {
-    return query / tile * kGroupTile + query % tile;
+    return is_spread() ? query / tile * kGroupTile + query % tile : query;
   }
   // The query of a row or, of padding, the last one before it that its tile may have.
   RINGLEADER_HOST_DEVICE int64_t QueryOf(int64_t row) const {
