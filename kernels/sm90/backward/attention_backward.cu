@@ -126,12 +126,25 @@ struct PartsMemory {
         end(items + heads * most * blocks + kMostCtas) {}
 };
 
-// Parts of the queries whose q, dO and dQ take two thirds of a Hopper's L2.
+// Whether a block of keys is seen by the fewer queries the later it lies: under a causal mask among
+// a shard's own tokens and among stripes, where all shards lie alike. Others' keys in contiguous
+// and zigzag shards lie before whole parts of the queries.
+bool IsTriangle(const Args& args) {
+  const ShardLayout &queries = args.query_layout, &keys = args.key_layout;
+  const bool lie_alike = queries.kind == LayoutKind::kStriped || queries.rank == keys.rank;
+  return args.tiles.intervals == nullptr && (lie_alike || queries.ranks == 1);
+}
+
+// Parts of the queries whose q, dO and dQ take two thirds of a Hopper's L2. A triangle's lists,
+// shorter from block to block, bring CTAs at different blocks together again: they are walked whole
+// where memory is fast enough for what L2 misses until then.
 ListParts PartsOf(const Args& args, const AttentionShape& shape) {
+  constexpr double kFastMemory = 4e12;  // bytes a second
   constexpr int64_t kPartBytes = int64_t{32} << 20;
   constexpr int64_t kMostItems = int64_t{1} << 29;
   constexpr int32_t kFewestTiles = 8;
   if (args.tiles.pattern != TilePattern::kCsr || args.deterministic) return {};
+  if (IsTriangle(args) && MemoryBandwidth() >= kFastMemory) return {};
   const int64_t bytes = shape.query_tokens * shape.head_dim * (2 + 2 + 4);  // bf16, bf16, fp32
   const int64_t items = std::max<int64_t>(KeyBlocks(shape.key_tokens) * shape.heads, 1);
   const int64_t most =
