@@ -5,6 +5,8 @@
 #include <set>
 #include <vector>
 
+#include "patterns/pattern.h"
+
 namespace ringleader::patterns {
 namespace {
 
@@ -57,6 +59,33 @@ class Probed {
   int64_t count_ = 0;
 };
 
+// The queries that choose for others.
+class Choosing {
+ public:
+  Choosing(const AttentionOptions& options, int64_t tokens, const SequenceDocuments* documents) {
+    if (options.pattern == Pattern::kVerticalSlash) {
+      const std::vector<int64_t> estimate =
+          ChooseEstimateQueries(tokens, options.estimate_queries,
+                                options.estimate_at == EstimateAt::kSpread, documents)
+              .positions;
+      estimate_.insert(estimate.begin(), estimate.end());
+    }
+    const bool firsts_choose = options.selection == Selection::kCausal &&
+                               DefinitionOf(options.pattern).causal_choice == CausalChoice::kOnAsk;
+    if (firsts_choose) tile_ = options.tile;
+  }
+  bool Contains(int64_t position) const {
+    return estimate_.contains(position) || (tile_ > 0 && position % tile_ == 0);
+  }
+
+ private:
+  std::set<int64_t> estimate_;
+  int64_t tile_ = 0;  // of which the first query chooses for all; 0: none
+};
+
+// Of so many queries one is probed at most, so that tiles keep others that choose.
+constexpr int64_t kFewest = 4;
+
 }  // namespace
 
 bool ProbesAt(const AttentionOptions& options, uint64_t step) {
@@ -66,22 +95,16 @@ bool ProbesAt(const AttentionOptions& options, uint64_t step) {
 
 EstimateQueries ChooseProbeQueries(const AttentionOptions& options, int64_t tokens, uint64_t step,
                                    const SequenceDocuments* documents) {
-  std::set<int64_t> choosing;  // queries
-  if (options.pattern == Pattern::kVerticalSlash) {
-    const std::vector<int64_t> estimate =
-        ChooseEstimateQueries(tokens, options.estimate_queries,
-                              options.estimate_at == EstimateAt::kSpread, documents)
-            .positions;
-    choosing.insert(estimate.begin(), estimate.end());
-  }
+  const Choosing choosing(options, tokens, documents);
   const Probed probed(options, tokens, documents);
-  const int64_t of = probed.count(), count = std::min(of, kProbeQueries);
+  const int64_t of = probed.count();
+  const int64_t count = std::min({of, kProbeQueries, std::max<int64_t>(of / kFewest, 1)});
   EstimateQueries probe;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t begin = i * of / count, end = (i + 1) * of / count;
     const uint64_t draw = Mixed(step * kProbeQueries + i);
     int64_t number = begin + static_cast<int64_t>(draw % static_cast<uint64_t>(end - begin));
-    while (choosing.contains(probed.Position(number)) && std::ssize(choosing) < of) {
+    for (int64_t tried = 1; tried < of && choosing.Contains(probed.Position(number)); ++tried) {
       number = (number + of - 1) % of;
     }
     probe.positions.push_back(probed.Position(number));
@@ -91,6 +114,11 @@ EstimateQueries ChooseProbeQueries(const AttentionOptions& options, int64_t toke
     probe.starts.push_back(StartOf(documents, position));
   }
   return probe;
+}
+
+std::optional<float> SilenceOf(const AttentionOptions& options) {
+  if (options.selection == Selection::kCausal) return std::nullopt;
+  return DefinitionOf(options.pattern).silence;
 }
 
 }  // namespace ringleader::patterns

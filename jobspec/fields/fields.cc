@@ -111,9 +111,8 @@ constexpr Field kFieldsAfterPatterns[] = {
     {"attention.probe_every", Need::kDefault, "16", {0, kMaxCount}, kSparse,
      "Steps between two probes of what the pattern keeps: of 64 queries a sequence, the share of "
      "their exact attention that lies in what they visited, by layer and head (`ringctl report`); 0: "
-     "never. Under `vertical_slash` they are others than those that chose; where queries choose for "
-     "themselves or for their tile, those that are probed have chosen, too. A probe costs a layer "
-     "about what the index of `vertical_slash` does.", false, kCausal},
+     "never. They have no say in the choice of that step, but under `moba`, where a query chooses for "
+     "itself alone. A probe costs a layer about what the index of `vertical_slash` does.", false, kCausal},
     {"attention.balance.anchor", Need::kDefault, "none", {}, kSparse,
      "To what those that wait for each other are brought by keeping less or more than the pattern would: "
      "data-parallel groups, and trainers of a ring where their tiles of queries choose apart "

@@ -119,6 +119,7 @@ extern constinit const PatternDefinition kBlockTopKDefinition = {
     .sample = Sample,
     .listed_tiles = ListedTiles,
     .set_density = SetDensity,
+    .silence = 0.0f,
     .page =
         R"(Mixture of Block Attention (MoBA, arXiv 2502.13189) with a gate for each tile of queries, not for each query, which is
 faster and coarser. Keys are cut into blocks of `attention.block_size` tokens. A tile of queries sees its own block up

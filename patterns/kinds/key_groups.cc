@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <ranges>
 #include <vector>
 
@@ -313,6 +314,7 @@ extern constinit const PatternDefinition kKeyGroupsDefinition = {
     .backward_factor = 2.2,  // gradients of groups are added in memory: 41 ms a layer of 131,072
                              // tokens and 16 heads of 128 on an H200 at 5 %
     .repeats_on_gpus = false,
+    .silence = std::numeric_limits<float>::quiet_NaN(),
     .reads_kv_heads_queries = true,
     .page =
         R"(Block-sparse attention with blocks of 64 or 16 queries and 8 keys. Per layer, head and step, each tile

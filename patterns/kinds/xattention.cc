@@ -150,6 +150,7 @@ extern constinit const PatternDefinition kXAttentionDefinition = {
     .listed_tiles = ListedTiles,
     .set_density = SetDensity,
     .pair_operations = PairOperations,
+    .silence = 0.0f,
     .page =
         R"(XAttention (arXiv 2503.16428), here in training and in a ring. Queries and keys are cut into groups of
 `attention.stride` tokens. A group of queries sees a group of keys by the mean logit along their antidiagonal, the

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <span>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -175,6 +176,28 @@ CallShape CpuCall::shape() const {
           .heads = tensors_.q.heads,
           .kv_heads = tensors_.k.heads,
           .head_dim = tensors_.q.head_dim};
+}
+
+absl::Status CpuCall::Silence(const DeviceArray<int64_t>& rows, float value) {
+  if (rows.size == 0) return absl::OkStatus();
+  const TokenMajor<const float>& q = tensors_.q;
+  const int64_t width = int64_t{q.heads} * q.head_dim;
+  choosing_.resize(q.tokens * width);
+  CopyRows(q, DenseRows(choosing_.data(), q.tokens, q));
+  for (const int64_t row : std::span(rows.data(), rows.size)) {
+    std::fill_n(choosing_.data() + row * width, width, value);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CpuCall::LetSpeak() {
+  choosing_ = {};
+  return absl::OkStatus();
+}
+
+TokenMajor<const float> CpuCall::ChoosingQueries() const {
+  if (choosing_.empty()) return tensors_.q;
+  return DenseRows(choosing_.data(), tensors_.q.tokens, tensors_.q);
 }
 
 absl::StatusOr<std::unique_ptr<RingSlots>> CpuCall::PlaceKv(const ring::RingSchedule& schedule,

@@ -67,6 +67,8 @@ class CpuCall : public AttentionCall {
   int64_t kv_row() const override { return int64_t{tensors_.k.heads} * tensors_.k.head_dim; }
   absl::StatusOr<std::unique_ptr<RingSlots>> PlaceKv(const ring::RingSchedule& schedule,
                                                      int64_t slot_tokens) override;
+  absl::Status Silence(const DeviceArray<int64_t>& rows, float value) override;
+  absl::Status LetSpeak() override;
   absl::Status StartOutput() override { return absl::OkStatus(); }
   absl::Status GatherColumns(const Step& step) override;
   absl::Status Attend(const Step& step) override;
@@ -122,6 +124,8 @@ class CpuCall : public AttentionCall {
   kernels::AttentionBackwardArgs<float> BackwardArgs(const Step& step,
                                                      const kernels::TileSelection& tiles,
                                                      void* slot) const;
+  // q, with the silence of those that are silent.
+  kernels::TokenMajor<const float> ChoosingQueries() const;
   // The groups that the step's keys have, from lists that the call makes once.
   kernels::KeyGroups GroupsOf(const Step& step);
   // Tiles of fewer than 64 queries that chose groups (LayerIndex::group_tiles).
@@ -131,6 +135,7 @@ class CpuCall : public AttentionCall {
   CpuAttentionDevice& device_;
   const int layer_;
   const Tensors tensors_;
+  std::vector<float> choosing_;  // [n, heads, d]: q while some are silent; empty: none is
   std::optional<kernels::reference::IndexEstimate> estimate_;  // from RowMax on
   std::vector<HeadChoice> choices_;                            // [heads], from Select on
   kernels::reference::ListedGroups groups_;                    // the index's, of all owners

@@ -290,7 +290,7 @@ absl::Status CpuCall::CountProbe(const patterns::VerticalSlash& work) {
 }
 
 absl::Status CpuCall::Run(const kernels::BlockStep& step) {
-  reference::RunBlockStep(device_.engine(), tensors_.q, tensors_.k, step);
+  reference::RunBlockStep(device_.engine(), ChoosingQueries(), tensors_.k, step);
   return absl::OkStatus();
 }
 

@@ -33,6 +33,8 @@ class CudaCall : public AttentionCall {
   int64_t kv_row() const override { return tensors_.k.size(1) * tensors_.k.size(2); }
   absl::StatusOr<std::unique_ptr<RingSlots>> PlaceKv(const ring::RingSchedule& schedule,
                                                      int64_t slot_tokens) override;
+  absl::Status Silence(const DeviceArray<int64_t>& rows, float value) override;
+  absl::Status LetSpeak() override;
   absl::Status StartOutput() override;
   absl::Status GatherColumns(const Step& step) override;
   absl::Status Attend(const Step& step) override;
@@ -118,6 +120,7 @@ class CudaCall : public AttentionCall {
   torch::Tensor run_sums_;               // [heads, E, runs], from RowMax to Mass
   kernels::index::SelectArgs selected_;  // after Select
   std::vector<torch::Tensor> selected_memory_;
+  torch::Tensor silent_rows_, silent_queries_;  // their places and what stood there
   // The index's groups of keys, of all owners.
   torch::Tensor groups_, group_bounds_;
   kernels::GroupLists group_lists_;

@@ -230,6 +230,24 @@ absl::Status CudaCall::CountProbe(const patterns::VerticalSlash& work) {
   return absl::OkStatus();
 }
 
+absl::Status CudaCall::Silence(const DeviceArray<int64_t>& rows, float value) {
+  if (rows.size == 0) return absl::OkStatus();
+  silent_rows_ =
+      torch::from_blob(rows.data(), {rows.size}, tensors_.q.options().dtype(torch::kLong));
+  Tensor q = tensors_.q.variable_data();  // autograd counts no version: LetSpeak() undoes it
+  silent_queries_ = q.index_select(0, silent_rows_);
+  q.index_fill_(0, silent_rows_, value);
+  return absl::OkStatus();
+}
+
+absl::Status CudaCall::LetSpeak() {
+  if (!silent_rows_.defined()) return absl::OkStatus();
+  tensors_.q.variable_data().index_copy_(0, silent_rows_, silent_queries_);
+  silent_rows_.reset();  // freed in stream order
+  silent_queries_.reset();
+  return absl::OkStatus();
+}
+
 absl::Status CudaCall::Run(const kernels::BlockStep& step) {
   const auto q = View(tensors_.q), k = View(tensors_.k);
   const Tensor scratch = kernels::ops::Scratch(

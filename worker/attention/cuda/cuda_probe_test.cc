@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -98,6 +99,34 @@ TEST_P(CudaProbeTest, IsTheExactShareOfWhatWasVisited) {
         }
       }
     }
+  }
+}
+
+// The output of all other queries is the same, whatever the probed ones ask; in a step without a
+// probe, where these choose with the others, it is not. What is left of a row of a head's output
+// are the same sums over the same keys, but for the order of those over groups and owners.
+TEST_P(CudaProbeTest, WhatProbedQueriesAskChoosesNothing) {
+  for (auto [name, options] : Patterns()) {
+    const std::optional<float> silence = patterns::SilenceOf(options);
+    if (!silence.has_value()) continue;
+    SCOPED_TRACE(name);
+    options.layout = GetParam().layout;
+    options.ring = GetParam().ring;
+    const std::vector<int64_t> positions =
+        patterns::ChooseProbeQueries(options, kTokens, kStep, nullptr).positions;
+    const torch::Tensor probed = torch::tensor(positions, torch::kLong);
+    Sequence changed = Small();
+    changed.q = changed.q.index_copy(0, probed, -30 * changed.q.index_select(0, probed));
+    const auto error_of_others = [&] {
+      const torch::Tensor before = RunOnGpu(Small(), options, Gpus::kShared).out;
+      const torch::Tensor after = RunOnGpu(changed, options, Gpus::kShared).out;
+      return testing::RelativeError(after.index_fill(0, probed, 0),
+                                    before.index_fill(0, probed, 0));
+    };
+    options.probe_every = 1;
+    EXPECT_LT(error_of_others(), testing::kTolerance);
+    options.probe_every = 0;
+    EXPECT_GT(error_of_others(), 10 * testing::kTolerance);
   }
 }
 

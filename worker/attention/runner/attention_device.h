@@ -74,6 +74,11 @@ class AttentionCall : public IndexDevice {
   virtual absl::StatusOr<std::unique_ptr<RingSlots>> PlaceKv(const ring::RingSchedule& schedule,
                                                              int64_t slot_tokens) = 0;
 
+  // From here on `value` stands in the place of the local queries `rows` in what Run(BlockStep)
+  // chooses, until LetSpeak(). `rows` outlives that.
+  virtual absl::Status Silence(const DeviceArray<int64_t>& rows, float value) = 0;
+  virtual absl::Status LetSpeak() = 0;
+
   // Forward: output without a sum yet; then, with each owner's keys, their selected columns are
   // picked up and attention to their selected tiles is merged into the output, and counted.
   virtual absl::Status StartOutput() = 0;

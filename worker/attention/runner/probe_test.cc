@@ -226,6 +226,16 @@ TEST_P(ProbeTest, IsNotDueInEveryStep) {
 
 TEST_P(ProbeTest, QueriesThatChoseAreNotProbed) {
   const auto documents = patterns::MakeDocuments({.tokens = kTokens}, GetParam());
+  const AttentionOptions by_first{.pattern = Pattern::kBlockTopK,
+                                  .selection = patterns::Selection::kCausal,
+                                  .block_size = kTile,
+                                  .tile = kTile};
+  for (uint64_t step = 1; step <= 20; ++step) {
+    for (const int64_t position :
+         patterns::ChooseProbeQueries(by_first, kTokens, step, documents->get()).positions) {
+      EXPECT_NE(position % kTile, 0);
+    }
+  }
   for (const bool spread : {false, true}) {
     AttentionOptions options{.pattern = Pattern::kVerticalSlash, .estimate_queries = 256};
     if (spread) options.estimate_at = patterns::EstimateAt::kSpread;
@@ -243,6 +253,57 @@ TEST_P(ProbeTest, QueriesThatChoseAreNotProbed) {
       }
     }
     EXPECT_GT(places.size(), 400u);  // not the same ones in every step
+  }
+}
+
+// The output of all other queries is the same, whatever the probed ones ask; in a step without a
+// probe, where these choose with the others, it is not.
+TEST_P(ProbeTest, WhatProbedQueriesAskChoosesNothing) {
+  std::vector<AttentionOptions> choosing = SparseOptions();
+  std::erase_if(choosing, [](const AttentionOptions& options) {
+    return options.pattern == Pattern::kMoba || options.pattern == Pattern::kSlidingWindow;
+  });
+  choosing.push_back({.pattern = Pattern::kKeyGroups, .density = 0.3, .group_queries = 16});
+  choosing.push_back({.pattern = Pattern::kBlockTopK,
+                      .selection = patterns::Selection::kCausal,
+                      .block_size = 2 * kTile,
+                      .topk_blocks = 2});
+  const Tensor q = q_;
+  for (AttentionOptions options : choosing) {
+    options.tile = kTile;
+    const std::vector<int64_t> positions = Probed(options).positions;
+    const auto others_differ = [&] {
+      const std::vector<RankResult> before = Run(options);
+      for (const int64_t position : positions) {
+        for (int head = 0; head < kHeads; ++head) {
+          for (int x = 0; x < kHeadDim; ++x) q_.at(position, head, x) *= -30.0f;
+        }
+      }
+      const std::vector<RankResult> after = Run(options);
+      q_ = q;
+      int differ = 0;
+      for (int rank = 0; rank < options.ring.ranks(); ++rank) {
+        const Tensor &out = before[rank].out, &changed = after[rank].out;
+        for (int64_t i = 0; i < out.tokens; ++i) {
+          if (std::ranges::binary_search(positions, LayoutOf(options, rank).Position(i))) continue;
+          for (int head = 0; head < kHeads; ++head) {
+            for (int x = 0; x < kHeadDim; ++x) {
+              differ += out.at(i, head, x) != changed.at(i, head, x) ? 1 : 0;
+            }
+          }
+        }
+      }
+      return differ;
+    };
+    for (const int ranks : {1, 4}) {
+      SCOPED_TRACE(::testing::Message() << static_cast<int>(options.pattern) << " of " << ranks);
+      options.ring.inner = ranks;
+      options.probe_every = 11;
+      EXPECT_EQ(others_differ(), 0);
+      if (!GetParam().empty()) continue;  // of few blocks some keep those alone that all keep
+      options.probe_every = 0;
+      EXPECT_EQ(others_differ() > 0, patterns::SilenceOf(options).has_value());
+    }
   }
 }
 

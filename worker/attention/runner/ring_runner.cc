@@ -79,7 +79,7 @@ absl::Status RingRunner::SetDocuments(int64_t tokens, std::span<const int64_t> f
                          firsts[1] == tokens - padding && prefix_ends.empty();
   for (const KnownDocument& known : known_documents_) {
     if (!is_single || known.tokens != tokens || known.padding != padding) continue;
-    probe_ = nullptr;
+    Forget();
     documents_ = known.documents;
     return absl::OkStatus();
   }
@@ -137,7 +137,7 @@ absl::Status RingRunner::SetSpread(const ring::DocumentLayout& layout) {
 
 void RingRunner::UseDocuments(std::shared_ptr<const SequenceDocuments> documents, int64_t tokens) {
   documents_ = nullptr;
-  probe_ = nullptr;
+  Forget();
   if (documents == nullptr) return;
   const patterns::EstimateQueries queries = patterns::ChooseEstimateQueries(
       tokens, options_.estimate_queries, options_.estimate_at == patterns::EstimateAt::kSpread,
@@ -147,7 +147,12 @@ void RingRunner::UseDocuments(std::shared_ptr<const SequenceDocuments> documents
 
 void RingRunner::SetStep(uint64_t step) {
   step_ = step;
-  probe_ = nullptr;
+  Forget();
+}
+
+void RingRunner::Forget() {
+  probed_.reset();
+  silent_.reset();
 }
 
 AttentionStats RingRunner::TakeStats() {
@@ -319,30 +324,54 @@ absl::StatusOr<std::shared_ptr<const LayerIndex>> RingRunner::Forward(AttentionC
 
 absl::Status RingRunner::Probe(AttentionCall& call) {
   const patterns::IndexInputs inputs = InputsOf(call);
-  const int64_t tokens = inputs.layout.tokens;
   RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::index));
-  if (probe_ == nullptr || probe_tokens_ != tokens) {
-    std::shared_ptr<const SequenceDocuments> documents =
-        documents_ == nullptr ? nullptr : documents_->host;
-    const patterns::EstimateQueries queries =
-        patterns::ChooseProbeQueries(options_, tokens, step_, documents.get());
-    if (documents == nullptr) {
-      documents = std::make_shared<SequenceDocuments>(
-          SequenceDocuments{.tokens = tokens, .firsts = {0}, .local_starts = {}});
-    }
-    probe_ = device_.Upload(std::move(documents), queries);
-    probe_tokens_ = tokens;
-  }
-  patterns::VerticalSlash work = {.layout = inputs.layout,
-                                  .heads = inputs.heads,
-                                  .tile = options_.tile,
-                                  .blocks = (tokens + options_.tile - 1) / options_.tile,
-                                  .scale = inputs.scale,
-                                  .queries = static_cast<int32_t>(probe_->estimate_positions.size),
-                                  .documents = probe_.get()};
+  const DeviceDocuments& queries = *ProbedBy(call).queries;
+  patterns::VerticalSlash work = {
+      .layout = inputs.layout,
+      .heads = inputs.heads,
+      .tile = options_.tile,
+      .blocks = (inputs.layout.tokens + options_.tile - 1) / options_.tile,
+      .scale = inputs.scale,
+      .queries = static_cast<int32_t>(queries.estimate_positions.size),
+      .documents = &queries};
   RETURN_IF_ERROR(patterns::EstimateRows(work, inputs, call));
   RETURN_IF_ERROR(call.CountProbe(work));
   return device_.End();
+}
+
+const RingRunner::Probed& RingRunner::ProbedBy(const AttentionCall& call) {
+  const ShardLayout mine = Mine(documents_.get(), call);
+  if (probed_.has_value() && probed_->tokens == mine.tokens) return *probed_;
+  std::shared_ptr<const SequenceDocuments> documents =
+      documents_ == nullptr ? nullptr : documents_->host;
+  const patterns::EstimateQueries queries =
+      patterns::ChooseProbeQueries(options_, mine.tokens, step_, documents.get());
+  if (documents == nullptr) {
+    documents = std::make_shared<SequenceDocuments>(
+        SequenceDocuments{.tokens = mine.tokens, .firsts = {0}, .local_starts = {}});
+  }
+  probed_ = {.tokens = mine.tokens,
+             .positions = queries.positions,
+             .queries = device_.Upload(std::move(documents), queries)};
+  return *probed_;
+}
+
+const DeviceArray<int64_t>& RingRunner::SilentIn(AttentionCall& call) {
+  const ShardLayout mine = Mine(documents_.get(), call);
+  if (silent_.has_value() && silent_->tokens == mine.tokens) return silent_->rows;
+  std::vector<int64_t> positions;
+  if (patterns::ProbesAt(options_, step_)) positions = ProbedBy(call).positions;
+  // Padding in the tile that the content ends in.
+  const bool is_one = documents_ == nullptr || documents_->host == nullptr;
+  const int64_t content = is_one ? mine.tokens : documents_->host->content;
+  for (int64_t i = content; i < mine.tokens && i % options_.tile != 0; ++i) positions.push_back(i);
+  std::vector<int64_t> rows;
+  for (const int64_t position : positions) {
+    if (mine.Owner(position) == mine.rank) rows.push_back(mine.LocalIndex(position));
+  }
+  silent_ = {.tokens = mine.tokens,
+             .rows = rows.empty() ? DeviceArray<int64_t>() : patterns::UploadArray(call, rows)};
+  return silent_->rows;
 }
 
 patterns::IndexInputs RingRunner::InputsOf(const AttentionCall& call) const {
@@ -364,8 +393,11 @@ absl::StatusOr<std::shared_ptr<LayerIndex>> RingRunner::ChooseTiles(AttentionCal
   RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::index));
   patterns::AttentionOptions options = options_;
   if (is_dense(call.layer())) options.pattern = patterns::Pattern::kDense;
+  const std::optional<float> silence = patterns::SilenceOf(options);
+  if (silence.has_value()) RETURN_IF_ERROR(call.Silence(SilentIn(call), *silence));
   ASSIGN_OR_RETURN(std::shared_ptr<LayerIndex> index,
                    patterns::BuildIndex(options, InputsOf(call), call));
+  if (silence.has_value()) RETURN_IF_ERROR(call.LetSpeak());
   RETURN_IF_ERROR(device_.End());
   return index;
 }

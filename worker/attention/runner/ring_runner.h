@@ -75,6 +75,19 @@ class RingRunner {
     Known known;
   };
 
+  // The queries that a step probes in sequences of `tokens` tokens.
+  struct Probed {
+    int64_t tokens = 0;
+    std::vector<int64_t> positions;
+    std::shared_ptr<const DeviceDocuments> queries;
+  };
+  // This rank's queries that have no say in what others of their tile attend to, in sequences of
+  // `tokens` tokens.
+  struct Silent {
+    int64_t tokens = 0;
+    DeviceArray<int64_t> rows;
+  };
+
   // A document by itself, with or without padding, that forwards attended to.
   struct KnownDocument {
     int64_t tokens = 0, padding = 0;
@@ -113,6 +126,10 @@ class RingRunner {
                               RingSlots& kv);
   absl::Status AttendSteps(const Step& own, RingSlots& kv, AttentionCall& call);
   absl::Status Probe(AttentionCall& call);
+  // What concerns this step or these documents alone.
+  void Forget();
+  const Probed& ProbedBy(const AttentionCall& call);
+  const DeviceArray<int64_t>& SilentIn(AttentionCall& call);
   // What building a layer's index starts from, but for its work.
   patterns::IndexInputs InputsOf(const AttentionCall& call) const;
   absl::Status BackwardSteps(const Step& own, RingSlots& kv, RingSlots& gradients,
@@ -126,9 +143,8 @@ class RingRunner {
   uint64_t step_ = 0;                                 // of training; 0: none
   float move_ = 1.0f;                                 // of the next forwards
   std::vector<patterns::LayerBudgets> head_budgets_;  // by layer, likewise
-  std::shared_ptr<const DeviceDocuments>
-      probe_;                 // queries of this step's probe; null: to be chosen
-  int64_t probe_tokens_ = 0;  // of the sequence that they are of
+  std::optional<Probed> probed_;                      // by this step; nullopt: to be chosen
+  std::optional<Silent> silent_;                      // likewise, in the documents
   std::vector<KnownRows> known_rows_;
   std::vector<KnownDocument> known_documents_;
   RingBytes ring_bytes_;

@@ -101,6 +101,14 @@ class LoggingCall : public AttentionCall {
     if (Gathers(schedule)) slots->Gather();
     return slots;
   }
+  absl::Status Silence(const DeviceArray<int64_t>& rows, float value) override {
+    if (rows.size > 0) log_.push_back(absl::StrCat("silence ", rows.size, " by ", value));
+    is_silent_ = rows.size > 0;
+    return absl::OkStatus();
+  }
+  absl::Status LetSpeak() override {
+    return std::exchange(is_silent_, false) ? Say("let speak") : absl::OkStatus();
+  }
   absl::Status StartOutput() override { return Say("output"); }
   absl::Status GatherColumns(const Step& step) override { return Say("pick up", &step); }
   absl::Status Attend(const Step& step) override { return Say("attend", &step); }
@@ -168,6 +176,7 @@ class LoggingCall : public AttentionCall {
   }
   Log& log_;
   const std::string name_;
+  bool is_silent_ = false;
 };
 
 struct Orders {
@@ -349,6 +358,31 @@ TEST(RingRunnerTest, AStepProbesWhenItIsDue) {
   EXPECT_EQ(forward(patterns::Pattern::kVerticalSlash, 2), "finish, ]");
   EXPECT_EQ(forward(patterns::Pattern::kVerticalSlash, 0), "finish, ]");  // an evaluation
   EXPECT_EQ(forward(patterns::Pattern::kDense, 1), "finish, ]");          // all there is
+}
+
+// Of 256 tokens one in four is probed, 32 of each rank; its tiles choose without them.
+TEST(RingRunnerTest, ProbedQueriesAreSilentWhileOthersChoose) {
+  LoggingDevice device(/*rank=*/0, /*ranks=*/2);
+  LoggingCall call(&device);
+  const auto index_of = [&](patterns::Selection selection, uint64_t step) {
+    const auto runner = RingRunner::Create({.pattern = patterns::Pattern::kBlockTopK,
+                                            .selection = selection,
+                                            .probe_every = 3,
+                                            .tile = 64,
+                                            .ring = {ring::RingKind::kFlat, 2, 1}},
+                                           &device);
+    EXPECT_TRUE(runner.ok()) << runner.status();
+    (*runner)->SetStep(step);
+    EXPECT_TRUE((*runner)->Forward(call).ok());
+    const std::string order = absl::StrJoin(std::exchange(device.log, {}), ", ");
+    const size_t begin = order.find("index["), end = order.find(']', begin);
+    return order.substr(begin, end - begin);
+  };
+  const std::string choice = "tile sums, gather, order, gate, ";
+  EXPECT_EQ(index_of(patterns::Selection::kFull, 3),
+            "index[, silence 32 by 0, " + choice + "let speak, ");
+  EXPECT_EQ(index_of(patterns::Selection::kFull, 2), "index[, " + choice);
+  EXPECT_EQ(index_of(patterns::Selection::kCausal, 3), "index[, " + choice);
 }
 
 TEST(BuildIndexTest, AnUnknownPatternIsNamed) {
