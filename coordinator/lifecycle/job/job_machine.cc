@@ -246,7 +246,6 @@ void JobMachine::Place(const std::vector<v1::Placement>& placements, const v1::S
   AttemptChanged();
   merger_ = StepMerger(world_size);
   failing_since_.reset();
-  failure_is_collateral_ = fenced_ = refused_for_now_ = false;
   start_deadline_ = now + options_->start_timeout;
   stop_mode_ = StopTrainers::MODE_UNSPECIFIED;
   mean_step_seconds_ = mean_step_tokens_ = 0;

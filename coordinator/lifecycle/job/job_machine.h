@@ -218,9 +218,6 @@ class JobMachine {
   // Facts about the current attempt that are not stored: a restarted coordinator needs none of
   // them.
   std::optional<absl::Time> failing_since_;
-  bool failure_is_collateral_ = false;
-  bool fenced_ = false;
-  bool refused_for_now_ = false;  // that is why it failed: no retry is counted
   absl::Time start_deadline_ = absl::InfiniteFuture();
   v1::StopTrainers::Mode stop_mode_ = v1::StopTrainers::MODE_UNSPECIFIED;
   double mean_step_seconds_ = 0, mean_step_tokens_ = 0;

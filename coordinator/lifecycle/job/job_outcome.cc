@@ -103,18 +103,17 @@ void JobMachine::OnStartRefused(const std::string& node, const std::string& why,
   avoid_[node] = now + BackOff(options_->refusal_pause, options_->max_retry_backoff, ++refusals_);
   // An attempt that has ended waits for ranks of which nothing was heard: these never began.
   if (attempt() == nullptr) return;
-  const bool is_cause = later && !attempt()->has_failure();
   for (const v1::Placement& placement : attempt()->placements()) {
     if (placement.node() != node) continue;
     for (uint32_t i = 0; i < placement.trainers(); ++i) {
       const uint32_t rank = placement.first_rank() + i;
       if (!Dead(attempt()->ranks(static_cast<int>(rank)))) SetRank(rank, RankStatus::FAILED);
     }
-    Blame(Retryable(static_cast<int>(placement.first_rank()), node,
-                    absl::StrCat("the worker did not start it: ", why)),
-          false, now);
+    v1::Failure failure = Retryable(static_cast<int>(placement.first_rank()), node,
+                                    absl::StrCat("the worker did not start it: ", why));
+    failure.set_refused(later && !attempt()->has_failure());
+    Blame(std::move(failure), false, now);
   }
-  refused_for_now_ = refused_for_now_ || (is_cause && attempt()->has_failure());
   Settle(now);
 }
 
@@ -173,10 +172,10 @@ void JobMachine::OnEndsLost(const std::string& node, const std::set<uint32_t>& r
 void JobMachine::Blame(v1::Failure failure, bool collateral, absl::Time now) {
   Attempt* const attempt = live();
   if (attempt == nullptr || job_.state() == Job::CANCELLING) return;
-  const bool better = !attempt->has_failure() || (failure_is_collateral_ && !collateral);
+  const bool better = !attempt->has_failure() || (attempt->failure().collateral() && !collateral);
   if (!better) return;
   if (!failing_since_) failing_since_ = now;
-  failure_is_collateral_ = collateral;
+  failure.set_collateral(collateral);
   const std::string reason = Describe(failure);
   *attempt->mutable_failure() = std::move(failure);
   AttemptChanged();
@@ -196,7 +195,7 @@ void JobMachine::Fence(absl::Time now) {
     v1::Failure failure =
         Lose(placement, absl::StrFormat("its node was out of sight for %s",
                                         absl::FormatDuration(options_->adoption_timeout)));
-    fenced_ = fenced_ || !attempt()->has_failure();
+    failure.set_fenced(!attempt()->has_failure());
     Blame(std::move(failure), false, now);
   }
 }
@@ -272,7 +271,7 @@ void JobMachine::Settle(absl::Time now) {
 
 // A collateral failure is all that is known, and a node is gone: that is where it began.
 void JobMachine::NameLostNode(Attempt* attempt) {
-  if (!failure_is_collateral_) return;
+  if (!attempt->failure().collateral()) return;
   for (const v1::Placement& placement : attempt->placements()) {
     if (!OutOfSight(placement) || !RunsOn(placement)) continue;
     *attempt->mutable_failure() =
@@ -314,7 +313,8 @@ void JobMachine::End(absl::Time now) {
     return;
   }
   // The first rank to leave in order takes the connections of the others along.
-  if (failure_is_collateral_ && AnyRank(*attempt, RankStatus::STOPPED)) attempt->clear_failure();
+  if (attempt->failure().collateral() && AnyRank(*attempt, RankStatus::STOPPED))
+    attempt->clear_failure();
   if (!attempt->has_failure()) {
     end(Attempt::PAUSED, attempt->state_reason());
     return;
@@ -322,11 +322,11 @@ void JobMachine::End(absl::Time now) {
   NameLostNode(attempt);
   LeaveOutWhatEndedIt(attempt);
   const v1::Failure& failure = attempt->failure();
-  if (failure.rank() >= 0 && failure.retryable() && !refused_for_now_ &&
+  if (failure.rank() >= 0 && failure.retryable() && !failure.refused() &&
       attempt->ranks(failure.rank()).state() == RankStatus::FAILED) {
     effects_.node_failures.push_back({failure.node(), failure.message()});
   }
-  end(fenced_ ? Attempt::FENCED : Attempt::FAILED, Describe(attempt->failure()));
+  end(failure.fenced() ? Attempt::FENCED : Attempt::FAILED, Describe(attempt->failure()));
   Retry(now);
 }
 
@@ -339,12 +339,14 @@ void JobMachine::Retry(absl::Time now) {
     return;
   }
   if (job_.state() == Job::PAUSING) return;
-  if (refused_for_now_) {
+  if (failure.refused()) {
+    // A coordinator that was started meanwhile does not know for how long.
+    const absl::Time until =
+        avoid_.try_emplace(failure.node(), now + options_->refusal_pause).first->second;
     SetTime(now + options_->retry_backoff, job_.mutable_retry_time());
     SetState(Job::RETRYING,
-             absl::StrFormat(
-                 "%s; it does not count as a retry, and goes elsewhere for %s", what,
-                 absl::FormatDuration(absl::Trunc(avoid_[failure.node()] - now, absl::Seconds(1)))),
+             absl::StrFormat("%s; it does not count as a retry, and goes elsewhere for %s", what,
+                             absl::FormatDuration(absl::Trunc(until - now, absl::Seconds(1)))),
              now);
     return;
   }

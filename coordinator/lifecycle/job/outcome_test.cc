@@ -434,5 +434,33 @@ TEST_F(OutcomeTest, AJobThatMovesOffBeforeItTrainsOrOutOfSightWaitsAgain) {
   }
 }
 
+// What is known of a failure is part of the record.
+TEST_F(OutcomeTest, ASuccessorNamesTheCauseOfAFailureThatWasCollateral) {
+  Run();
+  Exit(0, TrainerExited::FAILED, /*collateral=*/true);
+  Restart();
+  for (const uint32_t rank : {3, 1, 2}) successor_->OnExit(Failed(rank, rank != 3), now_);
+  EXPECT_EQ(successor_->attempt()->failure().rank(), 3);
+}
+
+TEST_F(OutcomeTest, ASuccessorCountsNoRetryForARefusal) {
+  Place();
+  machine_.OnStartRefused("nodes/b", "no room", now_, /*later=*/true);
+  Restart();
+  for (const uint32_t rank : {0, 1}) successor_->OnExit(Failed(rank, true), now_);
+  EXPECT_EQ(successor_->job().state(), Job::RETRYING);
+  EXPECT_EQ(successor_->job().retries_used(), 0u);
+  EXPECT_THAT(successor_->job().state_reason(), HasSubstr("goes elsewhere for"));
+}
+
+TEST_F(OutcomeTest, ASuccessorSaysThatAnAttemptWasFenced) {
+  Run();
+  machine_.OnSight("nodes/b", now_, now_);
+  Pass(options_.adoption_timeout);
+  Restart();
+  for (const uint32_t rank : {0, 1}) successor_->OnExit(Failed(rank, true), now_);
+  EXPECT_EQ(successor_->attempt()->state(), Attempt::FENCED);
+}
+
 }  // namespace
 }  // namespace ringleader::lifecycle
