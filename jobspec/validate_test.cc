@@ -166,6 +166,12 @@ TEST(ValidateTest, FieldsMustFitThePattern) {
 TEST(ValidateTest, HeadBudgetsFollowProbesThatThereAre) {
   EXPECT_EQ(Complaint({"attention.head_budgets=by_probe"}), "");
   EXPECT_EQ(Complaint({"attention.pattern=adaspa", "attention.head_budgets=by_probe"}), "");
+  EXPECT_EQ(Complaint({"attention.pattern=moba", "attention.topk_blocks=3",
+                       "attention.head_budgets=by_probe"}),
+            "");
+  EXPECT_THAT(Complaint({"attention.pattern=moba", "attention.topk_blocks=2",
+                         "attention.head_budgets=by_probe"}),
+              HasSubstr("attention.topk_blocks is 2, of which no head could keep half"));
   EXPECT_THAT(Complaint({"attention.head_budgets=by_probe", "attention.probe_every=0"}),
               HasSubstr("attention.head_budgets: by_probe follows the probes, of which "
                         "attention.probe_every: 0 asks for none; give attention.probe_every"));

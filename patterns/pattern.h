@@ -142,8 +142,9 @@ struct PatternDefinition {
   double backward_factor = 1;
   // Whether GPUs can add up its sums in the same order every time.
   bool repeats_on_gpus = true;
-  // What stands in a query's place while others choose, so that it has no say: 0 where products are
-  // summed, NaN where the largest counts. Null: queries choose for themselves, or a few for all.
+  // What stands in a query's place while others choose, so that it has no say: 0 where its products
+  // are summed with theirs, NaN where each has a row of its own. Null: queries choose for
+  // themselves, or a few for all.
   std::optional<float> silence = std::nullopt;
   // Whether a head's choice reads the queries of all heads with the same KV head.
   bool reads_kv_heads_queries = false;

@@ -83,8 +83,8 @@ class Choosing {
   int64_t tile_ = 0;  // of which the first query chooses for all; 0: none
 };
 
-// Of so many queries one is probed at most, so that tiles keep others that choose.
-constexpr int64_t kFewest = 4;
+// Of so many queries one at most is probed where the others choose without it.
+constexpr int64_t kOneIn = 4;
 
 }  // namespace
 
@@ -98,7 +98,9 @@ EstimateQueries ChooseProbeQueries(const AttentionOptions& options, int64_t toke
   const Choosing choosing(options, tokens, documents);
   const Probed probed(options, tokens, documents);
   const int64_t of = probed.count();
-  const int64_t count = std::min({of, kProbeQueries, std::max<int64_t>(of / kFewest, 1)});
+  const bool others_choose = SilenceOf(options).has_value();
+  const int64_t most = others_choose ? std::max<int64_t>(of / kOneIn, 1) : of;
+  const int64_t count = std::min({of, kProbeQueries, most});
   EstimateQueries probe;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t begin = i * of / count, end = (i + 1) * of / count;

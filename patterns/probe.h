@@ -19,11 +19,12 @@ inline constexpr int64_t kProbeQueries = 64;
 // of training.
 bool ProbesAt(const AttentionOptions& options, uint64_t step);
 
-// Chooses the queries that `step` probes, kProbeQueries or, of few tokens, one in four of them,
-// the same on all ranks. Each of as many equal parts of the sequence gives one, at a place that
-// differs from step to step or, if the query there chooses for others, the nearest before it that
-// does not. Padding gives none, nor do documents shorter than attention.dense_below where there are
-// longer ones: theirs is dense attention. `documents` may be null.
+// Chooses the queries that `step` probes, kProbeQueries or as many as there are tokens, the same on
+// all ranks; one in four of the tokens at most where others choose without them (SilenceOf). Each
+// of as many equal parts of the sequence gives one, at a place that differs from step to step or,
+// if the query there chooses for others, the nearest before it that does not. Padding gives none,
+// nor do documents shorter than attention.dense_below where there are longer ones: theirs is dense
+// attention. `documents` may be null.
 EstimateQueries ChooseProbeQueries(const AttentionOptions& options, int64_t tokens, uint64_t step,
                                    const SequenceDocuments* documents);
 

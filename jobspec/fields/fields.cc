@@ -109,7 +109,7 @@ constexpr Field kFieldsAfterPatterns[] = {
      "in training or evaluation, knows of what it predicts. `causal` goes with `sliding_window`, "
      "`block_topk`, `moba` and `fixed_blocks`."},
     {"attention.probe_every", Need::kDefault, "16", {0, kMaxCount}, kSparse,
-     "Steps between two probes of what the pattern keeps: of 64 queries a sequence, the share of "
+     "Steps between two probes of what the pattern keeps: of 64 queries a sequence (of a quarter of a short one), the share of "
      "their exact attention that lies in what they visited, by layer and head (`ringctl report`); 0: "
      "never. They have no say in the choice of that step, but under `moba`, where a query chooses for "
      "itself alone. A probe costs a layer about what the index of `vertical_slash` does.", false, kCausal},

@@ -44,6 +44,7 @@ double MemoryBandwidth() {
       constexpr double kTransfersAClock = 2;
       if (is_known) bandwidths[device] = kTransfersAClock * 1000.0 * kilohertz * bits / 8;
     }
+    static_cast<void>(cudaGetLastError());  // a driver that does not say is no fault of the caller
     return bandwidths;
   }();
   int device = 0;

@@ -160,9 +160,9 @@ std::vector<Case> DeterministicCases() {
 INSTANTIATE_TEST_SUITE_P(Shapes, DeterministicTest, ::testing::ValuesIn(DeterministicCases()),
                          [](const auto& info) { return info.param.name; });
 
-// Lists of so many queries and keys that calls walk them in parts (list_parts.cuh). The
-// deterministic one, which the tests of short sequences compare with the definition, walks them
-// whole.
+// Lists of so many queries and keys that calls walk them in parts (list_parts.cuh), triangles where
+// memory is not fast (PartsOf in attention_backward.cu). The deterministic one, which the tests of
+// short sequences compare with the definition, walks them whole.
 using PartsTest = AttentionTest;
 
 TEST_P(PartsTest, AddUpToTheWhole) {
@@ -256,6 +256,9 @@ std::vector<Case> PartsCases() {
     add({.name = "Intervals", .mask = MaskKind::kGlobalSliding});
     add({.name = "Chosen", .chosen = true});
     add({.name = "Striped", .layout = LayoutKind::kStriped, .ranks = 2, .stripe = 128});
+    // Others' keys come in parts also where memory is fast, which has a triangle's lists whole.
+    add({.name = "Zigzag", .layout = LayoutKind::kZigzag, .ranks = 2});
+    add({.name = "Contiguous", .layout = LayoutKind::kContiguous, .ranks = 2});
   }
   return cases;
 }

@@ -38,6 +38,17 @@ inline int64_t ContentOf(const IndexInputs& inputs) {
   return inputs.documents == nullptr ? inputs.layout.tokens : inputs.documents->host->content;
 }
 
+// This rank's tokens before that: its first ones.
+inline int64_t ContentRows(const IndexInputs& inputs) {
+  int64_t begin = 0, end = inputs.layout.local_tokens();
+  while (begin < end) {
+    const int64_t middle = begin + (end - begin) / 2;
+    const bool is_content = inputs.layout.Position(middle) < ContentOf(inputs);
+    (is_content ? begin : end) = is_content ? middle + 1 : middle;
+  }
+  return begin;
+}
+
 // The types that ranks sum.
 enum class SumType { kQueries, kInt32, kInt64 };  // kQueries: the type of q
 

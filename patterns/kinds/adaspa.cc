@@ -193,7 +193,7 @@ extern constinit const PatternDefinition kAdaSpaDefinition = {
     .index_memory = MemoryOf,
     .set_density = SetDensity,
     .pair_operations = PairOperations,
-    .silence = 0.0f,
+    .silence = std::numeric_limits<float>::quiet_NaN(),
     .page =
         R"(AdaSpa (arXiv 2502.21079), whose search is exact, here in training and in a ring: of all choices of tiles none
 holds more attention at its share. Per layer, head and step, a pass over all keys finds the log-sum-exp of each

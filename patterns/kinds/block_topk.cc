@@ -41,11 +41,7 @@ absl::Status Check(const AttentionOptions& options) {
         "attention.topk_blocks is %d; it must not be negative", options.topk_blocks));
   }
   RETURN_IF_ERROR(CheckProbedAlone(options, "block_topk"));
-  if (!options.adapt_by_probe || options.topk_blocks >= kLeastHalved) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrFormat(
-      "attention.topk_blocks is %d, of which no head could keep half; with attention.head_budgets: "
-      "by_probe give %d or more, or attention.head_budgets: equal",
-      options.topk_blocks, kLeastHalved));
+  return CheckHeadBlocks(options, kLeastHalved);
 }
 
 // Blocks that a tile keeps besides its own, in a head of the most budget.
@@ -77,6 +73,7 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
                             .block_size = options.block_size,
                             .topk_blocks = options.topk_blocks,
                             .head_halves = head_halves.data(),
+                            .choosing = ContentRows(inputs),
                             .first_query_gates = options.selection == Selection::kCausal,
                             .scale = inputs.scale,
                             .move = move,

@@ -72,6 +72,14 @@ absl::Status CheckProbedAlone(const AttentionOptions& options, std::string_view 
       pattern));
 }
 
+absl::Status CheckHeadBlocks(const AttentionOptions& options, int fewest) {
+  if (!options.adapt_by_probe || options.topk_blocks >= fewest) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "attention.topk_blocks is %d, of which no head could keep half; with attention.head_budgets: "
+      "by_probe give %d or more, or attention.head_budgets: equal",
+      options.topk_blocks, fewest));
+}
+
 absl::Status CheckHeadDensity(const AttentionOptions& options) {
   if (!options.adapt_heads || options.density <= kMostHeadDensity) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrFormat(

@@ -34,6 +34,9 @@ absl::Status CheckBlocks(std::string_view field, int64_t size, int64_t tokens,
 // INVALID_ARGUMENT where heads' budgets are to follow what the choice estimates of its recall,
 // which `pattern` does not.
 absl::Status CheckProbedAlone(const AttentionOptions& options, std::string_view pattern);
+// INVALID_ARGUMENT where heads' budgets are to follow the probes, but of attention.topk_blocks
+// fewer than `fewest`, so that no head would keep another number.
+absl::Status CheckHeadBlocks(const AttentionOptions& options, int fewest);
 // INVALID_ARGUMENT where a head with half more than attention.density would keep more than all.
 absl::Status CheckHeadDensity(const AttentionOptions& options);
 // The largest share of which half more is not.

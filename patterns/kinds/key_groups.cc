@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <ranges>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -123,13 +122,6 @@ absl::StatusOr<float> FindMove(const AttentionOptions& options, const IndexInput
   const auto factor = UploadArray(device, std::vector{move});
   RETURN_IF_ERROR(device.CountMove(before.data(), after.data(), factor.data()));
   return move;
-}
-
-// This rank's tokens before the sequence's padding: its first ones.
-int64_t ContentRows(const IndexInputs& inputs) {
-  const auto rows = std::views::iota(int64_t{0}, inputs.layout.local_tokens());
-  return *std::ranges::partition_point(
-      rows, [&](int64_t row) { return inputs.layout.Position(row) < ContentOf(inputs); });
 }
 
 // Queries and keys as KeyGroupGateStep reads them.

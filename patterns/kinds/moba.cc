@@ -27,7 +27,7 @@ constexpr PatternField kFields[] = {
     {"attention.head_budgets", "equal", {},
      "Whether queries keep as many blocks in all heads (`equal`), or besides their own half more in those that recall "
      "little and half of them in as many that recall much, by the probes of earlier steps (`by_probe`, with "
-     "`attention.probe_every`). `by_recall` is refused.",
+     "`attention.probe_every`; `attention.topk_blocks` is at least 3 then). `by_recall` is refused.",
      ReadHeadBudgets},
 };
 // clang-format on
@@ -47,7 +47,9 @@ absl::Status Check(const AttentionOptions& options) {
         "attention.topk_blocks is %d; a query keeps its own block at least", options.topk_blocks));
   }
   RETURN_IF_ERROR(CheckProbedAlone(options, "moba"));
-  return CheckHeadDensity(options);
+  if (options.density > 0.0) return CheckHeadDensity(options);
+  constexpr int kOwnAndTwo = 3;
+  return CheckHeadBlocks(options, kOwnAndTwo);
 }
 
 absl::Status CheckLength(const AttentionOptions& options, int64_t tokens) {

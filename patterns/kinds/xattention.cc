@@ -90,6 +90,7 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
                             .seen = index.seen(),
                             .tile = options.tile,
                             .stride = options.stride,
+                            .choosing = ContentRows(inputs),
                             .scale = inputs.scale,
                             .threshold = static_cast<float>(options.threshold),
                             .density = density,

@@ -157,7 +157,7 @@ int64_t Align(int64_t value, int64_t to) {
 
 Batches BatchesOf(int64_t query_tokens, int heads, const AntidiagonalGateStep& step) {
   Batches batches;
-  batches.rows = query_tokens / step.stride;
+  batches.rows = std::min(query_tokens, step.choosing) / step.stride;
   batches.blocks = (step.query_layout.tokens + step.tile - 1) / step.tile;
   batches.items = (step.query_layout.tokens / step.stride + kScoreColumns - 1) / kScoreColumns;
   const auto fitting = static_cast<int64_t>(kAntidiagonalWorkspaceBytes / batches.RowBytes());

@@ -284,7 +284,8 @@ __device__ __forceinline__ void AddMasses(const EstimateParams& p, const MassPar
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
         const float2 sums = kept.Load(run, first + i);
-        shares[i] = Exp2(sums.x - lse.x) + Exp2(sums.y - lse.y);
+        // A row that is no number has none, and the others have theirs.
+        shares[i] = fmaxf(Exp2(sums.x - lse.x), 0.0f) + fmaxf(Exp2(sums.y - lse.y), 0.0f);
       }
       const int rounded = __float2int_rn(SumOfLanes(shares) * static_cast<float>(1 << kMassBits));
       if (rounded > 0)

@@ -1,4 +1,7 @@
+#include <algorithm>
+
 #include "base/status_macros.h"
+#include "kernels/fused/cuda_status.h"
 #include "kernels/index/between_ranks.h"
 #include "kernels/index/gates/antidiagonal.h"
 #include "kernels/index/gates/block_steps.h"
@@ -28,7 +31,18 @@ struct Step {
   absl::Status operator()(const MeanGateStep& step) const {
     const int64_t tiles = (q.tokens + step.tile - 1) / step.tile;
     auto* const sums = static_cast<float*>(workspace);
-    RETURN_IF_ERROR((step.first_query_gates ? TileFirsts : TileSums)(q, step.tile, sums, stream));
+    if (step.first_query_gates) {
+      RETURN_IF_ERROR(TileFirsts(q, step.tile, sums, stream));
+    } else {
+      TokenMajor<const __nv_bfloat16> choosing = q;
+      choosing.tokens = std::min(q.tokens, step.choosing);
+      if (choosing.tokens < q.tokens) {
+        RETURN_IF_CUDA_ERROR(
+            cudaMemsetAsync(sums, 0, sizeof(float) * tiles * q.heads * q.head_dim, stream),
+            "TileSums: memset");
+      }
+      RETURN_IF_ERROR(TileSums(choosing, step.tile, sums, stream));
+    }
     return SelectBlocksByMean({.query_sums = sums,
                                .key_sums = step.key_sums,
                                .counted = step.counted,

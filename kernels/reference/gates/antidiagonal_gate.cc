@@ -44,8 +44,9 @@ class TileMasses {
   void Add(int head, int64_t a, const std::vector<float>& packed, float* logits,
            std::vector<int64_t>& mass) const {
     const int64_t groups = step_.query_layout.tokens / step_.stride, first_row = a * width_;
+    const int64_t choosing = std::min(step_.choosing, q_.tokens);
     const auto rows =
-        static_cast<int>(std::min<int64_t>(width_, q_.tokens / step_.stride - first_row));
+        static_cast<int>(std::min<int64_t>(width_, choosing / step_.stride - first_row));
     if (rows <= 0) return;
     const int64_t last = LastGroup(first_row + rows - 1);
     const int64_t columns = RoundUp(last + 1, math_.panel);

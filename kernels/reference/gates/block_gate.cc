@@ -127,8 +127,9 @@ std::vector<char> SelectBlocks(Engine& engine, const BlockTopKArgs& args) {
   engine.pool().For(heads * query_tiles, [&](int64_t task, int) {
     const int head = static_cast<int>(task / query_tiles);
     const int64_t a = task % query_tiles;
-    const int64_t end =
-        args.first_query_gates ? a * args.tile + 1 : std::min(args.q.tokens, (a + 1) * args.tile);
+    const int64_t end = args.first_query_gates
+                            ? a * args.tile + 1
+                            : std::min({args.q.tokens, args.choosing, (a + 1) * args.tile});
     std::vector<float> query(d, 0.0f);
     for (int64_t i = a * args.tile; i < end; ++i) {
       const float* row = args.q.data + i * args.q.token_stride + head * args.q.head_stride;
@@ -143,7 +144,7 @@ std::vector<char> SelectBlocks(Engine& engine, const BlockTopKArgs& args) {
         ScoreBlocks(query.data(), means.data() + head / group * blocks * d, d, seen, late);
     int64_t keep = OfHalves(args.topk_blocks, HalvesOf(args.head_halves, head));
     if (args.move.factor != nullptr) {
-      const auto queries = static_cast<double>(end - a * args.tile);
+      const auto queries = static_cast<double>(std::max<int64_t>(end - a * args.tile, 1));
       keep = KeepOfScores(scores, keep, double{args.scale} / queries, args.move,
                           MovePlace(args.query_layout.Position(a * args.tile) / args.tile, head));
     }
@@ -243,6 +244,7 @@ struct Step {
                               .block_size = step.block_size,
                               .topk_blocks = step.topk_blocks,
                               .head_halves = step.head_halves,
+                              .choosing = step.choosing,
                               .first_query_gates = step.first_query_gates,
                               .scale = step.scale,
                               .move = step.move});

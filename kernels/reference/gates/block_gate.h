@@ -26,6 +26,7 @@ struct BlockTopKArgs {
   int block_size = 512;                  // tokens, a multiple of tile
   int topk_blocks = 0;                   // besides a query's own
   const int32_t* head_halves = nullptr;  // MeanGateStep's
+  int64_t choosing = kAllChoose;         // likewise
   bool first_query_gates = false;
   float scale = 0.0f;
   ChoiceMove move = {};

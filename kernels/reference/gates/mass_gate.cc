@@ -134,8 +134,10 @@ void BlockMass(Engine& engine, const TokenMajor<const float>& q, const TokenMajo
     std::array<float, kMaxTile> shares;
     math.exp2_row_sums(rows, static_cast<int>(logits.stride()), of_block, logits.stride(),
                        lse.data() + head * q.tokens + tile * step.tile, shares.data());
-    const double mass = std::accumulate(shares.begin(), shares.begin() + rows, 0.0);
-    if (!std::isfinite(mass)) return;  // the step's loss will say so
+    double mass = 0.0;
+    for (int row = 0; row < rows; ++row) {
+      if (std::isfinite(shares[row])) mass += shares[row];
+    }
     step.mass[(head * logits.tiles() + tile) * blocks + block] =
         static_cast<int32_t>(std::llrint(std::ldexp(mass, kMassBits)));
   });

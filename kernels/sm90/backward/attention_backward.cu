@@ -128,11 +128,14 @@ struct PartsMemory {
 
 // Whether a block of keys is seen by the fewer queries the later it lies: under a causal mask among
 // a shard's own tokens and among stripes, where all shards lie alike. Others' keys in contiguous
-// and zigzag shards lie before whole parts of the queries.
+// and zigzag shards lie before whole parts of the queries, and those that gathered queries see
+// before all of them.
 bool IsTriangle(const Args& args) {
   const ShardLayout &queries = args.query_layout, &keys = args.key_layout;
-  const bool lie_alike = queries.kind == LayoutKind::kStriped || queries.rank == keys.rank;
-  return args.tiles.intervals == nullptr && (lie_alike || queries.ranks == 1);
+  const bool is_one_sequence =
+      queries.kind == keys.kind && queries.ranks == keys.ranks && queries.tokens == keys.tokens;
+  return args.tiles.intervals == nullptr && is_one_sequence &&
+         (queries.kind == LayoutKind::kStriped || queries.rank == keys.rank);
 }
 
 // Parts of the queries whose q, dO and dQ take two thirds of a Hopper's L2. A triangle's lists,

@@ -79,7 +79,7 @@ absl::Status RingRunner::SetDocuments(int64_t tokens, std::span<const int64_t> f
                          firsts[1] == tokens - padding && prefix_ends.empty();
   for (const KnownDocument& known : known_documents_) {
     if (!is_single || known.tokens != tokens || known.padding != padding) continue;
-    Forget();
+    probed_.reset();
     documents_ = known.documents;
     return absl::OkStatus();
   }
@@ -137,7 +137,7 @@ absl::Status RingRunner::SetSpread(const ring::DocumentLayout& layout) {
 
 void RingRunner::UseDocuments(std::shared_ptr<const SequenceDocuments> documents, int64_t tokens) {
   documents_ = nullptr;
-  Forget();
+  probed_.reset();
   if (documents == nullptr) return;
   const patterns::EstimateQueries queries = patterns::ChooseEstimateQueries(
       tokens, options_.estimate_queries, options_.estimate_at == patterns::EstimateAt::kSpread,
@@ -147,12 +147,7 @@ void RingRunner::UseDocuments(std::shared_ptr<const SequenceDocuments> documents
 
 void RingRunner::SetStep(uint64_t step) {
   step_ = step;
-  Forget();
-}
-
-void RingRunner::Forget() {
   probed_.reset();
-  silent_.reset();
 }
 
 AttentionStats RingRunner::TakeStats() {
@@ -339,7 +334,7 @@ absl::Status RingRunner::Probe(AttentionCall& call) {
   return device_.End();
 }
 
-const RingRunner::Probed& RingRunner::ProbedBy(const AttentionCall& call) {
+const RingRunner::Probed& RingRunner::ProbedBy(AttentionCall& call) {
   const ShardLayout mine = Mine(documents_.get(), call);
   if (probed_.has_value() && probed_->tokens == mine.tokens) return *probed_;
   std::shared_ptr<const SequenceDocuments> documents =
@@ -350,28 +345,14 @@ const RingRunner::Probed& RingRunner::ProbedBy(const AttentionCall& call) {
     documents = std::make_shared<SequenceDocuments>(
         SequenceDocuments{.tokens = mine.tokens, .firsts = {0}, .local_starts = {}});
   }
-  probed_ = {.tokens = mine.tokens,
-             .positions = queries.positions,
-             .queries = device_.Upload(std::move(documents), queries)};
-  return *probed_;
-}
-
-const DeviceArray<int64_t>& RingRunner::SilentIn(AttentionCall& call) {
-  const ShardLayout mine = Mine(documents_.get(), call);
-  if (silent_.has_value() && silent_->tokens == mine.tokens) return silent_->rows;
-  std::vector<int64_t> positions;
-  if (patterns::ProbesAt(options_, step_)) positions = ProbedBy(call).positions;
-  // Padding in the tile that the content ends in.
-  const bool is_one = documents_ == nullptr || documents_->host == nullptr;
-  const int64_t content = is_one ? mine.tokens : documents_->host->content;
-  for (int64_t i = content; i < mine.tokens && i % options_.tile != 0; ++i) positions.push_back(i);
   std::vector<int64_t> rows;
-  for (const int64_t position : positions) {
+  for (const int64_t position : queries.positions) {
     if (mine.Owner(position) == mine.rank) rows.push_back(mine.LocalIndex(position));
   }
-  silent_ = {.tokens = mine.tokens,
+  probed_ = {.tokens = mine.tokens,
+             .queries = device_.Upload(std::move(documents), queries),
              .rows = rows.empty() ? DeviceArray<int64_t>() : patterns::UploadArray(call, rows)};
-  return silent_->rows;
+  return *probed_;
 }
 
 patterns::IndexInputs RingRunner::InputsOf(const AttentionCall& call) const {
@@ -393,11 +374,13 @@ absl::StatusOr<std::shared_ptr<LayerIndex>> RingRunner::ChooseTiles(AttentionCal
   RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::index));
   patterns::AttentionOptions options = options_;
   if (is_dense(call.layer())) options.pattern = patterns::Pattern::kDense;
-  const std::optional<float> silence = patterns::SilenceOf(options);
-  if (silence.has_value()) RETURN_IF_ERROR(call.Silence(SilentIn(call), *silence));
-  ASSIGN_OR_RETURN(std::shared_ptr<LayerIndex> index,
-                   patterns::BuildIndex(options, InputsOf(call), call));
+  const std::optional<float> silence =
+      patterns::ProbesAt(options, step_) ? patterns::SilenceOf(options) : std::nullopt;
+  if (silence.has_value()) RETURN_IF_ERROR(call.Silence(ProbedBy(call).rows, *silence));
+  absl::StatusOr<std::shared_ptr<LayerIndex>> index =
+      patterns::BuildIndex(options, InputsOf(call), call);
   if (silence.has_value()) RETURN_IF_ERROR(call.LetSpeak());
+  RETURN_IF_ERROR(index.status());
   RETURN_IF_ERROR(device_.End());
   return index;
 }

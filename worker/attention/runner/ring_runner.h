@@ -78,14 +78,8 @@ class RingRunner {
   // The queries that a step probes in sequences of `tokens` tokens.
   struct Probed {
     int64_t tokens = 0;
-    std::vector<int64_t> positions;
     std::shared_ptr<const DeviceDocuments> queries;
-  };
-  // This rank's queries that have no say in what others of their tile attend to, in sequences of
-  // `tokens` tokens.
-  struct Silent {
-    int64_t tokens = 0;
-    DeviceArray<int64_t> rows;
+    DeviceArray<int64_t> rows;  // this rank's, as local queries
   };
 
   // A document by itself, with or without padding, that forwards attended to.
@@ -126,10 +120,7 @@ class RingRunner {
                               RingSlots& kv);
   absl::Status AttendSteps(const Step& own, RingSlots& kv, AttentionCall& call);
   absl::Status Probe(AttentionCall& call);
-  // What concerns this step or these documents alone.
-  void Forget();
-  const Probed& ProbedBy(const AttentionCall& call);
-  const DeviceArray<int64_t>& SilentIn(AttentionCall& call);
+  const Probed& ProbedBy(AttentionCall& call);
   // What building a layer's index starts from, but for its work.
   patterns::IndexInputs InputsOf(const AttentionCall& call) const;
   absl::Status BackwardSteps(const Step& own, RingSlots& kv, RingSlots& gradients,
@@ -144,7 +135,6 @@ class RingRunner {
   float move_ = 1.0f;                                 // of the next forwards
   std::vector<patterns::LayerBudgets> head_budgets_;  // by layer, likewise
   std::optional<Probed> probed_;                      // by this step; nullopt: to be chosen
-  std::optional<Silent> silent_;                      // likewise, in the documents
   std::vector<KnownRows> known_rows_;
   std::vector<KnownDocument> known_documents_;
   RingBytes ring_bytes_;

@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <variant>
 #include <vector>
 
@@ -50,6 +51,9 @@ struct OrderTilesStep {
   float* ordered = nullptr;  // [tiles of the sequence, row]
 };
 
+// Of a rank's first queries, so many choose: what comes after them is padding.
+inline constexpr int64_t kAllChoose = std::numeric_limits<int64_t>::max();
+
 // Each tile of queries keeps its own block and, of the others that it sees a key of, the
 // topk_blocks whose mean key its summed query, or the first one alone, scores highest, in fp32;
 // ties go to the lower block in even heads, to the higher one in odd heads (TiesGoLate). A head
@@ -67,8 +71,9 @@ struct MeanGateStep {
   int32_t block_size = 512;  // tokens, a multiple of tile
   int32_t topk_blocks = 0;
   const int32_t* head_halves = nullptr;  // HalvesOf
-  bool first_query_gates = false;        // by a query that no other of its tile precedes
-  float scale = 0.0f;                    // of logits; for a move alone
+  int64_t choosing = kAllChoose;
+  bool first_query_gates = false;  // by a query that no other of its tile precedes
+  float scale = 0.0f;              // of logits; for a move alone
   ChoiceMove move = {};
   uint32_t* chosen = nullptr;  // [heads, query tiles, BlockWords(blocks)]
 };
@@ -127,7 +132,8 @@ RINGLEADER_HOST_DEVICE inline int64_t LastGroupOf(const SeenKeys& seen, const Sh
 // keeps at most OfHalves of what that leaves besides its own block and the first one.
 //
 // A group's mass is 2^kMassBits (index.h), rounded once for each block, so that what is kept
-// depends on neither threads nor ranks. Groups that the end of the sequence cuts short have none.
+// depends on neither threads nor ranks. Groups that the end of the sequence, or of the queries that
+// choose, cuts short have none.
 //
 // kMaxScoredBlocks of a sequence at most.
 struct AntidiagonalGateStep {
@@ -137,6 +143,7 @@ struct AntidiagonalGateStep {
   SeenKeys seen = {};
   int32_t tile = 128;                    // of queries, and of the keys of a block
   int32_t stride = 16;                   // tokens, 8 to 64, a power of two
+  int64_t choosing = kAllChoose;         // queries
   float scale = 0.0f;                    // of logits
   float threshold = 0.9f;                // in (0, 1]
   float density = 0.0f;                  // in [0, 1]
