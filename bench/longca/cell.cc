@@ -66,8 +66,8 @@ std::string Row(const Cell& cell, const TableFacts& facts, const std::string& da
         cell.imbalance, cell.peak_mib, cell.error}) {
     absl::StrAppend(&row, ",", cell.note.empty() ? absl::StrFormat("%.4g", value) : "");
   }
-  return absl::StrCat(row, ",", Field(facts.lengths), ",", Field(facts.hardware), ",",
-                      Field(facts.commit), ",", date, "\n");
+  return absl::StrCat(row, ",", Field(facts.backend), ",", Field(facts.lengths), ",",
+                      Field(facts.hardware), ",", Field(facts.commit), ",", date, "\n");
 }
 
 // A row of bars for each scheme, choice and direction.
@@ -149,7 +149,7 @@ absl::Status WriteTable(const std::string& folder, const std::string& name,
   std::ofstream csv(absl::StrCat(folder, "/", name, ".csv"));
   csv << "mask,choice,scheme,direction,tokens,ranks,note,max_ms,max_p20_ms,max_p80_ms,mean_ms,"
          "mean_p20_ms,mean_p80_ms,plan_ms,with_plan_ms,gflops,share,mib_moved,mib_whole,imbalance,"
-         "peak_mib,error,lengths,hardware,commit,date\n";
+         "peak_mib,error,backend,lengths,hardware,commit,date\n";
   const std::string date = absl::FormatTime("%Y-%m-%d", absl::Now(), absl::LocalTimeZone());
   for (const Cell& cell : cells) csv << Row(cell, facts, date);
   std::ofstream svg(absl::StrCat(folder, "/", name, ".svg"));

@@ -53,6 +53,7 @@ int AddCells(std::vector<Cell> more, int heads, int head_dim, std::vector<Cell>*
 // What all rows of a table say.
 struct TableFacts {
   int heads = 0, head_dim = 0;
+  std::string backend;  // that computed and, between ranks, carried
   std::string lengths;  // of documents (lengths/document_lengths.h)
   std::string hardware, commit;
 };

@@ -23,7 +23,6 @@ using kernels::reference::Engine;
 using kernels::reference::testing::Tensor;
 
 constexpr int64_t kCheckedTokens = 448;  // in fp64
-constexpr uint64_t kSeed = 20251123;
 
 double Milliseconds(std::chrono::steady_clock::time_point since) {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - since)
@@ -45,16 +44,20 @@ std::vector<char> Draw(const Choice& choice, int64_t tiles) {
   const int64_t blocks = block_of.back() + 1;
   std::vector<char> visits(kHeads * tiles * tiles);
   for (int head = 0; head < kHeads; ++head) {
-    std::vector<char> is_heavy(blocks), is_drawn(blocks * blocks);
+    std::vector<char> is_heavy(blocks), is_stride(blocks), is_drawn(blocks * blocks);
     if (choice.kind == Choice::Kind::kLearned) {
       const double near = 4.0 / static_cast<double>(tiles);  // of a row: sink and neighbours
-      for (char& heavy : is_heavy) heavy = hits(std::max(0.0, choice.density - near));
+      // Half of what these leave goes to columns, half to diagonals.
+      for (std::vector<char>* const lines : {&is_heavy, &is_stride}) {
+        for (char& line : *lines) line = hits(std::max(0.0, choice.density - near) / 2);
+      }
     } else {
       for (char& drawn : is_drawn) drawn = hits(choice.density);
     }
     for (int64_t a = 0; a < tiles; ++a) {
       for (int64_t b = 0; b < tiles; ++b) {
-        const bool is_learned = b == 0 || std::abs(a - b) <= 1 || is_heavy[b] != 0;
+        const bool is_learned =
+            b == 0 || std::abs(a - b) <= 1 || is_heavy[b] != 0 || is_stride[std::abs(a - b)] != 0;
         const bool is_kept = choice.kind == Choice::Kind::kLearned
                                  ? is_learned
                                  : a == b || is_drawn[block_of[a] * blocks + block_of[b]] != 0;

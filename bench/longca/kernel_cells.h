@@ -20,8 +20,8 @@ struct Choice {
     kUniform,  // each tile that the mask shows by itself with probability `density`
     // Blocks of 1 to kLongestBlock tiles, alike in all heads; each pair of them as a whole.
     kVariable,
-    // As models choose: the first tile, those next to the diagonal, and columns of tiles that all
-    // rows of a head visit, until the share is reached.
+    // As models choose: the first tile, those next to the diagonal, and columns and diagonals of
+    // tiles that all rows of a head visit, until the share is reached.
     kLearned,
   };
   Kind kind = Kind::kAll;

@@ -282,6 +282,13 @@ TEST(DocumentLengthsTest, FollowAHistogram) {
   EXPECT_EQ(lengths->Firsts(1 << 20, 7), firsts);
   EXPECT_NE(lengths->Firsts(1 << 20, 8), firsts);
   EXPECT_THAT(lengths->Firsts(1, 7), ElementsAre(0));
+  // As python/tests/masks_bench_test.py has them.
+  EXPECT_THAT(DocumentLengths().Firsts(131072, kSeed),
+              ElementsAre(0, 23298, 28471, 49156, 103458, 105878, 114422));
+  const auto reversed = read(R"j({"[100,201)": 1, "[8,16)": 2})j");
+  ASSERT_EQ(reversed.status(), absl::OkStatus());
+  EXPECT_THAT(reversed->Firsts(200, kSeed),
+              ElementsAre(0, 13, 23, 36, 51, 60, 71, 84, 92, 100, 110, 123));
 
   for (const char* const wrong :
        {"", "[1, 2]", "{}", R"j({"[0,2)": 0})j", R"j({"[2,2)": 1})j", R"j({"[0,2": 1})j",
@@ -329,6 +336,7 @@ TEST(WriteTableTest, HoldsEveryCellAndWhatWasNotMeasured) {
     return WriteTable(path, "cells", cells,
                       {.heads = kHeads,
                        .head_dim = kHeadDim,
+                       .backend = "an engine",
                        .lengths = "pile",
                        .hardware = "2 x GPU, large",
                        .commit = "1234abcd"});
@@ -338,7 +346,8 @@ TEST(WriteTableTest, HoldsEveryCellAndWhatWasNotMeasured) {
   EXPECT_THAT(csv, HasSubstr("global_sliding,all,flat contiguous with helpers,backward,256,2,"
                              "unsupported,"));
   EXPECT_THAT(csv, HasSubstr("full,all,one rank,forward,0,1,,"));
-  EXPECT_EQ(CountOf(",pile,2 x GPU; large,1234abcd,20", csv), static_cast<int>(cells.size()));
+  EXPECT_EQ(CountOf(",an engine,pile,2 x GPU; large,1234abcd,20", csv),
+            static_cast<int>(cells.size()));
   std::set<int64_t> columns;
   for (size_t at = 0, end; (end = csv.find('\n', at)) != std::string::npos; at = end + 1) {
     columns.insert(std::count(csv.begin() + at, csv.begin() + end, ','));

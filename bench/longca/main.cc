@@ -22,6 +22,7 @@
 #include "bench/longca/pattern_choice.h"
 #include "bench/longca/problem.h"
 #include "bench/longca/python_peers.h"
+#include "kernels/reference/math/engine.h"
 
 namespace ringleader::bench {
 namespace {
@@ -52,11 +53,14 @@ absl::StatusOr<int> RunOnCpus(const BenchOptions& options) {
       choices.push_back({kind, percent / 100});
     }
   }
-  const TableFacts facts = {.heads = kHeads,
-                            .head_dim = kHeadDim,
-                            .lengths = options.lengths.name(),
-                            .hardware = CpuName(),
-                            .commit = options.commit};
+  const TableFacts facts = {
+      .heads = kHeads,
+      .head_dim = kHeadDim,
+      .backend =
+          absl::StrCat("CPU engine, ", kernels::reference::Engine(/*threads=*/1).math().name),
+      .lengths = options.lengths.name(),
+      .hardware = CpuName(),
+      .commit = options.commit};
   CpuRingCells bench(options.lengths);
   std::vector<Cell> kernel_cells, ring_cells;
   const auto write = [&]() -> absl::Status {
@@ -115,11 +119,13 @@ absl::StatusOr<int> Run(BenchOptions* options, bool on_gpus, const std::string* 
 
 int Main(int argc, char** argv) {
   BenchOptions options;
-  std::string engine = "cpu";
+  std::string engine = GpuCount() > 0 ? "cuda" : "cpu";
   CLI::App app("masks x kernels, choices and schemes x directions x lengths", "ringleader-bench");
-  app.add_option("--engine", engine,
-                 "cpu: kernels and schemes on CPU ranks. cuda: schemes on this machine's GPUs, of "
-                 "which more ranks than there are share one")
+  app.add_option(
+         "--engine", engine,
+         "cpu: kernels and schemes on CPU ranks. cuda: schemes on this machine's GPUs, of "
+         "which more ranks than there are share one; --peers adds kernels. The default where "
+         "there are GPUs")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
   app.add_option("--folder", options.folder, "gets the tables and pictures")->capture_default_str();

@@ -45,10 +45,11 @@ Mask MaskedSequence::MaskOf(MaskKind kind) const {
   const auto part = [&](int64_t of) {
     return static_cast<int32_t>(std::max<int64_t>(1, tokens / of));
   };
+  const int32_t published = std::min(1024, part(4));
   return {.kind = kind,
-          .window = part(kind == MaskKind::kGlobalSliding ? 12 : 8),
-          .prefix = part(kind == MaskKind::kPrefixCausal ? 3 : 16),
-          .block = part(8)};
+          .window = kind == MaskKind::kGlobalSliding ? part(12) : published,
+          .prefix = part(3),
+          .block = published};
 }
 
 std::vector<char> Problem::Shown(const Mask& mask) const {

@@ -11,11 +11,15 @@
 namespace ringleader::bench {
 
 inline constexpr int kHeads = 4, kKvHeads = 2, kHeadDim = 64, kTile = 64;
+inline constexpr uint64_t kSeed = 20251116;  // masks/lengths.py has the same
 
 // A length with its documents.
 struct MaskedSequence {
   MaskedSequence(int64_t tokens, uint64_t seed, const DocumentLengths& lengths = {});
 
+  // Windows and blocks of 1,024 tokens, as in LongCA-bench, or a quarter of a short sequence; what
+  // it draws, prefixes and the window of kGlobalSliding, are parts of the sequence.
+  // masks/problem.py has the same.
   kernels::Mask MaskOf(kernels::MaskKind kind) const;
 
   int64_t tokens;

@@ -180,6 +180,11 @@ def test_lengths_of_a_histogram(tmp_path):
     drawn = [after - first for first, after in zip(firsts, firsts[1:])]
     shares = [sum(low <= length < high for length in drawn) / len(drawn) for low, high in ((1, 4), (8, 16), (100, 200))]
     assert shares == pytest.approx([0.25, 0.5, 0.25], abs=0.03) and sum(shares) == 1
+    # As bench/longca/longca_test.cc has them.
+    assert list(lengths.PROLONG_LIKE.firsts(131072)) == [0, 23298, 28471, 49156, 103458, 105878, 114422]
+    histogram.write_text(json.dumps({"[100,201)": 1, "[8,16)": 2}))
+    assert list(lengths.of_histogram(histogram).firsts(200)) == [0, 13, 23, 36, 51, 60, 71, 84, 92, 100, 110, 123]
+    histogram.write_text(json.dumps({"[0,4)": 0.25, "[8,16)": 0.5, "[100,200)": 0.25}))
 
     bench = started(tmp_path, "--tokens", "256", "--masks", "causal_documents", "--choices", "all", "--kernels", "ringleader",
                     "--seconds", "0", "--lengths", histogram)

@@ -5,7 +5,7 @@ set -euo pipefail
 source "$(dirname "$0")/scratch.sh"
 bench() { "$bin/ringctl" bench attention "$@" >"$work/bench.log" 2>&1; }
 
-bench --folder "$work/tables" --tokens 128 --ranks 2 --repetitions 1 --densities 50 --masks causal causal_documents || fail "exit code $?"
+bench --engine cpu --folder "$work/tables" --tokens 128 --ranks 2 --repetitions 1 --densities 50 --masks causal causal_documents || fail "exit code $?"
 python3 - "$work/tables" <<'END' || fail "see above"
 import csv, sys
 
@@ -25,7 +25,7 @@ assert {row["choice"] for row in rows["rings"]} == {"all", "block_topk 50 %", "v
 END
 [[ -s $work/tables/longca_kernels.svg && -s $work/tables/longca_rings.svg ]] || fail "no pictures"
 
-bench --folder "$work/per-gpu" --tokens-per-gpu 128 256 --ranks 2 4 --repetitions 1 --patterns none --densities 50 --masks causal ||
+bench --engine cpu --folder "$work/per-gpu" --tokens-per-gpu 128 256 --ranks 2 4 --repetitions 1 --patterns none --densities 50 --masks causal ||
   fail "exit code $?"
 python3 - "$work/per-gpu" <<'END' || fail "see above"
 import csv, sys

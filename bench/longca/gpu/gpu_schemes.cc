@@ -25,11 +25,13 @@ absl::StatusOr<int> RunGpuSchemes(const BenchOptions& options) {
   if (cudaGetDeviceProperties(&properties, 0) != cudaSuccess) {
     return absl::FailedPreconditionError("the first GPU does not say what it is");
   }
-  const TableFacts facts = {.heads = kGpuHeads,
-                            .head_dim = kGpuHeadDim,
-                            .lengths = options.lengths.name(),
-                            .hardware = absl::StrCat(gpus, " x ", properties.name),
-                            .commit = options.commit};
+  const TableFacts facts = {
+      .heads = kGpuHeads,
+      .head_dim = kGpuHeadDim,
+      .backend = absl::StrCat("sm90, NCCL; more ranks than ", gpus, " share GPUs"),
+      .lengths = options.lengths.name(),
+      .hardware = absl::StrCat(gpus, " x ", properties.name),
+      .commit = options.commit};
   GpuRingCells bench(gpus, options.lengths);
   std::vector<Cell> cells;
   const auto write = [&] { return WriteTable(options.folder, "longca_gpu_rings", cells, facts); };

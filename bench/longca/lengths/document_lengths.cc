@@ -10,18 +10,37 @@
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "base/status_macros.h"
-#include "bench/length_distributions.h"
 
 namespace ringleader::bench {
+namespace {
+
+// SplitMix64, which is as short in Python.
+class SplitMix {
+ public:
+  explicit SplitMix(uint64_t seed) : state_(seed) {}
+  double Unit() {  // [0, 1)
+    uint64_t x = state_ += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return static_cast<double>((x ^ (x >> 31)) >> 11) * 0x1.0p-53;
+  }
+
+ private:
+  uint64_t state_;
+};
+
+}  // namespace
 
 absl::StatusOr<DocumentLengths> DocumentLengths::OfHistogram(const std::string& path) {
   ASSIGN_OR_RETURN(const std::string text, ReadRegularFile(path, 1 << 20));
-  const auto shares = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto shares = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!shares.is_object()) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, " is no JSON object of shares by bins, such as \"[32,64)\": 0.06"));
   }
   DocumentLengths lengths;
+  lengths.bins_.clear();
+  lengths.of_tokens_ = 0;
   lengths.name_ = std::filesystem::path(path).stem().string();
   double sum = 0;
   for (const auto& [bin, share] : shares.items()) {
@@ -50,20 +69,15 @@ absl::StatusOr<DocumentLengths> DocumentLengths::OfHistogram(const std::string& 
 }
 
 std::vector<int32_t> DocumentLengths::Firsts(int64_t tokens, uint64_t seed) const {
-  constexpr double kProLongLikeOf = 131072;  // tokens of a sequence
-  LengthRandom random(seed);
+  const double scale = of_tokens_ > 0 ? static_cast<double>(tokens) / of_tokens_ : 1.0;
+  SplitMix random(seed);
   std::vector<int32_t> firsts;
   for (int64_t first = 0; first < tokens;) {
     firsts.push_back(static_cast<int32_t>(first));
-    if (bins_.empty()) {
-      const auto drawn = static_cast<double>(ProLongLike(random));
-      first +=
-          std::max<int64_t>(1, std::llround(drawn * static_cast<double>(tokens) / kProLongLikeOf));
-      continue;
-    }
     const double place = random.Unit() * bins_.back().until;
     const auto bin = std::ranges::upper_bound(bins_, place, {}, &Bin::until);
-    first += static_cast<int64_t>(random.Between(bin->low, bin->high));
+    const double length = bin->low * std::pow(bin->high / bin->low, random.Unit()) * scale;
+    first += std::max<int64_t>(1, static_cast<int64_t>(length));
   }
   return firsts;
 }

@@ -11,8 +11,8 @@ namespace ringleader::bench {
 
 class DocumentLengths {
  public:
-  // ProLong-like (bench/length_distributions.h): those of a sequence of 131,072 tokens, scaled to
-  // the sequence's.
+  // ProLong-like, as in bench/length_distributions.h: those of a sequence of 131,072 tokens, scaled
+  // to the sequence's.
   DocumentLengths() = default;
 
   // Of a file in the form of LongCA-bench's histograms (arXiv 2510.17896), as pile.json beside this
@@ -24,6 +24,7 @@ class DocumentLengths {
   const std::string& name() const { return name_; }
 
   // Where the documents of a sequence of so many tokens begin. The last one is cut off at its end.
+  // masks/lengths.py draws the same.
   std::vector<int32_t> Firsts(int64_t tokens, uint64_t seed) const;
 
  private:
@@ -32,7 +33,8 @@ class DocumentLengths {
     double low = 0, high = 0, until = 0;
   };
 
-  std::vector<Bin> bins_;  // of a histogram
+  std::vector<Bin> bins_ = {{65536, 262144, 0.055}, {1024, 65536, 1.0}};
+  double of_tokens_ = 131072;  // that lengths are scaled from; 0: they stay as they are
   std::string name_ = "ProLong-like";
 };
 

@@ -1,14 +1,30 @@
 """Lengths of the documents that a sequence is packed of, drawn with a fixed seed."""
 
+import bisect
+import itertools
 import json
 import math
 import pathlib
-import random
 import re
 from typing import NamedTuple
 
-SEED = 20251123
+SEED = 20251116  # kSeed in ../problem.h
 PUBLISHED = pathlib.Path(__file__).resolve().parents[1] / "lengths"  # a file each
+
+
+class SplitMix:
+    """As document_lengths.cc draws."""
+
+    def __init__(self, seed):
+        self.state = seed
+
+    def unit(self):
+        """[0, 1)"""
+        mask = 2**64 - 1
+        self.state = x = (self.state + 0x9e3779b97f4a7c15) & mask
+        x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9 & mask
+        x = (x ^ (x >> 27)) * 0x94d049bb133111eb & mask
+        return ((x ^ (x >> 31)) >> 11) * 2.0**-53
 
 
 class Lengths(NamedTuple):
@@ -17,13 +33,15 @@ class Lengths(NamedTuple):
     name: str
 
     def firsts(self, tokens):
-        """Where the documents of a sequence of so many tokens begin. The last one is cut off at its end."""
-        drawn, first = random.Random(SEED), 0
-        scale = 1 if self.tokens is None else tokens / self.tokens
+        """Where the documents of a sequence of so many tokens begin. The last one is cut off at its end.
+        DocumentLengths::Firsts draws the same."""
+        random, first = SplitMix(SEED), 0
+        scale = 1.0 if self.tokens is None else tokens / self.tokens
+        until = list(itertools.accumulate(share for _, _, share in self.bins))
         while first < tokens:
             yield first
-            (low, high, _), = drawn.choices(self.bins, [share for _, _, share in self.bins])
-            first += max(1, int(low * (high / low) ** drawn.random() * scale))
+            low, high, _ = self.bins[bisect.bisect_right(until, random.unit() * until[-1])]
+            first += max(1, int(low * (high / low) ** random.unit() * scale))
 
 
 # Those of bench/length_distributions.h: mostly of 1K to 64K, one in eighteen of 64K to 256K.

@@ -19,8 +19,9 @@ class Problem:
         begins = torch.zeros(1, tokens, dtype=torch.int64)
         begins[0, list(lengths.firsts(tokens))] = 1
         self.documents = documents_from_ids(begins.cumsum(1).to(device))
-        self.window, self.block = min(1024, tokens // 4), min(1024, tokens // 4)
-        self.global_window, self.prefix = max(tokens // 12, 1), tokens // 3
+        # As MaskedSequence::MaskOf in ../problem.cc.
+        self.window = self.block = min(1024, max(tokens // 4, 1))
+        self.global_window, self.prefix = max(tokens // 12, 1), max(tokens // 3, 1)
 
     def intervals(self, name):
         of_documents = "documents" in name or name in ("shared_question", "causal_blockwise")

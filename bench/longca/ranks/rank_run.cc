@@ -49,7 +49,7 @@ void FillFrom(std::span<const RankRun> runs, Cell* cell) {
     whole = std::max(whole, bytes.whole);
     most_tiles = std::max(most_tiles, run.tiles);
     tiles += run.tiles;
-    plan_ms = std::max(plan_ms, run.plan_ms);
+    if (!run.plan_ms.empty()) plan_ms = std::max(plan_ms, SpreadOf(run.plan_ms).median);
   }
   SetTimes(times, cell);
   cell->plan_ms = is_forward ? plan_ms : 0;  // backward uses forward's

@@ -30,8 +30,8 @@ bool IsPossible(const Setting& setting, const MaskedSequence& sequence, int tile
 struct RankRun {
   absl::Status status;
   std::vector<double> forward_ms, backward_ms;  // of repetitions
-  double plan_ms = 0;
-  double tiles = 0;  // in a forward
+  std::vector<double> plan_ms;                  // likewise, or one that serves all
+  double tiles = 0;                             // in a forward
   // Sent in a repetition; what rows nobody visits spare is the difference to `whole`.
   attention::RingBytes forward_bytes, backward_bytes;
 };
