@@ -99,8 +99,8 @@ EstimateQueries ChooseProbeQueries(const AttentionOptions& options, int64_t toke
   const Probed probed(options, tokens, documents);
   const int64_t of = probed.count();
   const bool others_choose = SilenceOf(options).has_value();
-  const int64_t most = others_choose ? std::max<int64_t>(of / kOneIn, 1) : of;
-  const int64_t count = std::min({of, kProbeQueries, most});
+  const int64_t allowed = others_choose ? (of + kOneIn - 1) / kOneIn : of;
+  const int64_t count = std::min(allowed, kProbeQueries);
   EstimateQueries probe;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t begin = i * of / count, end = (i + 1) * of / count;

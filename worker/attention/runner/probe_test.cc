@@ -51,7 +51,9 @@ std::vector<AttentionOptions> SparseOptions() {
           {.pattern = Pattern::kXAttention, .threshold = 0.5},
           {.pattern = Pattern::kXAttention, .stride = 32, .threshold = 0.9, .density = 0.3},
           {.pattern = Pattern::kKeyGroups, .density = 0.3},
+          {.pattern = Pattern::kKeyGroups, .density = 0.3, .group_queries = 16},
           {.pattern = Pattern::kAdaSpa, .density = 0.3},
+          {.pattern = Pattern::kFixedBlocks, .local_blocks = 1, .stride_blocks = 5},
           {.pattern = Pattern::kSlidingWindow, .window = 100}};
 }
 
@@ -263,7 +265,6 @@ TEST_P(ProbeTest, WhatProbedQueriesAskChoosesNothing) {
   std::erase_if(choosing, [](const AttentionOptions& options) {
     return options.pattern == Pattern::kMoba || options.pattern == Pattern::kSlidingWindow;
   });
-  choosing.push_back({.pattern = Pattern::kKeyGroups, .density = 0.3, .group_queries = 16});
   choosing.push_back({.pattern = Pattern::kBlockTopK,
                       .selection = patterns::Selection::kCausal,
                       .block_size = 2 * kTile,
