@@ -40,6 +40,10 @@ def test_cells(tmp_path):
     for cell in cells:
         assert (cell["note"], cell["tokens"], cell["ranks"]) == ("", "1024", "2")  # whole tiles for every rank
         assert (cell["hardware"], cell["commit"]) == ("2 x CPU rank", "1234abcd") and cell["date"]
+        # Keys and values of 512 tokens and 4 heads of 64 in fp32, and in backward twice their gradients, which come home.
+        part = 2 * 512 * 4 * 64 * 4 / 2**20
+        assert float(cell["mib_moved"]) == part * (1 if cell["direction"] == "forward" else 3), cell
+        assert cell["imbalance"] == "1" and cell["mib_whole"] == cell["mib_moved"] and cell["backend"].startswith("PyTorch 2.")
         assert 0 < float(cell["error"]) < 1e-5 and float(cell["max_ms"]) >= float(cell["mean_ms"]) > 0
     fastest = max(float(cell["gflops"]) for cell in cells if (cell["mask"], cell["direction"]) == ("causal", "forward"))
     line, = [line for line in done.stdout.splitlines() if line.startswith("causal, forward, 1024 tokens, 2 ranks: flat striped")]

@@ -28,7 +28,7 @@ from picture import picture
 
 COLUMNS = ("mask", "choice", "scheme", "direction", "tokens", "ranks", "note", "max_ms", "max_p20_ms", "max_p80_ms",
            "mean_ms", "mean_p20_ms", "mean_p80_ms", "plan_ms", "with_plan_ms", "gflops", "share", "mib_moved", "mib_whole",
-           "imbalance", "peak_mib", "error", "hardware", "commit", "date")
+           "imbalance", "peak_mib", "error", "backend", "hardware", "commit", "date")
 MASKS = ("full", "causal")  # that context_parallel knows
 ROTATIONS = {"all-gather": ring._RotateMethod.ALL_GATHER, "round": ring._RotateMethod.ALL_TO_ALL}
 TOLERANCE = {"cuda": 2e-2, "cpu": 1e-4}  # bf16 in, out, and in what backward multiplies; float32
@@ -68,6 +68,28 @@ def flash_on_cpus(mesh, q, k, v, is_causal):
             is_causal, dropout_p=0.0)
 
     return out, backward
+
+
+class Sent:
+    """Counts the bytes that this rank sends to others, by PyTorch's collectives of a ring."""
+
+    def __init__(self, ranks):
+        self.ranks, self.bytes = ranks, 0
+
+    def __enter__(self):
+        self.permute, self.gather = ring.ft_c.permute_tensor, ring.ft_c.all_gather_tensor
+        ring.ft_c.permute_tensor = self._counting(self.permute, 1)
+        ring.ft_c.all_gather_tensor = self._counting(self.gather, self.ranks - 1)
+        return self
+
+    def __exit__(self, *_):
+        ring.ft_c.permute_tensor, ring.ft_c.all_gather_tensor = self.permute, self.gather
+
+    def _counting(self, collective, others):
+        def call(tensor, *arguments, **named):
+            self.bytes += others * tensor.numel() * tensor.element_size()
+            return collective(tensor, *arguments, **named)
+        return call
 
 
 BACKENDS = {"cuda": {"cudnn": cudnn, "flash": flash}, "cpu": {"flash": flash_on_cpus}}
@@ -144,7 +166,8 @@ class Bench:
                    for mine, right in zip(found, expected(*whole, is_causal)))
 
     def milliseconds(self, work):
-        """-> (what `work` returned last, the repetitions' milliseconds by rank [repetition][rank])"""
+        """-> (what `work` returned last, the repetitions' milliseconds by rank [repetition][rank], MiB that the rank sends
+        in one which sends most)"""
         times = []
         for repetition in range(-2, self.flags.repetitions):  # the first ones warm up
             if self.device == "cuda":
@@ -152,7 +175,8 @@ class Bench:
                 torch.cuda.synchronize()
             dist.barrier()
             start = time.perf_counter()
-            result = work()
+            with Sent(self.ranks) as sent:
+                result = work()
             if self.device == "cuda":
                 torch.cuda.synchronize()
             mine = 1e3 * (time.perf_counter() - start)
@@ -160,7 +184,13 @@ class Bench:
             dist.all_gather_object(by_rank, mine)
             if repetition >= 0:
                 times.append(by_rank)
-        return result, times
+        return result, times, self.most(sent.bytes) / 2**20
+
+    def most(self, mine):
+        """The largest of the ranks' numbers."""
+        by_rank = [None] * self.ranks
+        dist.all_gather_object(by_rank, mine)
+        return max(by_rank)
 
     def cells(self, tokens, mask, name, rotation):
         is_causal = mask == "causal"
@@ -175,20 +205,24 @@ class Bench:
             q, k, v, d_out = self.inputs(tokens // self.ranks, generator)
             if self.device == "cuda":
                 torch.cuda.reset_peak_memory_stats()
-            (_, backward), forward_times = self.milliseconds(lambda: attend(self.mesh, q, k, v, is_causal))
-            _, backward_times = self.milliseconds(lambda: backward(d_out))
-            peak = torch.cuda.max_memory_allocated() / 2**20 if self.device == "cuda" else 0
+            (_, backward), *forward = self.milliseconds(lambda: attend(self.mesh, q, k, v, is_causal))
+            _, *of_backward = self.milliseconds(lambda: backward(d_out))
+            peak = self.most(torch.cuda.max_memory_allocated() / 2**20 if self.device == "cuda" else 0)
         except torch.OutOfMemoryError:
             return [{**cell, "note": "out of memory"} for cell in cells]
         except (RuntimeError, NotImplementedError, TypeError) as why:  # of a PyTorch or a GPU that cannot
             return [{**cell, "note": f"unsupported: {str(why).splitlines()[0]}"} for cell in cells]
         pairs = tokens * (tokens + 1) / 2 if is_causal else tokens**2
-        for cell, times, flops in zip(cells, (forward_times, backward_times), (4, 10)):
+        mine = positions_of(self.rank, self.ranks, tokens, is_causal)
+        imbalance = self.most(int((mine + 1).sum()) if is_causal else len(mine) * tokens) * self.ranks / pairs
+        backend = f"PyTorch {torch.__version__}" + (f" and cuDNN {torch.backends.cudnn.version()}" if name == "cudnn" else "")
+        for cell, (times, mib), flops in zip(cells, (forward, of_backward), (4, 10)):
             for what, of in (("max", max), ("mean", statistics.fmean)):
                 values = sorted(of(by_rank) for by_rank in times)
                 at = lambda share: values[round(share * (len(values) - 1))]
                 cell.update({f"{what}_ms": at(0.5), f"{what}_p20_ms": at(0.2), f"{what}_p80_ms": at(0.8)})
             cell.update(plan_ms=0, with_plan_ms=cell["max_ms"], share=pairs / tokens**2, peak_mib=peak, error=error,
+                        mib_moved=mib, mib_whole=mib, imbalance=imbalance, backend=backend,
                         gflops=flops * self.flags.head_dim * self.heads * pairs / cell["max_ms"] * 1e-6)
         return cells
 

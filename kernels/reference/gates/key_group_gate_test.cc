@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <numeric>
 #include <random>
 #include <string>
 #include <utility>
@@ -191,6 +192,26 @@ TEST(KeyGroupGateTest, TiesGoWhereTheHeadSays) {
             (std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}));
   EXPECT_EQ(GroupsOfRow(chosen, whole, 1, 7),
             (std::vector<int64_t>{45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55}));
+}
+
+// So they do at 131,072 tokens, of which a rank has the last 128.
+TEST(KeyGroupGateTest, TiesOfLongSequencesFavourNeitherEnd) {
+  constexpr int64_t kTokens = 131'072;
+  Tensor q(kTokens, 2, 64), k(kTokens, 1, 64);
+  std::ranges::fill(q.data, 0.5f);
+  std::ranges::fill(k.data, 1.0f);
+  const ShardLayout last = {.ranks = 1024, .rank = 1023, .tokens = kTokens};
+  const KeyGroupGateStep step = {.scale = 1.0f, .density = 0.05f, .budget_tokens = kTokens};
+  const std::vector<uint32_t> chosen = Choose(q, k, step, last);
+  for (int64_t tile = 0; tile < 2; ++tile) {
+    const int64_t first = last.Position(tile * kGroupTile), groups = first / kGroupKeys;
+    std::vector<int64_t> best(KeyGroupBudgetOf(0.05f, kTokens).MostGroups(first, 0));
+    ASSERT_GT(best.size(), 100u);
+    std::iota(best.begin(), best.end(), 0);
+    EXPECT_EQ(GroupsOfRow(chosen, last, 0, tile), best);
+    std::iota(best.begin(), best.end(), groups - std::ssize(best));
+    EXPECT_EQ(GroupsOfRow(chosen, last, 1, tile), best);
+  }
 }
 
 // One query of a tile that looks far back, for one key, gets its group; the others look at

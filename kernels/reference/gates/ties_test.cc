@@ -9,6 +9,7 @@
 
 #include "kernels/reference/gates/antidiagonal_gate.h"
 #include "kernels/reference/gates/block_gate.h"
+#include "kernels/reference/gates/mass_gate.h"
 #include "kernels/reference/testing/masked_attention.h"
 #include "kernels/reference/tiles/tile_lists.h"
 
@@ -153,6 +154,48 @@ TEST(TiesTest, AntidiagonalsFavourNeitherEnd) {
         }
         ExpectTies(kept, first + 1, own - first - 1,
                    MostBlocks(step.density, static_cast<int32_t>(own - first + 1)) - 2);
+      }
+    }
+  }
+}
+
+// Of the same mass in all blocks that a tile sees.
+TEST(TiesTest, MassesFavourNeitherEnd) {
+  Engine engine(2);
+  const std::vector<float> density(kHeads, 0.3f);
+  for (const ShardLayout& layout : Layouts()) {
+    const int64_t tiles = layout.local_tokens() / kTile, blocks = layout.tokens / kTile;
+    const int32_t words = BlockWords(static_cast<int32_t>(blocks));
+    const std::vector<int32_t> starts = Starts(layout);
+    const std::vector<int32_t> mass(kHeads * tiles * blocks, 1000);
+    for (const bool packed : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << layout.tokens << " tokens, layout "
+                                        << static_cast<int>(layout.kind) << ", rank " << layout.rank
+                                        << " of " << layout.ranks << (packed ? ", documents" : ""));
+      std::vector<uint32_t> chosen(kHeads * tiles * words);
+      std::vector<int64_t> sums(2 * kHeads);
+      SelectBlocksByMass(engine, {.mass = mass.data(),
+                                  .query_layout = layout,
+                                  .seen = {.document_starts = packed ? starts.data() : nullptr},
+                                  .heads = kHeads,
+                                  .tile = kTile,
+                                  .density = density.data(),
+                                  .chosen = chosen.data(),
+                                  .kept = sums.data(),
+                                  .total = sums.data() + kHeads});
+      for (int64_t a = 0; a < tiles; ++a) {
+        const int64_t own = layout.Position(a * kTile) / kTile,
+                      first = packed ? starts[a * kTile] / kTile : 0;
+        std::vector<std::vector<int64_t>> kept(kHeads);
+        for (int head = 0; head < kHeads; ++head) {
+          const uint32_t* const row = chosen.data() + (head * tiles + a) * words;
+          for (int64_t block = 0; block < blocks; ++block) {
+            if ((row[block / 32] >> block % 32 & 1) != 0) kept[head].push_back(block);
+          }
+          EXPECT_EQ(std::erase(kept[head], own), 1u);
+        }
+        ExpectTies(kept, first, own - first,
+                   BlocksOfShare(density[0], static_cast<int32_t>(own - first)));
       }
     }
   }
