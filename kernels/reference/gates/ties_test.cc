@@ -74,6 +74,22 @@ void ExpectTies(const std::vector<std::vector<int64_t>>& kept, int64_t begin, in
   EXPECT_EQ(2 * sum, kHeads * keep * (2 * begin + count - 1));
 }
 
+// By head, the blocks that tile `a` of `tiles` keeps besides `own`, which it does. chosen: bits,
+// [heads, tiles, words].
+std::vector<std::vector<int64_t>> KeptBesides(int64_t own, const std::vector<uint32_t>& chosen,
+                                              int64_t a, int64_t tiles, int64_t blocks) {
+  const int32_t words = BlockWords(static_cast<int32_t>(blocks));
+  std::vector<std::vector<int64_t>> kept(kHeads);
+  for (int head = 0; head < kHeads; ++head) {
+    const uint32_t* const row = chosen.data() + (head * tiles + a) * words;
+    for (int64_t block = 0; block < blocks; ++block) {
+      if ((row[block / 32] >> block % 32 & 1) != 0) kept[head].push_back(block);
+    }
+    EXPECT_EQ(std::erase(kept[head], own), 1u);
+  }
+  return kept;
+}
+
 TEST(TiesTest, QueriesFavourNeitherEnd) {
   Engine engine(2);
   for (const ShardLayout& layout : Layouts()) {
@@ -143,14 +159,9 @@ TEST(TiesTest, AntidiagonalsFavourNeitherEnd) {
       for (int64_t a = 0; a < tiles; ++a) {
         const int64_t own = layout.Position(a * kTile) / kTile,
                       first = packed ? starts[a * kTile] / kTile : 0;
-        std::vector<std::vector<int64_t>> kept(kHeads);
-        for (int head = 0; head < kHeads; ++head) {
-          const uint32_t* const row = chosen.data() + (head * tiles + a) * words;
-          for (int64_t block = 0; block < blocks; ++block) {
-            if ((row[block / 32] >> block % 32 & 1) != 0) kept[head].push_back(block);
-          }
-          EXPECT_EQ(std::erase(kept[head], own), 1u);
-          EXPECT_EQ(std::erase(kept[head], first), first == own ? 0u : 1u);
+        std::vector<std::vector<int64_t>> kept = KeptBesides(own, chosen, a, tiles, blocks);
+        for (std::vector<int64_t>& of_head : kept) {
+          EXPECT_EQ(std::erase(of_head, first), first == own ? 0u : 1u);
         }
         ExpectTies(kept, first + 1, own - first - 1,
                    MostBlocks(step.density, static_cast<int32_t>(own - first + 1)) - 2);
@@ -186,15 +197,7 @@ TEST(TiesTest, MassesFavourNeitherEnd) {
       for (int64_t a = 0; a < tiles; ++a) {
         const int64_t own = layout.Position(a * kTile) / kTile,
                       first = packed ? starts[a * kTile] / kTile : 0;
-        std::vector<std::vector<int64_t>> kept(kHeads);
-        for (int head = 0; head < kHeads; ++head) {
-          const uint32_t* const row = chosen.data() + (head * tiles + a) * words;
-          for (int64_t block = 0; block < blocks; ++block) {
-            if ((row[block / 32] >> block % 32 & 1) != 0) kept[head].push_back(block);
-          }
-          EXPECT_EQ(std::erase(kept[head], own), 1u);
-        }
-        ExpectTies(kept, first, own - first,
+        ExpectTies(KeptBesides(own, chosen, a, tiles, blocks), first, own - first,
                    BlocksOfShare(density[0], static_cast<int32_t>(own - first)));
       }
     }
