@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/numbers/split_mix.h"
 
 namespace ringleader::model {
 namespace {
@@ -22,22 +23,14 @@ uint64_t HashName(const std::string& name) {
   return hash;
 }
 
-// A counter-based generator's step (splitmix64, Steele et al. 2014): neighbours in, noise out.
-uint64_t Mix(uint64_t x) {
-  x += 0x9e3779b97f4a7c15ull;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-  return x ^ (x >> 31);
-}
-
 // Standard normal numbers by index (Box and Muller), so that no draw waits for the one before it.
 class NormalDraws {
  public:
-  explicit NormalDraws(uint64_t key) : key_(Mix(key)) {}
+  explicit NormalDraws(uint64_t key) : key_(SplitMix64(key)) {}
 
   double At(int64_t i) const {
-    const uint64_t radius = Mix(key_ + 2 * static_cast<uint64_t>(i));
-    const uint64_t angle = Mix(key_ + 2 * static_cast<uint64_t>(i) + 1);
+    const uint64_t radius = SplitMix64(key_ + 2 * static_cast<uint64_t>(i));
+    const uint64_t angle = SplitMix64(key_ + 2 * static_cast<uint64_t>(i) + 1);
     constexpr double kUnit = 0x1p-53;
     // (0, 1]: its logarithm is finite.
     const double u = static_cast<double>((radius >> 11) + 1) * kUnit;
@@ -170,7 +163,7 @@ void InitializeParameters(const ModelConfig& config, const ParameterLayout& layo
     const int64_t end = std::min(slot.offset + slot.elements, first + count);
     if (begin >= end) continue;
     if (slot.is_matrix()) {
-      const NormalDraws draws(Mix(seed) ^ HashName(slot.name));
+      const NormalDraws draws(SplitMix64(seed) ^ HashName(slot.name));
       for (int64_t i = begin; i < end; ++i) {
         values[i - first] =
             static_cast<float>(config.initializer_range * draws.At(i - slot.offset));

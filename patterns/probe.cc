@@ -5,18 +5,11 @@
 #include <set>
 #include <vector>
 
+#include "base/numbers/split_mix.h"
 #include "patterns/pattern.h"
 
 namespace ringleader::patterns {
 namespace {
-
-// SplitMix64: evenly spread numbers from consecutive ones.
-uint64_t Mixed(uint64_t x) {
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
 
 // Where the document of `position` starts.
 int64_t StartOf(const SequenceDocuments* documents, int64_t position) {
@@ -104,7 +97,7 @@ EstimateQueries ChooseProbeQueries(const AttentionOptions& options, int64_t toke
   EstimateQueries probe;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t begin = i * of / count, end = (i + 1) * of / count;
-    const uint64_t draw = Mixed(step * kProbeQueries + i);
+    const uint64_t draw = SplitMix64(step * kProbeQueries + i);
     int64_t number = begin + static_cast<int64_t>(draw % static_cast<uint64_t>(end - begin));
     for (int64_t tried = 1; tried < of && choosing.Contains(probed.Position(number)); ++tried) {
       number = (number + of - 1) % of;

@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "base/mean.h"
+#include "base/numbers/mean.h"
 #include "base/status_macros.h"
 #include "cli/client.h"
 #include "cli/commands/commands.h"

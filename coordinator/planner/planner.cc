@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "base/mean.h"
+#include "base/numbers/mean.h"
 #include "base/status_macros.h"
 #include "coordinator/planner/candidates.h"
 #include "coordinator/planner/cost/memory.h"

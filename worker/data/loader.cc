@@ -4,19 +4,11 @@
 #include <filesystem>
 
 #include "absl/strings/str_format.h"
+#include "base/numbers/split_mix.h"
 #include "base/status_macros.h"
 
 namespace ringleader::data {
 namespace {
-
-// SplitMix64 (Steele et al. 2014): the same numbers with every standard library, unlike
-// std::shuffle.
-uint64_t Mix(uint64_t x) {
-  x += 0x9e3779b97f4a7c15;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
 
 // A pseudo-random permutation of [0, count): a Feistel network on the next even power of two,
 // walked until it lands inside. Needs no memory, however many sequences there are.
@@ -28,7 +20,7 @@ uint64_t Permute(uint64_t i, uint64_t count, uint64_t key) {
     uint64_t left = i >> half_bits;
     uint64_t right = i & mask;
     for (uint64_t round = 0; round < 4; ++round) {
-      const uint64_t next = left ^ (Mix(key ^ Mix(right + (round << 60))) & mask);
+      const uint64_t next = left ^ (SplitMix64(key ^ SplitMix64(right + (round << 60))) & mask);
       left = right;
       right = next;
     }
@@ -163,7 +155,8 @@ uint64_t Loader::tokens_left_over() const {
 
 Sample Loader::Shuffled(uint64_t index) const {
   const uint64_t epoch = index / sequences();
-  Sample sample = InOrder(Permute(index % sequences(), sequences(), Mix(seed_) ^ Mix(~epoch)));
+  Sample sample =
+      InOrder(Permute(index % sequences(), sequences(), SplitMix64(seed_) ^ SplitMix64(~epoch)));
   sample.epoch = epoch + 1;
   return sample;
 }
@@ -225,7 +218,7 @@ Loader::Place Loader::NextTokenAt(uint64_t at) const {
 Loader::Place Loader::HiddenAt(uint64_t at, uint64_t epoch) const {
   Place place = {.token = folder_.token(at)};
   const uint8_t mark = folder_.mark(at);
-  const uint64_t draw = Mix(Mix(seed_ ^ Mix(epoch)) ^ at);
+  const uint64_t draw = SplitMix64(SplitMix64(seed_ ^ SplitMix64(epoch)) ^ at);
   const bool is_hidden = static_cast<double>(draw >> 11) * 0x1p-53 < batching_.hidden_share;
   if (!is_hidden || mark == kGivenMark) return place;
   return {.token = batching_.hidden_token, .label = place.token, .answer = mark};

@@ -9,20 +9,20 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
+#include "base/numbers/split_mix.h"
 #include "base/status_macros.h"
 
 namespace ringleader::bench {
 namespace {
 
-// SplitMix64, which is as short in Python.
+// A generator that is as short in Python.
 class SplitMix {
  public:
   explicit SplitMix(uint64_t seed) : state_(seed) {}
   double Unit() {  // [0, 1)
-    uint64_t x = state_ += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return static_cast<double>((x ^ (x >> 31)) >> 11) * 0x1.0p-53;
+    const uint64_t draw = SplitMix64(state_);
+    state_ += kSplitMixStep;
+    return static_cast<double>(draw >> 11) * 0x1.0p-53;
   }
 
  private:

@@ -6,7 +6,7 @@
 #include <set>
 #include <span>
 
-#include "base/mean.h"
+#include "base/numbers/mean.h"
 #include "proto/phase_fields.h"
 
 namespace ringleader::lifecycle {

@@ -57,6 +57,7 @@ struct Step {
                                .head_halves = step.head_halves,
                                .scale = step.scale,
                                .queries = step.first_query_gates ? 1 : step.tile,
+                               .choosing = step.choosing,
                                .move = step.move,
                                .means = sums + tiles * q.heads * q.head_dim,
                                .chosen = step.chosen},

@@ -255,8 +255,9 @@ __global__ void __launch_bounds__(kGateThreads)
   if constexpr (kMoves) {
     __shared__ MoveShared move_shared;
     const int64_t token = static_cast<int64_t>(a) * args.tile;
+    const int64_t summed = min(args.choosing, args.query_layout.local_tokens()) - token;
     const int queries =
-        min(args.queries, static_cast<int>(args.query_layout.local_tokens() - token));
+        static_cast<int>(max(int64_t{1}, min(static_cast<int64_t>(args.queries), summed)));
     const int moved = MovedKeep(seen, keep, args.move,
                                 MovePlace(args.query_layout.Position(token) / args.tile, head));
     keep = moved >= keep

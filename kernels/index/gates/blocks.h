@@ -46,6 +46,7 @@ struct BlockGateArgs {
   // MeanGateStep's: of logits, of `queries` a tile whose sum query_sums is.
   float scale = 0.0f;
   int32_t queries = 1;
+  int64_t choosing = kAllChoose;  // likewise
   ChoiceMove move = {};
   float* means = nullptr;      // workspace: [kv_heads, blocks, head_dim]
   uint32_t* chosen = nullptr;  // [heads, query tiles, BlockWords(blocks)]

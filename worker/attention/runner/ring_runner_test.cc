@@ -301,25 +301,29 @@ TEST(RingRunnerTest, AnExactSearchAgreesOnWhatHeadsRecall) {
                                    "sum, sum, adapt, mass gate, sum, sum, recall, ]"));
 }
 
+// What the first of two ranks does for a forward's index.
+std::string IndexOf(patterns::AttentionOptions options, uint64_t step, float move = 1.0f) {
+  LoggingDevice device(/*rank=*/0, /*ranks=*/2);
+  LoggingCall call(&device);
+  options.ring = {ring::RingKind::kFlat, 2, 1};
+  const auto runner = RingRunner::Create(options, &device);
+  EXPECT_TRUE(runner.ok()) << runner.status();
+  (*runner)->SetStep(step);
+  (*runner)->SetMove(move);
+  EXPECT_TRUE((*runner)->Forward(call).ok());
+  const std::string order = absl::StrJoin(device.log, ", ");
+  const size_t begin = order.find("index["), end = order.find(']', begin);
+  return order.substr(begin, end - begin);
+}
+
 // Choices are moved beside the choice: ranks that choose apart tell each other once what they
 // visit.
 TEST(RingRunnerTest, AMoveChoosesAgain) {
-  LoggingDevice device(/*rank=*/0, /*ranks=*/2);
-  LoggingCall call(&device);
-  const auto index_of = [&](patterns::Pattern pattern, float move, uint64_t step) {
-    const auto runner =
-        RingRunner::Create({.pattern = pattern,
-                            .balance = {.anchor = kernels::Anchor::kMean, .tolerance = 0.1f},
-                            .tile = 64,
-                            .ring = {ring::RingKind::kFlat, 2, 1}},
-                           &device);
-    EXPECT_TRUE(runner.ok()) << runner.status();
-    (*runner)->SetStep(step);
-    (*runner)->SetMove(move);
-    EXPECT_TRUE((*runner)->Forward(call).ok());
-    const std::string order = absl::StrJoin(std::exchange(device.log, {}), ", ");
-    const size_t begin = order.find("index["), end = order.find(']', begin);
-    return order.substr(begin, end - begin);
+  const auto index_of = [](patterns::Pattern pattern, float move, uint64_t step) {
+    return IndexOf({.pattern = pattern,
+                    .balance = {.anchor = kernels::Anchor::kMean, .tolerance = 0.1f},
+                    .tile = 64},
+                   step, move);
   };
   const std::string choice =
       "index[, queries, sum, row max, max, row sum, sum, mass, sum, candidates, gather, select, ";
@@ -362,21 +366,12 @@ TEST(RingRunnerTest, AStepProbesWhenItIsDue) {
 
 // Of 256 tokens one in four is probed, 32 of each rank; its tiles choose without them.
 TEST(RingRunnerTest, ProbedQueriesAreSilentWhileOthersChoose) {
-  LoggingDevice device(/*rank=*/0, /*ranks=*/2);
-  LoggingCall call(&device);
-  const auto index_of = [&](patterns::Selection selection, uint64_t step) {
-    const auto runner = RingRunner::Create({.pattern = patterns::Pattern::kBlockTopK,
-                                            .selection = selection,
-                                            .probe_every = 3,
-                                            .tile = 64,
-                                            .ring = {ring::RingKind::kFlat, 2, 1}},
-                                           &device);
-    EXPECT_TRUE(runner.ok()) << runner.status();
-    (*runner)->SetStep(step);
-    EXPECT_TRUE((*runner)->Forward(call).ok());
-    const std::string order = absl::StrJoin(std::exchange(device.log, {}), ", ");
-    const size_t begin = order.find("index["), end = order.find(']', begin);
-    return order.substr(begin, end - begin);
+  const auto index_of = [](patterns::Selection selection, uint64_t step) {
+    return IndexOf({.pattern = patterns::Pattern::kBlockTopK,
+                    .selection = selection,
+                    .probe_every = 3,
+                    .tile = 64},
+                   step);
   };
   const std::string choice = "tile sums, gather, order, gate, ";
   EXPECT_EQ(index_of(patterns::Selection::kFull, 3),

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "absl/time/clock.h"
-#include "base/mean.h"
+#include "base/numbers/mean.h"
 #include "proto/timestamps.h"
 
 namespace ringleader::trainer {
