@@ -137,6 +137,9 @@ struct PatternDefinition {
   // operations of tensor cores in bf16, or as many as take the time. Null: next to none, for it
   // goes by fewer pairs than a tile has.
   double (*pair_operations)(const AttentionOptions& options, int64_t head_dim) = nullptr;
+  // Returns how many times as long GPUs take for a visited tile as for one of all its queries and
+  // keys. Null: as long.
+  double (*gpu_tile_factor)(const AttentionOptions& options) = nullptr;
   // What a visited tile takes in backward, over one that is visited whole by itself: what plans
   // reckon with until it is measured.
   double backward_factor = 1;
@@ -146,6 +149,8 @@ struct PatternDefinition {
   // are summed with theirs, NaN where each has a row of its own. Null: queries choose for
   // themselves, or a few for all.
   std::optional<float> silence = std::nullopt;
+  // Whether building an index counts what the queries that choose recall by it.
+  bool counts_recall = false;
   // Whether a head's choice reads the queries of all heads with the same KV head.
   bool reads_kv_heads_queries = false;
   std::string_view page;  // Markdown below the heading in docs/patterns.md

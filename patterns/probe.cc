@@ -79,6 +79,38 @@ class Choosing {
 // Of so many queries one at most is probed where the others choose without it.
 constexpr int64_t kOneIn = 4;
 
+// The numbers, among `probed`, of the queries that `step` probes.
+std::set<int64_t> ChooseNumbers(const AttentionOptions& options, const Probed& probed,
+                                int64_t tokens, uint64_t step, const SequenceDocuments* documents) {
+  const Choosing choosing(options, tokens, documents);
+  const int64_t of = probed.count();
+  const bool others_choose = SilenceOf(options).has_value();
+  const int64_t allowed = others_choose ? (of + kOneIn - 1) / kOneIn : of;
+  const int64_t count = std::min(allowed, kProbeQueries);
+  std::set<int64_t> numbers;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t begin = i * of / count, end = (i + 1) * of / count;
+    const uint64_t draw = SplitMix64(step * kProbeQueries + i);
+    int64_t number = begin + static_cast<int64_t>(draw % static_cast<uint64_t>(end - begin));
+    const auto is_taken = [&] {
+      return numbers.contains(number) || choosing.Contains(probed.Position(number));
+    };
+    for (int64_t tried = 1; tried < of && is_taken(); ++tried) number = (number + of - 1) % of;
+    numbers.insert(number);
+  }
+  return numbers;
+}
+
+EstimateQueries QueriesAt(const std::set<int64_t>& numbers, const Probed& probed,
+                          const SequenceDocuments* documents) {
+  EstimateQueries queries;
+  for (const int64_t number : numbers) {
+    queries.positions.push_back(probed.Position(number));
+    queries.starts.push_back(StartOf(documents, queries.positions.back()));
+  }
+  return queries;
+}
+
 }  // namespace
 
 bool ProbesAt(const AttentionOptions& options, uint64_t step) {
@@ -88,27 +120,22 @@ bool ProbesAt(const AttentionOptions& options, uint64_t step) {
 
 EstimateQueries ChooseProbeQueries(const AttentionOptions& options, int64_t tokens, uint64_t step,
                                    const SequenceDocuments* documents) {
-  const Choosing choosing(options, tokens, documents);
   const Probed probed(options, tokens, documents);
-  const int64_t of = probed.count();
-  const bool others_choose = SilenceOf(options).has_value();
-  const int64_t allowed = others_choose ? (of + kOneIn - 1) / kOneIn : of;
-  const int64_t count = std::min(allowed, kProbeQueries);
-  EstimateQueries probe;
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t begin = i * of / count, end = (i + 1) * of / count;
-    const uint64_t draw = SplitMix64(step * kProbeQueries + i);
-    int64_t number = begin + static_cast<int64_t>(draw % static_cast<uint64_t>(end - begin));
-    for (int64_t tried = 1; tried < of && choosing.Contains(probed.Position(number)); ++tried) {
-      number = (number + of - 1) % of;
-    }
-    probe.positions.push_back(probed.Position(number));
+  return QueriesAt(ChooseNumbers(options, probed, tokens, step, documents), probed, documents);
+}
+
+EstimateQueries ChooseHeardQueries(const AttentionOptions& options, int64_t tokens, uint64_t step,
+                                   const SequenceDocuments* documents) {
+  if (!SilenceOf(options).has_value() || DefinitionOf(options.pattern).counts_recall) return {};
+  const Probed probed(options, tokens, documents);
+  const std::set<int64_t> silent = ChooseNumbers(options, probed, tokens, step, documents);
+  if (std::ssize(silent) == probed.count()) return {};  // a single query
+  std::set<int64_t> heard;
+  for (int64_t number : silent) {
+    while (silent.contains(number)) number = (number + probed.count() - 1) % probed.count();
+    heard.insert(number);
   }
-  std::sort(probe.positions.begin(), probe.positions.end());
-  for (const int64_t position : probe.positions) {
-    probe.starts.push_back(StartOf(documents, position));
-  }
-  return probe;
+  return QueriesAt(heard, probed, documents);
 }
 
 std::optional<float> SilenceOf(const AttentionOptions& options) {

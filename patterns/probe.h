@@ -22,10 +22,16 @@ bool ProbesAt(const AttentionOptions& options, uint64_t step);
 // Chooses the queries that `step` probes, kProbeQueries or as many as there are tokens, the same on
 // all ranks; one in four of the tokens at most where others choose without them (SilenceOf). Each
 // of as many equal parts of the sequence gives one, at a place that differs from step to step or,
-// if the query there chooses for others, the nearest before it that does not. Padding gives none,
-// nor do documents shorter than attention.dense_below where there are longer ones: theirs is dense
-// attention. `documents` may be null.
+// if the query there chooses for others or is probed already, the nearest before it. Padding gives
+// none, nor do documents shorter than attention.dense_below where there are longer ones: theirs is
+// dense attention. `documents` may be null.
 EstimateQueries ChooseProbeQueries(const AttentionOptions& options, int64_t tokens, uint64_t step,
+                                   const SequenceDocuments* documents);
+
+// Chooses about as many queries that do have a say in what `step` chooses: of each that it probes,
+// the nearest before it that it does not. None where those probed are not silent (SilenceOf), or an
+// index counts what the queries that choose recall by it (PatternDefinition).
+EstimateQueries ChooseHeardQueries(const AttentionOptions& options, int64_t tokens, uint64_t step,
                                    const SequenceDocuments* documents);
 
 // What stands in the place of the probed queries while the others choose (PatternDefinition); null

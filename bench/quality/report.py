@@ -270,8 +270,8 @@ def picture(results, path):
 
 
 def figure_rows(results):
-    """The figures of recall, text, the probe's recall (its mean over layers and heads), what later queries tell, and
-    the time of the whole run."""
+    """The figures of recall, text, the probe's recall (its mean over layers and heads) and that of queries that chose,
+    what later queries tell, and the time of the whole run."""
     found, steps = results.found, results.found["more_steps"]
 
     tokens = f"{results.tokens:,} tokens: " if results.plan in OTHERS else ""
@@ -327,6 +327,8 @@ def figure_rows(results):
         value, name = round(sum(heads) / len(heads), 4), f"recall of sampled queries (probe), {named(job)}"
         asked, met = (">= 0.95", value >= 0.95) if job["pattern"] == DEFAULT else ("reported", True)
         rows.append(row(name, job, value, asked, met))
+        if layers := job.get("recall_per_layer"):
+            rows.append(row(f"recall of queries that chose, {named(job)}", job, round(statistics.fmean(layers), 4), "reported", True))
     for job, first, last in results.seeing_ahead():
         rounded = {f"{when}{what}": round(found_then[key], 5) for when, found_then in (("", first), ("after_", last))
                    for key, what in (("eight", "value"), ("error", "standard_error"), ("all", "of_all_before"))}

@@ -194,6 +194,7 @@ extern constinit const PatternDefinition kAdaSpaDefinition = {
     .set_density = SetDensity,
     .pair_operations = PairOperations,
     .silence = std::numeric_limits<float>::quiet_NaN(),
+    .counts_recall = true,
     .page =
         R"(AdaSpa (arXiv 2502.21079), whose search is exact, here in training and in a ring: of all choices of tiles none
 holds more attention at its share. Per layer, head and step, a pass over all keys finds the log-sum-exp of each

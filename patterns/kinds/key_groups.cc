@@ -275,9 +275,14 @@ ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const 
       [&](int64_t own) { return Kept(options, own, blocks); }, random);
 }
 
+// Kernels multiply 64 rows for each query's tile, however many of them are queries.
+double TileFactor(const AttentionOptions& options) {
+  return static_cast<double>(kGroupTile) / options.group_queries;
+}
+
 // Two products in 64 dimensions, in e4m3, of rows.
 double PairOperations(const AttentionOptions& options, int64_t /*head_dim*/) {
-  return 2 * (2 * 64) / 2.0 * kGroupTile / options.group_queries;
+  return 2 * (2 * 64) / 2.0 * TileFactor(options);
 }
 
 void SetDensity(AttentionOptions* options, int64_t /*tokens*/, double density) {
@@ -303,6 +308,7 @@ extern constinit const PatternDefinition kKeyGroupsDefinition = {
     .index_memory = MemoryOf,
     .set_density = SetDensity,
     .pair_operations = PairOperations,
+    .gpu_tile_factor = TileFactor,
     .backward_factor = 2.2,  // gradients of groups are added in memory: 41 ms a layer of 131,072
                              // tokens and 16 heads of 128 on an H200 at 5 %
     .repeats_on_gpus = false,
@@ -335,9 +341,8 @@ tile chooses from the document of its first query on. `attention.tile` is 64. Th
 `attention.selection: causal` is refused. On GPUs gradients of groups are added in any order: `training.deterministic`
 is refused there, and works on the CPU, where a tile of 64 keys is computed in full if one of its groups is kept.
 
-Reports say what was visited, 8 groups counted as a tile (32 of 16 queries), rounded in each tile of queries. Recall is not estimated (-1)
-but by the probe. The planner knows how many groups a tile keeps and draws which, half of them ones that the whole head
-favours; it takes 16 queries' attention to last as long as 64 queries' of the share.
+Reports say what was visited, 8 groups counted as a tile (32 of 16 queries), rounded in each tile of queries. Recall is estimated in steps that probe. The planner knows how many groups a tile keeps and draws which, half of them ones that the whole head
+favours; until it has measured, it takes 16 queries' attention on GPUs to last four times as long as 64 queries' of the share.
 )",
 };
 

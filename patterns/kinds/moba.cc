@@ -218,7 +218,7 @@ are masked in it: that can be several times as much where neighbours choose apar
 
 The choice takes a bit for each query, block and head (16 MiB a layer for 16 heads, 65,536 local tokens and 128
 blocks), kept for backward; gathered rows take up to 4 GiB, or as much as one head needs, during a layer, with lists of all heads,
-and else the lists of a hop's tiles up to 8 bytes for each pair of local tiles and head. Recall is not estimated (-1). The planner
+and else the lists of a hop's tiles up to 8 bytes for each pair of local tiles and head. Recall is estimated by the probe alone. The planner
 reckons with what a query keeps, half of it blocks that the whole head favours, and above 80 % with twice
 as much, until a job's reports say how many tiles are visited (with the CPU engine these are more).
 )",

@@ -348,6 +348,7 @@ extern constinit const PatternDefinition kVerticalSlashDefinition = {
     .build = Build,
     .sample = Sample,
     .set_density = SetDensity,
+    .counts_recall = true,
     .page =
         R"(MTraining (arXiv 2510.18830), Algorithm 1. Per layer, head and step, the softmax of
 `attention.estimate_queries` queries over all keys says how much attention mass each column (one key) and each

@@ -173,7 +173,7 @@ Scores are products on the tensor cores, tokens² × head_dim / (2 × stride) of
 scores is kept. On several ranks the keys of the whole sequence are gathered for them, twice in memory until the
 choice is made. Masses are rounded to integers, so the choice is the same on any number of ranks. In packed documents
 a group sees those that hold a key of its first query's document; a group that lies across a boundary is scored as a
-whole. Reports say what was visited; recall is not estimated (-1), for these masses are not attention's. Without a
+whole. Reports say what was visited; recall is estimated in steps that probe, for these masses are not attention's. Without a
 share, a tile may keep every block: the lists then take 8 bytes for each pair of local tiles and head. The planner
 assumes that a tenth of the causal tiles is visited, or the share if that is less (with a threshold of 1 the share),
 half of them blocks that the whole head favours, until a job's reports say how many are.

@@ -78,14 +78,17 @@ double LinearOperations(const v1::JobSpec& spec, const model::ModelConfig& model
 }
 
 struct PatternCosts {
-  double pair_operations = 0, backward_factor = 1;
+  double pair_operations = 0, tile_factor = 1, backward_factor = 1;
 };
 
-PatternCosts CostsOf(const v1::JobSpec& spec, double head_dim) {
+PatternCosts CostsOf(const v1::JobSpec& spec, const ClusterShape& cluster, double head_dim) {
   const auto attention = jobspec::AttentionOptionsOf(spec.attention());
   if (!attention.ok()) return {};  // MakePlan() refuses them
   const patterns::PatternDefinition& pattern = patterns::DefinitionOf(attention->pattern);
   PatternCosts costs = {.backward_factor = pattern.backward_factor};
+  if (pattern.gpu_tile_factor != nullptr && cluster.engine == v1::ResourcesSpec::CUDA) {
+    costs.tile_factor = pattern.gpu_tile_factor(*attention);
+  }
   if (pattern.pair_operations != nullptr) {
     costs.pair_operations = pattern.pair_operations(*attention, static_cast<int64_t>(head_dim));
   }
@@ -102,10 +105,10 @@ std::array<NonNegativeRegression, kPhases> Priors(const v1::JobSpec& spec,
   const double weights = model.known() ? model.weights_per_token() : 4e6;
   // QKᵀ and PV, 2 t² d each; backward has five such products. A row is rescaled and written once a
   // call: 4 bytes, read and written.
-  const double forward_flops = 4 * tile * tile * d;
+  const PatternCosts costs = CostsOf(spec, cluster, d);
+  const double forward_flops = 4 * tile * tile * d * costs.tile_factor;
   const double row_seconds = 8 * d / rates.memory_bytes;
   const double call = rates.seconds_per_call;
-  const PatternCosts costs = CostsOf(spec, d);
   const double backward_seconds =
       2.5 * costs.backward_factor * forward_flops / rates.attention_backward_flops;
   return {

@@ -205,6 +205,27 @@ TEST(CostModelTest, GroupsOfATileAreAddedOneByOneInBackward) {
               0.041, 0.004);
 }
 
+// 48 of 64 rows that GPUs multiply are empty where 16 queries choose; CPUs multiply none.
+TEST(CostModelTest, SixteenQueriesTakeGpusAsLongAsSixtyFour) {
+  const auto seconds = [](v1::ResourcesSpec::Engine engine, uint32_t queries, Phase phase) {
+    v1::JobSpec spec = LongJob(1, 131072);
+    spec.mutable_resources()->set_engine(engine);
+    spec.mutable_attention()->Clear();
+    spec.mutable_attention()->set_pattern(v1::AttentionSpec::KEY_GROUPS);
+    spec.mutable_attention()->set_group_queries(queries);
+    jobspec::ApplyDefaults(&spec);
+    return CostModel(spec, ThreeBillion(), TypicalCluster(engine, 1, 1))
+        .Seconds(phase, {.tiles = 1e5});
+  };
+  for (const Phase phase : {Phase::kAttentionForward, Phase::kAttentionBackward}) {
+    for (const auto& [engine, factor] :
+         {std::pair(v1::ResourcesSpec::CUDA, 4.0), std::pair(v1::ResourcesSpec::CPU, 1.0)}) {
+      const double all = seconds(engine, 64, phase);
+      EXPECT_NEAR(seconds(engine, 16, phase), factor * all, 1e-6 * all);
+    }
+  }
+}
+
 // A trainer by itself takes what was measured of one by itself; beside transfers it takes longer
 // (bench/results/trainer_gpu.md, "Where weak scaling goes"). CPUs have no such blocks and limits.
 TEST(CostModelTest, GpusBesideTransfersTakeLongerThanTheyWereMeasuredToTake) {

@@ -74,7 +74,7 @@ class CpuCall : public AttentionCall {
   absl::Status Attend(const Step& step) override;
   absl::Status AttendColumns(const Step& own) override;
   absl::Status FinishOutput() override;
-  absl::Status CountProbe(const patterns::VerticalSlash& work) override;
+  absl::Status CountProbe(const patterns::VerticalSlash& work, ProbedRows rows) override;
   absl::StatusOr<std::unique_ptr<RingSlots>> PlaceGradients(const ring::RingSchedule& schedule,
                                                             int64_t slot_tokens) override;
   absl::Status StartGradients() override;

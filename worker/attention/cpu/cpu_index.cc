@@ -269,7 +269,7 @@ absl::Status CpuCall::CountSelection(const patterns::VerticalSlash& work, const 
   return absl::OkStatus();
 }
 
-absl::Status CpuCall::CountProbe(const patterns::VerticalSlash& work) {
+absl::Status CpuCall::CountProbe(const patterns::VerticalSlash& work, ProbedRows rows) {
   const int64_t n = work.layout.local_tokens();
   std::vector<int32_t> visited(work.heads, 0);
   for (int32_t e = 0; e < work.queries; ++e) {
@@ -285,7 +285,7 @@ absl::Status CpuCall::CountProbe(const patterns::VerticalSlash& work) {
   if (work.layout.ranks > 1) {
     RETURN_IF_ERROR(Sum(patterns::SumType::kInt32, visited.data(), work.heads));
   }
-  device_.StatsOf(layer_).AddProbe(visited, work.queries, tensors_.first_head);
+  device_.StatsOf(layer_).AddProbe(visited, work.queries, tensors_.first_head, rows);
   return absl::OkStatus();
 }
 

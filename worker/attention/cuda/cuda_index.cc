@@ -210,7 +210,7 @@ absl::Status CudaCall::CountSelection(const patterns::VerticalSlash& work,
                                Stream());
 }
 
-absl::Status CudaCall::CountProbe(const patterns::VerticalSlash& work) {
+absl::Status CudaCall::CountProbe(const patterns::VerticalSlash& work, ProbedRows rows) {
   run_sums_.reset();  // freed in stream order
   const Tensor visited = torch::empty({work.heads}, tensors_.q.options().dtype(torch::kInt));
   RETURN_IF_ERROR(index::CountVisited({.layout = work.layout,
@@ -226,7 +226,7 @@ absl::Status CudaCall::CountProbe(const patterns::VerticalSlash& work) {
     RETURN_IF_ERROR(
         Sum(patterns::SumType::kInt32, visited.mutable_data_ptr<int32_t>(), work.heads));
   }
-  device_.stats().AddProbe(layer_, visited, work.queries, tensors_.first_head);
+  device_.stats().AddProbe(layer_, visited, work.queries, tensors_.first_head, rows);
   return absl::OkStatus();
 }
 

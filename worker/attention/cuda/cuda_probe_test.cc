@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -60,19 +61,30 @@ class CudaProbeTest : public testing::CudaAttentionTest,
     return sequence;
   }
 
-  // By head; of one rank, whose index is that of any.
-  static const std::vector<double>& Expected(const std::string& name,
-                                             const AttentionOptions& options,
-                                             const std::vector<int64_t>& documents) {
-    static auto* const known = new std::map<std::string, std::vector<double>>;
+  struct Shares {
+    std::vector<double> probed;   // by head
+    std::optional<double> heard = std::nullopt;  // their mean, of the queries that chose, where these are asked
+  };
+  // Of one rank, whose index is that of any.
+  static const Shares& Expected(const std::string& name, const AttentionOptions& options,
+                                const std::vector<int64_t>& documents) {
+    static auto* const known = new std::map<std::string, Shares>;
     if (const auto found = known->find(name); found != known->end()) return found->second;
     const auto of_sequence = patterns::MakeDocuments({.tokens = kTokens}, documents);
     EXPECT_TRUE(of_sequence.ok()) << of_sequence.status();
-    const std::vector<int64_t> probed =
-        patterns::ChooseProbeQueries(options, kTokens, kStep, of_sequence->get()).positions;
     const Result one = RunOnGpu(Small(), options, Gpus::kShared, documents);
-    return known->emplace(name, testing::VisitedShares(Small(), one.index.at(0), probed))
-        .first->second;
+    const auto shares_of = [&](const patterns::EstimateQueries& queries) {
+      return testing::VisitedShares(Small(), one.index.at(0), queries.positions);
+    };
+    Shares shares = {.probed = shares_of(patterns::ChooseProbeQueries(options, kTokens, kStep,
+                                                                      of_sequence->get()))};
+    const patterns::EstimateQueries heard =
+        patterns::ChooseHeardQueries(options, kTokens, kStep, of_sequence->get());
+    if (!heard.positions.empty()) {
+      const std::vector<double> by_head = shares_of(heard);
+      shares.heard = std::accumulate(by_head.begin(), by_head.end(), 0.0) / kHeads;
+    }
+    return known->emplace(name, std::move(shares)).first->second;
   }
 };
 
@@ -83,7 +95,7 @@ TEST_P(CudaProbeTest, IsTheExactShareOfWhatWasVisited) {
          {std::vector<int64_t>{}, {0, 1, 64, 200, 201, 230, 700}}) {
       const std::string with = name + (documents.empty() ? "" : ", documents");
       SCOPED_TRACE(with);
-      const std::vector<double>& expected = Expected(with, options, documents);
+      const Shares& expected = Expected(with, options, documents);
       AttentionOptions dealt = options;
       dealt.layout = GetParam().layout;
       dealt.ring = GetParam().ring;
@@ -92,9 +104,12 @@ TEST_P(CudaProbeTest, IsTheExactShareOfWhatWasVisited) {
         for (const LayerStats& layer : rank.layers) {  // all three are of the same tensors
           ASSERT_EQ(layer.probed_recall.size(), size_t{kHeads});
           for (int head = 0; head < kHeads; ++head) {
-            EXPECT_NEAR(layer.probed_recall[head], expected[head], kShareTolerance)
+            EXPECT_NEAR(layer.probed_recall[head], expected.probed[head], kShareTolerance)
                 << "head " << head;
-            EXPECT_LT(expected[head], 0.99);  // there is something to see
+            EXPECT_LT(expected.probed[head], 0.99);  // there is something to see
+          }
+          if (expected.heard.has_value()) {
+            EXPECT_NEAR(layer.recall, *expected.heard, kShareTolerance);
           }
         }
       }

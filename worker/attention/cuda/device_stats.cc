@@ -91,7 +91,7 @@ AttentionStats DeviceStats::Take(const ring::RingSchedule& schedule) {
     const torch::Tensor visited = probe.visited.cpu();
     stats.layers[probe.layer].AddProbe(
         {visited.const_data_ptr<int32_t>(), static_cast<size_t>(visited.numel())}, probe.queries,
-        probe.first_head);
+        probe.first_head, probe.rows);
   }
   for (size_t layer = 0; layer < stats.layers.size(); ++layer) {
     const auto i = static_cast<int64_t>(layer);

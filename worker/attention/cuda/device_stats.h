@@ -36,8 +36,9 @@ class DeviceStats {
   // The layer estimates its recall.
   void SetEstimated(int layer) { HostOf(layer).recall = 0.0; }
   // LayerStats::AddProbe, of [heads] int32 on the device.
-  void AddProbe(int layer, const torch::Tensor& visited, int32_t queries, int first_head) {
-    probes_.push_back({layer, queries, first_head, visited});
+  void AddProbe(int layer, const torch::Tensor& visited, int32_t queries, int first_head,
+                ProbedRows rows) {
+    probes_.push_back({layer, queries, first_head, rows, visited});
   }
   DeviceTimers& timers() { return timers_; }
 
@@ -60,6 +61,7 @@ class DeviceStats {
     int layer = 0;
     int32_t queries = 0;
     int first_head = 0;
+    ProbedRows rows = ProbedRows::kApart;
     torch::Tensor visited;
   };
   std::vector<Probe> probes_;

@@ -89,7 +89,7 @@ class AttentionCall : public IndexDevice {
   // After FinishOutput, where this step probes: adds to the layer's statistics the share of the
   // attention of `work`'s queries, whose rows patterns::EstimateRows has summed, that the output
   // holds: the exponential of how much less the logarithm of its row sum is.
-  virtual absl::Status CountProbe(const patterns::VerticalSlash& work) = 0;
+  virtual absl::Status CountProbe(const patterns::VerticalSlash& work, ProbedRows rows) = 0;
 
   // Backward. Slots for gradients hold float32, [2, keys, kv_heads, d]: of keys, then of values.
   virtual absl::StatusOr<std::unique_ptr<RingSlots>> PlaceGradients(

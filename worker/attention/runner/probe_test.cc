@@ -8,6 +8,7 @@
 #include <bit>
 #include <cmath>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <set>
 #include <vector>
@@ -97,9 +98,14 @@ class ProbeTest : public ::testing::TestWithParam<std::vector<int64_t>> {
     const auto documents = patterns::MakeDocuments({.tokens = kTokens}, GetParam());
     return patterns::ChooseProbeQueries(options, kTokens, kStep, documents->get());
   }
+  patterns::EstimateQueries Heard(const AttentionOptions& options) const {
+    const auto documents = patterns::MakeDocuments({.tokens = kTokens}, GetParam());
+    return patterns::ChooseHeardQueries(options, kTokens, kStep, documents->get());
+  }
 
-  // Returns, by head, the share of the probed queries' attention that `results` visited.
-  std::vector<double> Expected(const AttentionOptions& options,
+  // Returns, by head, the share of the attention of queries at `positions` that `results` visited.
+  std::vector<double> Expected(const std::vector<int64_t>& positions,
+                               const AttentionOptions& options,
                                const std::vector<RankResult>& results) const {
     std::vector<std::shared_ptr<const LayerIndex>> indices;
     indices.reserve(results.size());
@@ -108,7 +114,6 @@ class ProbeTest : public ::testing::TestWithParam<std::vector<int64_t>> {
     const testing::Visited causal({std::make_shared<LayerIndex>()}, {.tokens = kTokens},
                                   GetParam());
     std::vector<double> recall(kHeads, 0.0);
-    const std::vector<int64_t> positions = Probed(options).positions;
     for (int head = 0; head < kHeads; ++head) {
       for (const int64_t position : positions) {
         double kept = 0.0, all = 0.0;
@@ -147,7 +152,9 @@ TEST_P(ProbeTest, IsTheExactShareOfWhatWasVisitedOnAnyNumberOfRanks) {
         options.ring.inner = ranks;
         options.layout = layout;
         const std::vector<RankResult> results = Run(options);
-        const std::vector<double> expected = Expected(options, results);
+        const std::vector<double> expected = Expected(Probed(options).positions, options, results);
+        const std::vector<int64_t> heard = Heard(options).positions;
+        const std::vector<double> of_heard = Expected(heard, options, results);
         for (const RankResult& result : results) {
           EXPECT_EQ(result.stats.probed_recall, results[0].stats.probed_recall);
           ASSERT_EQ(result.stats.probed_recall.size(), kHeads);
@@ -156,6 +163,10 @@ TEST_P(ProbeTest, IsTheExactShareOfWhatWasVisitedOnAnyNumberOfRanks) {
                 << static_cast<int>(options.pattern) << " head " << head << " of " << ranks;
             EXPECT_LT(expected[head], 0.99);  // there is something to see
           }
+          if (heard.empty()) continue;
+          EXPECT_NEAR(result.stats.recall,
+                      std::accumulate(of_heard.begin(), of_heard.end(), 0.0) / kHeads, 1e-5)
+              << static_cast<int>(options.pattern) << " of " << ranks;
         }
       }
     }
@@ -306,6 +317,27 @@ TEST_P(ProbeTest, WhatProbedQueriesAskChoosesNothing) {
       EXPECT_EQ(others_differ() > 0, patterns::SilenceOf(options).has_value());
     }
   }
+}
+
+// Queries whose recall is told beside the probed ones' have their say: none of them is silent.
+TEST_P(ProbeTest, QueriesThatAreHeardAreOthers) {
+  const std::set<Pattern> with_heard = {Pattern::kBlockTopK, Pattern::kXAttention,
+                                        Pattern::kKeyGroups};
+  for (const AttentionOptions& options : SparseOptions()) {
+    const std::vector<int64_t> silent = Probed(options).positions, heard = Heard(options).positions;
+    EXPECT_EQ(!heard.empty(), with_heard.contains(options.pattern));
+    if (heard.empty()) continue;
+    EXPECT_GE(heard.size(), silent.size() / 2);
+    EXPECT_TRUE(std::ranges::is_sorted(heard));
+    for (const int64_t position : heard) {
+      EXPECT_FALSE(std::ranges::binary_search(silent, position)) << position;
+    }
+  }
+  EXPECT_TRUE(Heard({.pattern = Pattern::kBlockTopK, .selection = patterns::Selection::kCausal})
+                  .positions.empty());
+  const AttentionOptions groups{.pattern = Pattern::kKeyGroups};
+  EXPECT_TRUE(patterns::ChooseHeardQueries(groups, /*tokens=*/1, kStep, nullptr).positions.empty())
+      << "none is left";
 }
 
 // Padding says nothing: the queries are those of the sequence without it.

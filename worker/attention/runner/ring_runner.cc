@@ -318,9 +318,18 @@ absl::StatusOr<std::shared_ptr<const LayerIndex>> RingRunner::Forward(AttentionC
 }
 
 absl::Status RingRunner::Probe(AttentionCall& call) {
-  const patterns::IndexInputs inputs = InputsOf(call);
   RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::index));
-  const DeviceDocuments& queries = *ProbedBy(call).queries;
+  const Probed& probed = ProbedBy(call);
+  RETURN_IF_ERROR(ProbeQueries(*probed.queries, ProbedRows::kApart, call));
+  if (probed.heard != nullptr) {
+    RETURN_IF_ERROR(ProbeQueries(*probed.heard, ProbedRows::kHeard, call));
+  }
+  return device_.End();
+}
+
+absl::Status RingRunner::ProbeQueries(const DeviceDocuments& queries, ProbedRows rows,
+                                      AttentionCall& call) {
+  const patterns::IndexInputs inputs = InputsOf(call);
   patterns::VerticalSlash work = {
       .layout = inputs.layout,
       .heads = inputs.heads,
@@ -330,8 +339,7 @@ absl::Status RingRunner::Probe(AttentionCall& call) {
       .queries = static_cast<int32_t>(queries.estimate_positions.size),
       .documents = &queries};
   RETURN_IF_ERROR(patterns::EstimateRows(work, inputs, call));
-  RETURN_IF_ERROR(call.CountProbe(work));
-  return device_.End();
+  return call.CountProbe(work, rows);
 }
 
 const RingRunner::Probed& RingRunner::ProbedBy(AttentionCall& call) {
@@ -341,6 +349,8 @@ const RingRunner::Probed& RingRunner::ProbedBy(AttentionCall& call) {
       documents_ == nullptr ? nullptr : documents_->host;
   const patterns::EstimateQueries queries =
       patterns::ChooseProbeQueries(options_, mine.tokens, step_, documents.get());
+  const patterns::EstimateQueries heard =
+      patterns::ChooseHeardQueries(options_, mine.tokens, step_, documents.get());
   if (documents == nullptr) {
     documents = std::make_shared<SequenceDocuments>(
         SequenceDocuments{.tokens = mine.tokens, .firsts = {0}, .local_starts = {}});
@@ -350,8 +360,9 @@ const RingRunner::Probed& RingRunner::ProbedBy(AttentionCall& call) {
     if (mine.Owner(position) == mine.rank) rows.push_back(mine.LocalIndex(position));
   }
   probed_ = {.tokens = mine.tokens,
-             .queries = device_.Upload(std::move(documents), queries),
-             .rows = rows.empty() ? DeviceArray<int64_t>() : patterns::UploadArray(call, rows)};
+             .queries = device_.Upload(documents, queries),
+             .rows = rows.empty() ? DeviceArray<int64_t>() : patterns::UploadArray(call, rows),
+             .heard = heard.positions.empty() ? nullptr : device_.Upload(documents, heard)};
   return *probed_;
 }
 

@@ -79,7 +79,8 @@ class RingRunner {
   struct Probed {
     int64_t tokens = 0;
     std::shared_ptr<const DeviceDocuments> queries;
-    DeviceArray<int64_t> rows;  // this rank's, as local queries
+    DeviceArray<int64_t> rows;                     // this rank's, as local queries
+    std::shared_ptr<const DeviceDocuments> heard;  // others, that choose; null: none
   };
 
   // A document by itself, with or without padding, that forwards attended to.
@@ -120,6 +121,7 @@ class RingRunner {
                               RingSlots& kv);
   absl::Status AttendSteps(const Step& own, RingSlots& kv, AttentionCall& call);
   absl::Status Probe(AttentionCall& call);
+  absl::Status ProbeQueries(const DeviceDocuments& queries, ProbedRows rows, AttentionCall& call);
   const Probed& ProbedBy(AttentionCall& call);
   // What building a layer's index starts from, but for its work.
   patterns::IndexInputs InputsOf(const AttentionCall& call) const;

@@ -114,7 +114,9 @@ class LoggingCall : public AttentionCall {
   absl::Status Attend(const Step& step) override { return Say("attend", &step); }
   absl::Status AttendColumns(const Step& /*own*/) override { return Say("columns"); }
   absl::Status FinishOutput() override { return Say("finish"); }
-  absl::Status CountProbe(const patterns::VerticalSlash&) override { return Say("probe"); }
+  absl::Status CountProbe(const patterns::VerticalSlash&, ProbedRows rows) override {
+    return Say(rows == ProbedRows::kHeard ? "probe heard" : "probe");
+  }
   absl::StatusOr<std::unique_ptr<RingSlots>> PlaceGradients(const ring::RingSchedule& /*schedule*/,
                                                             int64_t /*slot_tokens*/) override {
     return std::make_unique<LoggingSlots>("grad", &log_);
@@ -359,6 +361,10 @@ TEST(RingRunnerTest, AStepProbesWhenItIsDue) {
   constexpr char kProbe[] = "finish, ], index[, queries, sum, row max, max, row sum, sum, probe, ]";
   EXPECT_EQ(forward(patterns::Pattern::kSlidingWindow, 1), kProbe);
   EXPECT_EQ(forward(patterns::Pattern::kVerticalSlash, 6), kProbe);
+  // Beside queries that are silent, others that are not.
+  EXPECT_EQ(forward(patterns::Pattern::kBlockTopK, 3),
+            "finish, ], index[, queries, sum, row max, max, row sum, sum, probe, queries, sum, row "
+            "max, max, row sum, sum, probe heard, ]");
   EXPECT_EQ(forward(patterns::Pattern::kVerticalSlash, 2), "finish, ]");
   EXPECT_EQ(forward(patterns::Pattern::kVerticalSlash, 0), "finish, ]");  // an evaluation
   EXPECT_EQ(forward(patterns::Pattern::kDense, 1), "finish, ]");          // all there is

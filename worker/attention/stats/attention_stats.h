@@ -4,12 +4,19 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <span>
 #include <vector>
 
 #include "ringleader/kernels/index.h"
 
 namespace ringleader::attention {
+
+// Whose attention a probe compares with what was visited (patterns/probe.h).
+enum class ProbedRows {
+  kApart,  // that had no part in the choice, or a choice of their own
+  kHeard,  // that chose with others
+};
 
 // Tiles are sums over the step's calls (micro-batches), shares and counts are means over them.
 struct LayerStats {
@@ -20,7 +27,9 @@ struct LayerStats {
   // Shares of the heads whose columns, and whose diagonals, were ended by the budget before they
   // covered the mass asked for.
   double verticals_at_budget = 0.0, slashes_at_budget = 0.0;
-  double recall = -1.0;  // attention mass kept on the sampled queries; -1: not estimated
+  // Attention mass kept on queries that chose; -1: not estimated, as under patterns whose index
+  // does not count it (PatternDefinition) but in calls that probed.
+  double recall = -1.0;
   // Calls whose choice was moved (attention.balance), and those of them that did not come to the
   // anchor.
   uint64_t balanced = 0, anchor_missed = 0;
@@ -33,6 +42,9 @@ struct LayerStats {
   std::vector<int64_t> probed_visited = {};
   int64_t probed_queries = 0;
   int first_head = 0;
+  // Over the probes of queries that chose: sums, over heads, of shares, and of how many heads.
+  double heard_recall = 0.0;
+  int64_t heard_heads = 0;
   std::vector<uint64_t> tiles_per_ring_step;  // forward, this rank, all heads
   uint64_t column_tiles = 0;                  // of the pass over selected columns
   uint64_t causal_tiles = 0;                  // what dense attention would have visited
@@ -45,7 +57,14 @@ struct LayerStats {
   }
   // One call's probe. visited: of each head from `first` on, summed over `queries`, in units of
   // 2^-kMassBits. Heads that are attended with in groups are probed in the order of the groups.
-  void AddProbe(std::span<const int32_t> visited, int32_t queries, size_t first) {
+  void AddProbe(std::span<const int32_t> visited, int32_t queries, size_t first, ProbedRows rows) {
+    if (rows == ProbedRows::kHeard) {
+      for (const int32_t of_head : visited) {
+        heard_recall += std::ldexp(of_head, -kernels::kMassBits) / queries;
+      }
+      heard_heads += std::ssize(visited);
+      return;
+    }
     if (first == 0) {
       ++probes;
       probed_queries += queries;
@@ -65,6 +84,7 @@ struct LayerStats {
     verticals_at_budget /= calls;
     slashes_at_budget /= calls;
     if (recall >= 0.0) recall /= calls;
+    if (heard_heads > 0) recall = heard_recall / static_cast<double>(heard_heads);
     for (double& of_head : probed_recall) of_head /= probes;
     density = static_cast<double>(TotalTiles()) / static_cast<double>(causal_tiles);
   }

@@ -270,9 +270,12 @@ void StepLoop::CountMicroBatches(const std::vector<balance::MicroBatch>& mine,
 }
 
 void StepLoop::KeepProbe(StepRecord* record) {
-  const std::vector<attention::LayerStats>& layers = record->layers;
+  std::vector<attention::LayerStats>& layers = record->layers;
   probed_recall_.resize(std::max(probed_recall_.size(), layers.size()), -1.0);
+  recall_.resize(probed_recall_.size(), -1.0);
   for (size_t i = 0; i < layers.size(); ++i) {
+    if (layers[i].recall >= 0.0) recall_[i] = layers[i].recall;
+    layers[i].recall = recall_[i];
     const std::vector<double>& heads = layers[i].probed_recall;
     if (heads.empty()) continue;
     probed_recall_[i] =

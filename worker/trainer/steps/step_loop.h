@@ -90,7 +90,8 @@ class StepLoop {
   void CountMicroBatches(const std::vector<balance::MicroBatch>& mine,
                          const std::vector<float>& moves, const EngineStats& stats,
                          StepRecord* record) const;
-  // Sets the record's probed_recall, from its layers' where they have been probed.
+  // Sets the record's probed_recall, from its layers' where they have been probed, and its layers'
+  // recall, which stays that of the newest step that estimated it.
   void KeepProbe(StepRecord* record);
   // Has the next steps' budgets follow what step `step` probed, over all groups.
   absl::Status FollowProbes(uint64_t step, const std::vector<attention::LayerStats>& layers);
@@ -103,6 +104,7 @@ class StepLoop {
   Plan plan_;
   PlanShape shape_;                    // the engine's
   std::vector<double> probed_recall_;  // StepRecord's
+  std::vector<double> recall_;         // by layer, the newest; -1 before the first
   std::vector<patterns::LayerBudgets> head_budgets_;
   uint64_t skipped_in_a_row_ = 0;
   double last_loss_ = 0;  // which stands for that of a step without a token to predict
