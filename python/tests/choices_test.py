@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from oracle import DEVICE, attend, causal, check, inputs, pairs_of_tiles, same_document
+from oracle import DEVICE, attend, causal, check, document_ids, inputs, pairs_of_tiles, same_document
 from torch.nn.attention.flex_attention import create_block_mask
 
 from ringleader import kernels
@@ -56,6 +56,22 @@ def test_what_functions_return_is_refused():
                             ((1, 2), "blocks is a tuple")):
         with pytest.raises(TypeError, match=message):
             sparse_attention(q, k, v, lambda *_, blocks=blocks, **__: blocks)
+
+
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("choice", [kernels.VerticalSlash(), kernels.Moba(), kernels.KeyGroups(), kernels.XAttention()],
+                         ids=lambda choice: type(choice).__name__)
+def test_choices_on_the_meta_device(choice, documents):
+    """What attention and gradients look like, without computing them."""
+
+    def layouts(device):
+        q, k, v = (x.detach().to(device).requires_grad_() for x in inputs(2, 4, 2, 300, 64))
+        out = sparse_attention(q, k, v, choice, documents=document_ids(2, 300).to(device) if documents else None)
+        results = out, *torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+        assert all(x.device.type == device for x in results)
+        return [(x.dtype, x.shape, x.stride()) for x in results]
+
+    assert layouts("meta") == layouts(DEVICE)
 
 
 @pytest.mark.parametrize("documents", [False, True])

@@ -90,6 +90,46 @@ def test_windows_and_diagonals_beside_masks(name):
           visible & pairs_of_diagonals(kept, tokens, 64))
 
 
+LONG = [300, 2**31 - 1, 2**31, 2**32, 2**63 - 1]
+
+
+@pytest.mark.parametrize("size", LONG)
+def test_windows_and_blocks_as_long_as_the_sequence(size):
+    """They are the masks without them."""
+    ids = document_ids(2, 300)
+    for name, without in ("full_window", "full"), ("causal_window", "causal"), ("global_sliding", "full"):
+        windowed, wanted = (kernels.key_intervals(x, 300, window=size, device=DEVICE) for x in (name, without))
+        assert torch.equal(windowed.rows, wanted.rows)
+        assert torch.equal(wanted.within_window(size).rows, wanted.rows)
+    of_documents = kernels.key_intervals("full_documents", 300, documents=ids)
+    assert torch.equal(kernels.key_intervals("block_causal_documents", 300, documents=ids, block=size).rows, of_documents.rows)
+    everything = torch.ones(300, 300, dtype=torch.bool, device=DEVICE)
+    check(attend(kernels.SlidingWindow(size), mask="full"), *inputs(2, 4, 2, 300, 64), everything)
+    check(attend(kernels.SlidingWindow(size), mask=of_documents), *inputs(2, 4, 2, 300, 64), same_document(ids))
+
+
+def numbers_of(value):
+    """An integer, and the tensors of it that `prefix` may be."""
+    types = [x for x in (torch.uint8, torch.int32, torch.int64) if torch.iinfo(x).min <= value <= torch.iinfo(x).max]
+    return value, *(torch.tensor(x, dtype=dtype, device=DEVICE) for dtype in types for x in (value, [[value]], [[value]] * 2))
+
+
+@pytest.mark.parametrize("size", LONG)
+def test_prefixes_beyond_the_sequence(size):
+    ids = document_ids(2, 300)
+
+    def rows(name, **arguments):
+        documents = ids if name in OF_DOCUMENTS else None
+        return kernels.key_intervals(name, 300, documents=documents, device=DEVICE, **arguments).rows.expand(2, -1, -1)
+
+    for value, whole, of_documents in (size, "full", "full_documents"), (-size, "causal", "causal_documents"):
+        for prefix in numbers_of(value):
+            assert torch.equal(rows("prefix_causal", prefix=prefix), rows(whole))
+            assert torch.equal(rows("prefix_documents", prefix=prefix), rows(of_documents))
+    for prefix in numbers_of(255):  # a type that has no 300
+        assert torch.equal(rows("prefix_causal", prefix=prefix), rows("prefix_causal", prefix=255))
+
+
 def test_full():
     everything = torch.ones(300, 300, dtype=torch.bool, device=DEVICE)
     check(attend(mask="full"), *inputs(2, 4, 2, 300, 64), everything)

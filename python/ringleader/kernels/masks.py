@@ -44,8 +44,10 @@ class KeyIntervals(NamedTuple):
     def within_window(self, window):
         """The same where keys are less than `window` tokens away."""
         checks.positive(window=window)
-        query = torch.arange(self.rows.shape[-2], device=self.rows.device, dtype=torch.int32).unsqueeze(0)
-        return self._cut((query + 1 - window).clamp(min=0), (query + window).clamp(max=len(query[0])))
+        tokens = self.rows.shape[-2]
+        window = min(window, tokens)  # longer ones are the same, and sums of positions are of int32
+        query = torch.arange(tokens, device=self.rows.device, dtype=torch.int32).unsqueeze(0)
+        return self._cut((query + 1 - window).clamp(min=0), (query + window).clamp(max=tokens))
 
     def _cut(self, begins, ends):
         """Of each query's intervals what lies in [begins, ends), [batch or 1, tokens]."""
@@ -60,6 +62,11 @@ def _ends(starts):
     firsts = torch.where(starts == positions, positions, tokens)
     following = torch.nn.functional.pad(firsts[:, 1:], (0, 1), value=tokens)
     return following.flip(1).cummin(1).values.flip(1)
+
+
+def _cut_prefix(prefix, tokens):
+    """An integer, or a tensor of them -> what is the same in [0, tokens], with which sums of positions are of int32."""
+    return prefix.long().clamp(0, tokens) if isinstance(prefix, torch.Tensor) else min(max(prefix, 0), tokens)
 
 
 def key_intervals(name, tokens, *, documents=None, window=1024, prefix=0, block=1024, device=None):
@@ -80,6 +87,7 @@ def key_intervals(name, tokens, *, documents=None, window=1024, prefix=0, block=
     if name not in NAMES:
         raise ValueError(f"name is {name!r}; masks are {', '.join(NAMES)}")
     checks.positive(tokens=tokens, window=window, block=block)
+    window, block = min(window, tokens), min(block, tokens)  # longer ones are the same, and sums of positions are of int32
     of_documents = name.endswith("documents") or name in ("shared_question", "causal_blockwise")
     if of_documents and documents is None:
         raise ValueError(f"{name} needs documents: ids [batch, tokens], or Documents")
@@ -120,12 +128,12 @@ def key_intervals(name, tokens, *, documents=None, window=1024, prefix=0, block=
         first = torch.where(starts == starts[:, -1:], 0, starts), after
     elif name == "global_sliding":
         sees_all = query < window
-        first = zero, torch.where(sees_all, tokens, min(window, tokens))
+        first = zero, torch.where(sees_all, tokens, window)
         second = torch.where(sees_all, tokens, window_begin), torch.where(sees_all, tokens, window_end)
     elif name == "prefix_causal":
-        first = zero, torch.maximum(after, zero + prefix).clamp(max=tokens)
+        first = zero, torch.maximum(after, zero + _cut_prefix(prefix, tokens))
     elif name == "prefix_documents":
-        first = starts, torch.minimum(torch.maximum(after, starts + prefix), _ends(starts))
+        first = starts, torch.minimum(torch.maximum(after, starts + _cut_prefix(prefix, tokens)), _ends(starts))
     else:
         end = starts + ((query - starts) // block + 1) * block
         first = starts, torch.minimum(end, _ends(starts))

@@ -29,9 +29,10 @@ ops = torch.ops.ringleader
 
 
 def autocast(*tensors):
-    """What attention computes in where torch.autocast is on: its type, as in F.scaled_dot_product_attention."""
+    """What attention computes in where torch.autocast is on: its type, as in F.scaled_dot_product_attention. It is never on
+    for the meta device, of which PyTorch refuses to be asked."""
     kind = tensors[0].device.type
-    if not torch.is_autocast_enabled(kind):
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
         return tensors
     return tuple(x.to(torch.get_autocast_dtype(kind)) for x in tensors)
 
