@@ -50,13 +50,13 @@ PlanCost CostOf(const v1::JobSpec& spec, const model::ModelConfig& model, int la
   const int64_t layers = samples + (is_sparse && attention->dense_layers.empty() ? 0 : 1);
   const patterns::PatternDefinition& pattern = patterns::DefinitionOf(attention->pattern);
   const bool is_known = pattern.is_known_before_data() || !attention->dense_layers.empty();
-  const int64_t heads = SampledHeads(*attention, static_cast<int>(ranks));
   PlanCost cost;
   double at_work = 0;  // bytes, while heads are counted or played
   // A walk is one forward or backward; what is exposed takes walks on infinitely fast links, too.
   // Returns the bytes of what is kept.
   const auto add = [&](uint64_t length, int64_t of_layouts, int64_t walks) {
     const int64_t blocks = (static_cast<int64_t>(length) + attention->tile - 1) / attention->tile;
+    const int64_t heads = SampledHeads(*attention, static_cast<int>(ranks), blocks);
     const int64_t tiles =
         pattern.listed_tiles == nullptr ? 0 : pattern.listed_tiles(*attention, blocks);
     cost.rank_steps += walks * layers * ranks * ranks;
@@ -90,11 +90,14 @@ absl::Status CheckCost(const PlanCost& cost, const v1::JobSpec& spec, const Plan
                             limits.seconds)
           : absl::StrFormat("about %.0f MiB, and may take %.0f MiB", cost.bytes / kMiB,
                             limits.bytes / kMiB);
+  const bool by_tiles = static_cast<double>(cost.tiles) / kTilesPerSecond >
+                        static_cast<double>(cost.rank_steps) / kRankStepsPerSecond;
   return absl::ResourceExhaustedError(absl::StrCat(
       "its plan, for ", jobspec::RingRanks(spec.parallelism()),
       " ranks in a ring (parallelism.context), ", "takes ", amount,
-      "; lower parallelism.context, or set parallelism.layout and parallelism.ring, so that less "
-      "is compared"));
+      by_tiles ? "; have the coordinator started with more (--plan-seconds, --plan-mebibytes)"
+               : "; lower parallelism.context",
+      ", or set parallelism.layout and parallelism.ring, so that less is compared"));
 }
 
 }  // namespace ringleader::planner

@@ -73,6 +73,27 @@ TEST(PlanCostTest, EightThousandRanksStayWithinTwoSecondsAndAQuarterOfAGibibyte)
   }
 }
 
+// What a plan of samples weighs, sixteen lengths, is foreseen to take far less than the coordinator
+// allows (10 s) wherever rings are of a few nodes, at the lengths that such jobs have.
+TEST(PlanCostTest, SamplesOfAMillionTokensStayWithinFiveSeconds) {
+  for (const auto pattern : {v1::AttentionSpec::VERTICAL_SLASH, v1::AttentionSpec::BLOCK_TOPK,
+                             v1::AttentionSpec::XATTENTION, v1::AttentionSpec::MOBA,
+                             v1::AttentionSpec::KEY_GROUPS, v1::AttentionSpec::ADASPA}) {
+    for (const uint64_t tokens : {524288, 1048576}) {
+      for (const uint32_t context : {1, 2, 8, 64}) {
+        v1::JobSpec spec = LongJob(context, tokens);
+        spec.mutable_attention()->Clear();
+        spec.mutable_attention()->set_pattern(pattern);
+        spec.mutable_data()->set_batching(v1::DataSpec::SAMPLES);
+        jobspec::ApplyDefaults(&spec);
+        const PlanCost cost = CostOf(spec, ThreeBillion(), 3, 6);
+        EXPECT_LT(cost.seconds(), 5) << pattern << ", " << tokens << " on " << context;
+        EXPECT_LT(cost.bytes, 200.0 * 1024 * 1024);
+      }
+    }
+  }
+}
+
 TEST(PlanCostTest, PlansBeyondTheLimitsAreRefusedByName) {
   const auto refusal = [](const v1::JobSpec& spec, const PlanLimits& limits) {
     const ClusterShape cluster = Gpus(1, static_cast<int>(spec.resources().trainers()));

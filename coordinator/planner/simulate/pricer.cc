@@ -115,7 +115,7 @@ absl::Status Pricer::Count(const Setting& setting, uint64_t tokens, bool dense, 
   patterns::AttentionOptions attention = setting.attention;
   const patterns::PatternHints hints = dense ? patterns::PatternHints() : hints_;
   const int64_t blocks = setting.Blocks(tokens);
-  const int sampled = SampledHeads(attention, setting.ring.ranks());
+  const int sampled = SampledHeads(attention, setting.ring.ranks(), blocks);
   const auto local_heads = static_cast<double>(setting.heads.local_heads());
   std::vector<ring::HeadPattern> heads;
   if (setting.documents.tokens.empty()) {

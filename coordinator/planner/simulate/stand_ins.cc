@@ -18,6 +18,7 @@ constexpr int kSampledLayers = 3;
 constexpr int kSampledHeads = 4;
 // Work grows with the square of the ranks, while layers look more and more alike.
 constexpr int kManyRanks = 256;
+constexpr int64_t kManyTiles = int64_t{1} << 18;
 
 }  // namespace
 
@@ -27,11 +28,15 @@ int SampledLayers(const patterns::AttentionOptions& attention, int64_t layers, i
   return static_cast<int>(std::min<int64_t>(layers, one_is_enough ? 1 : kSampledLayers));
 }
 
-int SampledHeads(const patterns::AttentionOptions& attention, int ranks) {
+int SampledHeads(const patterns::AttentionOptions& attention, int ranks, int64_t blocks) {
   const patterns::PatternDefinition& pattern = patterns::DefinitionOf(attention.pattern);
-  // What is listed tile by tile takes memory by tiles where there are more pairs of ranks.
-  const bool is_large = pattern.listed_tiles != nullptr && ranks > kManyRanks;
-  return pattern.is_known_before_data() || is_large ? 1 : kSampledHeads;
+  if (pattern.is_known_before_data()) return 1;
+  // What is listed tile by tile takes memory by tiles where there are more pairs of ranks, and time
+  // by tiles anywhere; of a head that lists many, others tell little more.
+  const bool is_large =
+      pattern.listed_tiles != nullptr &&
+      (ranks > kManyRanks || pattern.listed_tiles(attention, blocks) > kManyTiles);
+  return is_large ? 1 : kSampledHeads;
 }
 
 absl::StatusOr<balance::SampleWeights> WeightsOf(const v1::StepPlan& plan) {

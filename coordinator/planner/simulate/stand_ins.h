@@ -14,9 +14,9 @@
 namespace ringleader::planner {
 
 // How many layers, and heads of each, are sampled to stand for all of a pattern's, on `ranks`
-// ranks.
+// ranks, in a sequence of `blocks` tiles.
 int SampledLayers(const patterns::AttentionOptions& attention, int64_t layers, int ranks);
-int SampledHeads(const patterns::AttentionOptions& attention, int ranks);
+int SampledHeads(const patterns::AttentionOptions& attention, int ranks, int64_t blocks);
 
 // What a plan's samples or documents weigh when its trainers deal them. INVALID_ARGUMENT where that
 // makes no sense.
