@@ -243,6 +243,14 @@ TEST_F(CliTest, PacksData) {
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("PART   TOKENS  DOCUMENTS  SHARDS\ntrain  45      2"));
   EXPECT_TRUE(std::filesystem::exists(folder_ / "packed/train/manifest.json"));
+  std::filesystem::create_symlink("nowhere", folder_ / "packed/link.txt");
+  const Result twice =
+      Run({"data", "pack", "--input", Path("packed"), "--input", Path("a.txt"), "--input",
+           Path("a.txt"), "--suffix", ".txt", "--output", Path("p1"), "--eval-share", "0"});
+  EXPECT_THAT(twice.out,
+              HasSubstr("1 files left out; in " + Path("p1") + "\n1 of these, as " +
+                        Path("packed/link.txt") + ", are links to folders or to nothing\n" +
+                        "1 paths, as " + Path("a.txt") + ", lead to files that are packed"));
   const Result none = Run({"data", "pack", "--input", Path("none"), "--output", Path("p2")});
   EXPECT_NE(none.code, 0);
   EXPECT_THAT(none.err, HasSubstr(Path("none")));

@@ -30,7 +30,8 @@ absl::StatusOr<int> Pack(const Context& context, const data::PackOptions& option
   const nlohmann::ordered_json document = {
       {"train", ToJson(result.train)},         {"eval", ToJson(result.eval)},
       {"vocabulary", result.train.vocabulary}, {"tasks", result.train.tasks},
-      {"skipped_files", result.skipped_files}, {"too_long_files", result.too_long_files}};
+      {"skipped_files", result.skipped_files}, {"too_long_files", result.too_long_files},
+      {"skipped_links", result.skipped_links}, {"repeated_paths", result.repeated_paths}};
   PrintJson(context, document, [&](std::ostream& out) {
     const auto row = [](const char* name, const data::Manifest& manifest) {
       return std::vector<std::string>{name, FormatCount(static_cast<double>(manifest.tokens)),
@@ -46,6 +47,14 @@ absl::StatusOr<int> Pack(const Context& context, const data::PackOptions& option
       out << absl::StrFormat("%d of these, as %s, are longer than --max-document-bytes (%d)\n",
                              result.too_long_files, result.first_too_long,
                              options.max_document_bytes);
+    }
+    if (result.skipped_links > 0) {
+      out << absl::StrFormat("%d of these, as %s, are links to folders or to nothing\n",
+                             result.skipped_links, result.first_skipped_link);
+    }
+    if (result.repeated_paths > 0) {
+      out << absl::StrFormat("%d paths, as %s, lead to files that are packed already\n",
+                             result.repeated_paths, result.first_repeated);
     }
   });
   return kOk;
@@ -102,7 +111,8 @@ void AddDataCommand(CLI::App& app, Context* context) {
       "separator, and training cuts its sequences from that stream. Attention stays\n"
       "within a document unless a job sets data.document_mask: false; no token is\n"
       "predicted behind a separator. Separators within a file of token ids end\n"
-      "documents, too.\n"
+      "documents, too. Links to files are followed, links to folders are not; a file\n"
+      "that several inputs or links lead to is packed once.\n"
       "docs/formats.md describes the files.");
   pack->callback([=] { context->action = [=] { return Pack(*context, *options); }; });
 }

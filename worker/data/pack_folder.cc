@@ -16,6 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
 #include "base/checksum.h"
 #include "base/file_lock.h"
 #include "base/files.h"
@@ -33,53 +34,133 @@ constexpr char kMarksSuffix[] = ".marks";
 struct Source {
   std::string name;  // relative to the path that the user gave
   fs::path file;
-  bool is_named = false;  // by the user, himself
+  bool is_named = false;    // by the user, himself
+  bool is_link = false;     // within a folder
+  size_t input = 0;         // which of the user's paths led here
+  std::string target = {};  // the same of all paths to a file
   // Of equal names below several inputs, by their whole paths.
   bool operator<(const Source& other) const {
     return std::tie(name, file) < std::tie(other.name, other.file);
   }
 };
 
-absl::StatusOr<std::vector<Source>> FindSources(const PackOptions& options) {
-  const auto wanted = [&](const std::string& name) {
-    if (!options.tasks.empty() && absl::EndsWith(name, kMarksSuffix)) return false;
-    return options.suffixes.empty() ||
-           std::any_of(options.suffixes.begin(), options.suffixes.end(),
-                       [&](const std::string& suffix) { return absl::EndsWith(name, suffix); });
-  };
-  std::vector<Source> sources;
-  for (const std::string& path : options.paths) {
-    std::error_code error;
-    if (fs::is_regular_file(path, error)) {
-      sources.push_back({fs::path(path).filename().string(), path, /*is_named=*/true});
-      continue;
+// FILE.marks beside FILE are read with tasks only: without, they would be lost, or be a document.
+absl::Status RefuseMarks(const Source& source) {
+  const std::string file(absl::StripSuffix(source.file.string(), kMarksSuffix));
+  const std::string marks = file + kMarksSuffix;
+  std::error_code error;
+  if (!fs::is_regular_file(file, error) || !fs::is_regular_file(marks, error)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "%s lies beside %s: give --tasks, which reads such marks of token ids, or move them away",
+      marks, file));
+}
+
+// Of a link: to nothing, or in a circle.
+bool LeadsNowhere(const std::error_code& error) {
+  return error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory ||
+         error == std::errc::too_many_symbolic_link_levels;
+}
+
+absl::Status CannotTell(const std::string& path, const std::error_code& error) {
+  return absl::UnavailableError(
+      absl::StrFormat("cannot tell where %s leads: %s", path, error.message()));
+}
+
+// What the user's paths lead to, each file once. `result` counts what does not become a source.
+class SourceFinder {
+ public:
+  SourceFinder(const PackOptions& options, PackResult* result)
+      : options_(options), result_(*result) {}
+
+  // In the order of their names.
+  absl::StatusOr<std::vector<Source>> Find() {
+    for (; input_ < options_.paths.size(); ++input_) {
+      const std::string& path = options_.paths[input_];
+      std::error_code error;
+      const bool is_file = fs::is_regular_file(path, error);
+      const std::string name = fs::path(path).filename().string();
+      RETURN_IF_ERROR(is_file ? Add({name, path, /*is_named=*/true}) : Walk(path));
     }
+    KeepEachOnce();
+    for (const Source& source : sources_) {
+      if (options_.tasks.empty()) RETURN_IF_ERROR(RefuseMarks(source));
+    }
+    return std::move(sources_);
+  }
+
+ private:
+  bool IsWanted(const std::string& name) const {
+    if (!options_.tasks.empty() && absl::EndsWith(name, kMarksSuffix)) return false;
+    return options_.suffixes.empty() ||
+           std::any_of(options_.suffixes.begin(), options_.suffixes.end(),
+                       [&](const std::string& suffix) { return absl::EndsWith(name, suffix); });
+  }
+
+  absl::Status Add(Source source) {
+    std::error_code error;
+    source.input = input_;
+    source.target = fs::canonical(source.file, error).string();
+    if (error) return CannotTell(source.file.string(), error);
+    sources_.push_back(std::move(source));
+    return absl::OkStatus();
+  }
+
+  absl::Status Walk(const std::string& path) {
+    std::error_code error;
     fs::recursive_directory_iterator walk(path, error);
     if (error) {
       return absl::InvalidArgumentError(
           absl::StrFormat("cannot read %s: %s", path, error.message()));
     }
     for (; walk != fs::recursive_directory_iterator(); walk.increment(error)) {
-      // Links are left out: they lead in circles, or to text that is there already.
-      std::error_code entry_error;
-      if (walk->is_symlink(entry_error) || !walk->is_regular_file(entry_error)) continue;
-      const std::string name = fs::relative(walk->path(), path, entry_error).string();
-      if (entry_error) {
-        return absl::UnavailableError(absl::StrFormat("cannot tell where %s is within %s: %s",
-                                                      walk->path().string(), path,
-                                                      entry_error.message()));
-      }
-      if (wanted(name)) sources.push_back({name, walk->path()});
+      RETURN_IF_ERROR(AddEntry(*walk, path));
     }
+    if (!error) return absl::OkStatus();
     // A step that fails ends the walk: what was found so far is not all that is there.
-    if (error) {
-      return absl::UnavailableError(absl::StrFormat(
-          "reading %s broke off: %s; pack again once it can be read", path, error.message()));
-    }
+    return absl::UnavailableError(absl::StrFormat(
+        "reading %s broke off: %s; pack again once it can be read", path, error.message()));
   }
-  std::sort(sources.begin(), sources.end());
-  return sources;
-}
+
+  // Links are followed to files only: those to folders lead in circles.
+  absl::Status AddEntry(const fs::directory_entry& entry, const std::string& path) {
+    const std::string name = entry.path().lexically_relative(path).string();
+    std::error_code error;
+    const bool is_link = entry.is_symlink(error);
+    const bool is_file = entry.is_regular_file(error);
+    if (is_file && IsWanted(name)) return Add({name, entry.path(), /*is_named=*/false, is_link});
+    if (is_file || !is_link || (error && !IsWanted(name))) return absl::OkStatus();
+    const std::string link = entry.path().string();
+    if (error && !LeadsNowhere(error)) return CannotTell(link, error);
+    std::string& first = result_.first_skipped_link;
+    if (++result_.skipped_links == 1 || link < first) first = link;
+    ++result_.skipped_files;
+    return absl::OkStatus();
+  }
+
+  // The first input that reaches a file counts, and within it the file before links to it.
+  void KeepEachOnce() {
+    std::sort(sources_.begin(), sources_.end(), [](const Source& a, const Source& b) {
+      return std::tie(a.target, a.input, a.is_link, a.name) <
+             std::tie(b.target, b.input, b.is_link, b.name);
+    });
+    std::vector<Source> once;
+    for (const Source& source : sources_) {
+      const bool is_new = once.empty() || once.back().target != source.target;
+      if (is_new) once.push_back(source);
+      once.back().is_named |= source.is_named;
+      if (!is_new && ++result_.repeated_paths == 1) result_.first_repeated = source.file.string();
+    }
+    std::sort(once.begin(), once.end());
+    sources_ = std::move(once);
+  }
+
+  const PackOptions& options_;
+  PackResult& result_;
+  size_t input_ = 0;
+  std::vector<Source> sources_;
+};
 
 // One of the two outputs: collects documents, cuts them into shards.
 class FolderWriter {
@@ -281,7 +362,7 @@ absl::Status CheckOptions(PackOptions* options) {
     return absl::InvalidArgumentError(
         "--prefix-end beside --tasks: marks say which tokens are given, and so where a prefix "
         "ends; "
-        "give one of the two");
+        "give one");
   }
   if (options->prefix_end.has_value() && (*options->prefix_end >= options->vocabulary ||
                                           *options->prefix_end == *options->separator)) {
@@ -309,13 +390,28 @@ absl::Status CheckOutput(const fs::path& output) {
   return absl::OkStatus();
 }
 
+// For an error: what may be missed where there is no document.
+std::string LeftOut(const PackOptions& options, const PackResult& result) {
+  std::string text;
+  if (result.too_long_files > 0) {
+    absl::StrAppendFormat(&text, ", of which %d, as %s, are longer than --max-document-bytes (%d)",
+                          result.too_long_files, result.first_too_long, options.max_document_bytes);
+  }
+  if (result.skipped_links > 0) {
+    absl::StrAppendFormat(&text, ", beside %d links to folders or to nothing, as %s",
+                          result.skipped_links, result.first_skipped_link);
+  }
+  return text;
+}
+
 }  // namespace
 
 absl::StatusOr<PackResult> Pack(const PackOptions& user_options) {
   PackOptions options = user_options;
   RETURN_IF_ERROR(CheckOptions(&options));
   RETURN_IF_ERROR(CheckOutput(options.output));
-  ASSIGN_OR_RETURN(const std::vector<Source> sources, FindSources(options));
+  PackResult result;
+  ASSIGN_OR_RETURN(const std::vector<Source> sources, SourceFinder(options, &result).Find());
 
   // Built beside the output and renamed into place, so that a broken-off call leaves nothing that
   // looks whole.
@@ -339,7 +435,6 @@ absl::StatusOr<PackResult> Pack(const PackOptions& user_options) {
   }
   const absl::Cleanup clean_up = [&] { fs::remove_all(building, error); };
 
-  PackResult result;
   FolderWriter train(options, building / "train");
   FolderWriter eval(options, building / "eval");
   std::vector<uint32_t> tokens;
@@ -383,18 +478,12 @@ absl::StatusOr<PackResult> Pack(const PackOptions& user_options) {
   if (result.train.documents == 0) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "found no document to train on among %d files%s; check the paths and suffixes",
-        sources.size(),
-        result.too_long_files == 0
-            ? ""
-            : absl::StrFormat(", of which %d, as %s, are longer than --max-document-bytes (%d)",
-                              result.too_long_files, result.first_too_long,
-                              options.max_document_bytes)));
+        sources.size(), LeftOut(options, result)));
   }
   if (options.eval_share > 0 && result.eval.documents == 0) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "none of %d documents was held out: a file is held out whole, and a share of %g is picked "
-        "by "
-        "path; cut the text into more files, hold out more (--eval-share), or nothing "
+        "by path; cut the text into more files, hold out more (--eval-share), or nothing "
         "(--eval-share 0)",
         result.train.documents, options.eval_share));
   }

@@ -24,7 +24,9 @@ struct PackOptions {
     kUint32,
   };
   Input input = Input::kText;
-  std::vector<std::string> paths;  // files, and folders that are walked; each file is one document
+  // Files, and folders that are walked, without following links to folders in them. Each file is
+  // one document, however many paths and links lead to it: the first path that does names it.
+  std::vector<std::string> paths;
   std::vector<std::string> suffixes;  // of files in folders, e.g. ".h"; empty: all
   std::string output;                 // gets train/ and eval/; must not hold them already
   double eval_share = 0.02;  // of documents, in [0, 1); picked by their path, so stable over calls
@@ -46,9 +48,13 @@ struct PackOptions {
 struct PackResult {
   Manifest train;
   Manifest eval;
-  uint64_t skipped_files = 0;   // empty, too long, or text with a NUL byte
+  uint64_t skipped_files = 0;   // empty, too long, text with a NUL byte, or links as below
   uint64_t too_long_files = 0;  // of them
   std::string first_too_long;
+  uint64_t skipped_links = 0;  // of skipped_files: in folders, and to folders or to nothing
+  std::string first_skipped_link;
+  uint64_t repeated_paths = 0;  // to files that other paths or links have led to
+  std::string first_repeated;
 };
 
 // Documents are read in the order of their paths, so equal inputs give equal bytes.

@@ -171,12 +171,11 @@ TEST_F(PackTest, LeavesOutWhatIsNoDocumentAndCountsIt) {
   AddText("b", "fives");
   AddText("c", "");
   AddText("d", std::string("\0\0\0", 3));
-  fs::create_symlink(folder_ / "text/a", folder_ / "text/link");
   PackOptions options = Options();
   options.max_document_bytes = 4;
   const auto result = Pack(options);
   ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(result->skipped_files, 3u) << "too long, empty, a NUL; a link is not even looked at";
+  EXPECT_EQ(result->skipped_files, 3u) << "too long, empty, a NUL";
   EXPECT_EQ(result->too_long_files, 1u);
   EXPECT_EQ(result->first_too_long, folder_ / "text/b");
   EXPECT_EQ(TextOf(*TokenFolder::Open(Train())), "four|");
@@ -207,6 +206,81 @@ TEST_F(PackTest, EqualNamesBelowSeveralInputsHaveOneOrder) {
     ASSERT_TRUE(Pack(options).ok());
     EXPECT_EQ(TextOf(*TokenFolder::Open(options.output + "/train")), "p|q|");
   }
+}
+
+// Below a second input it has another name, by which it could be held out, too.
+TEST_F(PackTest, AFileThatSeveralInputsReachIsOneDocument) {
+  for (int i = 0; i < 50; ++i) AddText("sub/" + std::to_string(i), "<" + std::to_string(i) + ">");
+  PackOptions options = Options();
+  options.eval_share = 0.5;
+  ASSERT_TRUE(Pack(options).ok());
+  const std::string once = TextOf(*TokenFolder::Open(Train()));
+  const std::string all = options.paths[0];
+  for (const std::string& again : {all, all + "/sub", all + "/sub/../sub/", all + "/sub/7"}) {
+    options.paths = {all, again};
+    options.output += "2";
+    const auto result = Pack(options);
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->train.documents + result->eval.documents, 50u) << again;
+    EXPECT_EQ(result->repeated_paths, again == all + "/sub/7" ? 1u : 50u) << again;
+    EXPECT_THAT(result->first_repeated, HasSubstr(again));
+    EXPECT_EQ(TextOf(*TokenFolder::Open(options.output + "/train")), once) << again;
+  }
+  options.paths = {all, all + "/sub/10"};
+  options.output += "2";
+  options.max_document_bytes = 3;
+  EXPECT_THAT(Complaint(options), HasSubstr("sub/10 has 4 bytes")) << "it is named, too";
+}
+
+// As Hugging Face's cache has them: a snapshot is a folder of links to files elsewhere.
+TEST_F(PackTest, LinksToFilesAreFollowed) {
+  AddText("a", "real");
+  std::ofstream(folder_ / "blob") << "linked";
+  fs::create_symlink("../blob", folder_ / "text/b.txt");
+  fs::create_symlink("b.txt", folder_ / "text/c.txt");
+  fs::create_symlink("a", folder_ / "text/0");
+  const auto result = Pack(Options());
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(TextOf(*TokenFolder::Open(Train())), "real|linked|") << "a file goes before its links";
+  EXPECT_EQ(result->repeated_paths, 2u);
+  EXPECT_EQ(result->first_repeated, folder_ / "text/c.txt") << "after 0, but of another target";
+  EXPECT_EQ(result->skipped_files, 0u);
+}
+
+TEST_F(PackTest, LinksToFoldersOrToNothingAreLeftOutAndNamed) {
+  fs::create_directories(folder_ / "text");
+  fs::create_symlink(".", folder_ / "text/circle");
+  fs::create_symlink("itself", folder_ / "text/itself");
+  fs::create_symlink("nowhere", folder_ / "text/nowhere.h");
+  EXPECT_THAT(Complaint(Options()),
+              AllOf(HasSubstr("among 0 files, beside 3 links to folders or to nothing, as "),
+                    HasSubstr("text/circle;")));
+  AddText("a.txt", "text");
+  PackOptions options = Options();
+  for (const uint64_t links : {3, 1}) {
+    const auto result = Pack(options);
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->skipped_links, links);
+    EXPECT_EQ(result->skipped_files, links);
+    EXPECT_EQ(result->first_skipped_link, folder_ / "text/circle");
+    options.output += "-suffix";
+    options.suffixes = {".txt"};
+  }
+}
+
+TEST_F(PackTest, MarksWithoutTasksAreRefusedByName) {
+  AddText("a", std::string("\5\0\6\0", 4));
+  AddText("a.marks", "\1\1");
+  PackOptions options = OfIds(Options(), 10, 9);
+  options.suffixes = {"a"};
+  for (const std::string& path : {options.paths[0], options.paths[0] + "/a"}) {
+    options.paths = {path};
+    EXPECT_THAT(Complaint(options), HasSubstr("text/a.marks lies beside "));
+    EXPECT_THAT(Complaint(options), HasSubstr("text/a: give --tasks"));
+  }
+  EXPECT_THAT(Complaint(Options()), HasSubstr("move them away")) << "whose format is forgotten";
+  fs::rename(folder_ / "text/a.marks", folder_ / "text/b.marks");
+  EXPECT_TRUE(Pack(options).ok());
 }
 
 TEST_F(PackTest, AFileThatIsNamedIsTakenWhateverItsSuffix) {

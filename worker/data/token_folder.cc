@@ -159,6 +159,11 @@ absl::StatusOr<TokenFolder> TokenFolder::Open(const std::string& folder) {
   return result;
 }
 
+absl::Status TokenFolder::CheckUnchanged() const {
+  for (const auto& shard : shards_) RETURN_IF_ERROR(shard->CheckUnchanged());
+  return absl::OkStatus();
+}
+
 uint64_t TokenFolder::checksum() const {
   std::string identity = absl::StrCat(manifest_.prefixes ? "prefixes" : "tasks");
   for (const std::string& task : manifest_.tasks) absl::StrAppend(&identity, "\n", task);

@@ -56,6 +56,9 @@ class TokenFolder {
   // Of all shards in their order, and of what their marks mean.
   uint64_t checksum() const;
 
+  // TokenShard's, of all shards.
+  absl::Status CheckUnchanged() const;
+
   // Token `i` of the stream over all shards, i < tokens().
   uint32_t token(uint64_t i) const;
   // Its mark; kPlainMark where nothing is marked.

@@ -20,6 +20,10 @@ namespace {
 
 constexpr char kShardMagic[8] = {'R', 'L', 'T', 'O', 'K', 'E', 'N', 'S'};
 
+int64_t ModifiedAt(const struct stat& status) {
+  return int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
+}
+
 absl::Status Damaged(const std::string& path, const std::string& what) {
   return absl::DataLossError(absl::StrFormat(
       "token shard %s is damaged: %s; pack the text again with `ringctl data pack`", path, what));
@@ -101,6 +105,10 @@ absl::StatusOr<std::unique_ptr<TokenShard>> TokenShard::Open(const std::string& 
     return absl::ErrnoToStatus(errno, "mmap " + path);
   }
   shard->mapping_bytes_ = bytes;
+  shard->path_ = path;
+  shard->device_ = status.st_dev;
+  shard->inode_ = status.st_ino;
+  shard->modified_ = ModifiedAt(status);
   const auto* base = static_cast<const std::byte*>(shard->mapping_);
   ShardHeader& header = shard->header_;
   std::memcpy(&header, base, sizeof(header));
@@ -133,6 +141,24 @@ absl::StatusOr<std::unique_ptr<TokenShard>> TokenShard::Open(const std::string& 
   shard->body_tokens_ = body + header.documents * sizeof(uint64_t);
   shard->marks_ = {reinterpret_cast<const uint8_t*>(base + bytes - marks), marks};
   return shard;
+}
+
+absl::Status TokenShard::CheckUnchanged() const {
+  struct stat now;
+  if (stat(path_.c_str(), &now) != 0 || now.st_dev != device_ || now.st_ino != inode_) {
+    return absl::OkStatus();
+  }
+  const bool is_whole = static_cast<size_t>(now.st_size) == mapping_bytes_;
+  if (is_whole && ModifiedAt(now) == modified_) return absl::OkStatus();
+  const std::byte* const body = static_cast<const std::byte*>(mapping_) + sizeof(ShardHeader);
+  if (is_whole && Checksum(body, mapping_bytes_ - sizeof(ShardHeader)) == header_.body_checksum) {
+    modified_ = ModifiedAt(now);
+    return absl::OkStatus();
+  }
+  return absl::DataLossError(absl::StrFormat(
+      "token shard %s was written into while a job read it; put data that changes into another "
+      "folder, or rename a new file over this one",
+      path_));
 }
 
 TokenShard::~TokenShard() {

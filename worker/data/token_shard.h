@@ -1,6 +1,9 @@
 // Token shards: the files that training data is read from. docs/formats.md describes the bytes.
 #pragma once
 
+#include <sys/types.h>
+
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -43,6 +46,9 @@ class TokenShard {
   // Checks everything, the checksum over all bytes included. DATA_LOSS names the file and what is
   // wrong with it.
   static absl::StatusOr<std::unique_ptr<TokenShard>> Open(const std::string& path);
+  // DATA_LOSS where the file was written into since: what is mapped is no longer what was checked.
+  // One that was removed, or renamed over, stays mapped as it was.
+  absl::Status CheckUnchanged() const;
   ~TokenShard();
   TokenShard(const TokenShard&) = delete;
   TokenShard& operator=(const TokenShard&) = delete;
@@ -62,6 +68,10 @@ class TokenShard {
  private:
   TokenShard() = default;
 
+  std::string path_;
+  dev_t device_ = 0;
+  ino_t inode_ = 0;
+  mutable std::atomic<int64_t> modified_ = 0;  // nanoseconds; of the content that was checked
   void* mapping_ = nullptr;
   size_t mapping_bytes_ = 0;
   ShardHeader header_{};
