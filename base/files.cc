@@ -92,7 +92,10 @@ absl::Status RenameDurably(const std::string& from, const std::string& to) {
 }
 
 absl::Status ReplaceFolder(const std::string& fresh, const std::string& target) {
-  const std::string replaced = target + ".old";
+  // A name that nobody gives a folder of their own.
+  const std::filesystem::path place(target);
+  const std::string replaced =
+      place.parent_path() / ("." + place.filename().string() + ".replaced");
   std::error_code error;
   // Left by a process that was killed below.
   std::filesystem::remove_all(replaced, error);

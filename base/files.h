@@ -25,7 +25,8 @@ absl::Status WriteFileAtomically(const std::string& path, const std::string& tex
 absl::Status RenameDurably(const std::string& from, const std::string& to);
 
 // Puts the folder `fresh` in the place of `target`, beside it. An earlier `target` steps aside
-// first, for a folder that is not empty cannot be renamed over, and is then removed.
+// first (".NAME.replaced"), for a folder that is not empty cannot be renamed over, and is then
+// removed.
 absl::Status ReplaceFolder(const std::string& fresh, const std::string& target);
 
 absl::StatusOr<std::string> ReadFile(const std::string& path);

@@ -31,6 +31,10 @@ double Eta(const v1::Job& job, const v1::StepReport& step) {
 }
 
 // ", 97.5 % of 800 answers right"; empty where none was asked.
+const char* WhySkipped(const v1::StepReport& step) {
+  return step.no_labels() ? "skipped: no token to predict" : "skipped: gradient was not finite";
+}
+
 std::string DescribeAnswers(const google::protobuf::RepeatedPtrField<v1::TaskAnswers>& answers) {
   uint64_t asked = 0, right = 0;
   for (const v1::TaskAnswers& task : answers) {
@@ -125,7 +129,7 @@ class Follower {
     if (context_.terminal_columns) {
       // The bar is overwritten by the next step; this must stay in sight.
       if (step.skipped()) {
-        Line(absl::StrFormat("step %d  skipped: gradient was not finite", step.step()));
+        Line(absl::StrFormat("step %d  %s", step.step(), WhySkipped(step)));
       }
       // One column stays free: some terminals wrap as soon as the last one is written.
       context_.out << "\r\033[K" << ProgressBar(job_, step, Columns(context_) - 1);
@@ -133,12 +137,13 @@ class Follower {
       return;
     }
     Line(
-        absl::StrFormat("step %d/%d  loss %.4f  tokens/s %.0f  seconds %.2f  density %.3f  "
+        absl::StrFormat("step %d/%d  loss %s  tokens/s %.0f  seconds %.2f  density %.3f  "
                         "imbalance %.3f  eta %s%s",
-                        step.step(), job_.progress().total_steps(), step.loss(),
+                        step.step(), job_.progress().total_steps(),
+                        step.no_labels() ? "-" : absl::StrFormat("%.4f", step.loss()),
                         TokensPerSecond(step), step.step_seconds(), MeanDensity(step),
                         step.worker_imbalance(), FormatSeconds(Eta(job_, step)),
-                        step.skipped() ? "  skipped: gradient was not finite" : ""));
+                        step.skipped() ? absl::StrCat("  ", WhySkipped(step)) : ""));
   }
 
   void OnJob(const v1::Job& before) {

@@ -115,6 +115,12 @@ TEST_F(CliTest, ASkippedStepStaysInSight) {
   EXPECT_THAT(Run({"watch", "tiny"}, /*columns=*/120).out,
               HasSubstr("\nstep 2  skipped: gradient was not finite\n"));
   EXPECT_THAT(Run({"watch", "tiny"}).out, HasSubstr("eta 2s  skipped: gradient was not finite\n"));
+  for (v1::WatchJobResponse& response : coordinator_.watch) {
+    for (v1::StepReport& step : *response.mutable_steps()) step.set_no_labels(step.skipped());
+  }
+  const std::string out = Run({"watch", "tiny"}).out;
+  EXPECT_THAT(out, HasSubstr("eta 2s  skipped: no token to predict\n"));
+  EXPECT_THAT(out, HasSubstr("step 2/3  loss -  tokens/s"));
 }
 
 TEST_F(CliTest, FollowingResumesBehindWhatItHasSeen) {

@@ -29,6 +29,11 @@ absl::Status CheckEtag(const v1::Job& job, std::string_view etag) {
                       job.name(), job.etag(), std::string(etag)));
 }
 
+// Of normal paths without a slash at their end.
+bool IsWithin(const std::string& inner, const std::string& outer) {
+  return inner.starts_with(outer) && inner[outer.size()] == '/';
+}
+
 // Before anything is changed: a record that is damaged ends the request that is about it, and not
 // the whole transaction.
 absl::StatusOr<v1::Job> GetStored(store::ReadTransaction& transaction, std::string_view id) {
@@ -82,9 +87,12 @@ absl::Status ControllerCore::Load(store::ReadTransaction& transaction, absl::Tim
     const std::string id = NodeId(node.name());
     NodeRecord& record = nodes[id];
     record.node = node;
+    // Of a worker that was connected when the coordinator before ended, nothing is stored.
+    record.last_heard =
+        node.has_last_heartbeat_time() ? std::min(ToTime(node.last_heartbeat_time()), now) : now;
     // The coordinator before may have promised its trainers more time than this one would.
     const absl::Duration promised = absl::Milliseconds(node.fence_milliseconds());
-    record.last_heard = now + std::max(absl::ZeroDuration(), promised - options_.fence_after);
+    record.lease_begin = now + std::max(absl::ZeroDuration(), promised - options_.fence_after);
     ASSIGN_OR_RETURN(const std::vector<v1::Command> commands, transaction.ListCommands(id));
     for (const v1::Command& command : commands) {
       unacknowledged.emplace(command.command_id(), Sent(id, command));
@@ -98,7 +106,7 @@ absl::Status ControllerCore::Load(store::ReadTransaction& transaction, absl::Tim
     if (attempt->state() != v1::Attempt::UNKNOWN && !IsTerminal(machine->job().state())) continue;
     for (const v1::Placement& placement : attempt->placements()) {
       const auto node = nodes.find(NodeId(placement.node()));
-      machine->OnSight(placement.node(), node == nodes.end() ? now : node->second.last_heard, now);
+      machine->OnSight(placement.node(), node == nodes.end() ? now : node->second.lease_begin, now);
     }
   }
   machines_ = std::move(machines);
@@ -114,15 +122,14 @@ absl::Status ControllerCore::Load(store::ReadTransaction& transaction, absl::Tim
 
 bool ControllerCore::Tick(absl::Time now) {
   for (auto& [id, record] : nodes_) {
-    if (record.session)
-      record.last_heard = std::max(record.last_heard, record.session->last_heard());
+    if (record.session) record.Hear(record.session->last_heard());
     if (record.set_aside() && now >= record.set_aside_until) {
       record.TakeBack();
       schedule_due_ = true;
       spdlog::info("nodes/{} is no longer set aside", id);
     }
     schedule_due_ = schedule_due_ || IsToBeForgotten(record, now);
-    const bool out_of_sight = now - record.last_heard > options_.lease;
+    const bool out_of_sight = now - record.lease_begin > options_.lease;
     if (out_of_sight == record.out_of_sight) continue;
     record.out_of_sight = out_of_sight;
     schedule_due_ = true;
@@ -130,7 +137,7 @@ bool ControllerCore::Tick(absl::Time now) {
     spdlog::warn("nodes/{} is {}", id, out_of_sight ? "out of sight: its lease ran out" : "back");
     for (auto& [job, machine] : machines_) {
       machine->OnSight(record.node.name(),
-                       out_of_sight ? std::optional(record.last_heard) : std::nullopt, now);
+                       out_of_sight ? std::optional(record.lease_begin) : std::nullopt, now);
     }
   }
   for (auto& [id, machine] : machines_) {
@@ -159,11 +166,17 @@ JobMachine* ControllerCore::FindAttempt(std::string_view job, uint32_t attempt, 
 absl::Status ControllerCore::CheckDirectory(const v1::JobSpec& spec) const {
   const std::string wanted = CheckpointFolder(spec);
   for (const auto& [id, machine] : machines_) {
-    if (machine->checkpoint_folder() != wanted || wanted.empty() || id == spec.name()) continue;
+    if (wanted.empty() || id == spec.name()) continue;
+    const std::string& folder = machine->checkpoint_folder();
+    const char* const relation = wanted == folder           ? "is"
+                                 : IsWithin(wanted, folder) ? "lies in"
+                                 : IsWithin(folder, wanted) ? "holds"
+                                                            : nullptr;
+    if (relation == nullptr) continue;
     const v1::Job& other = machine->job();
     return absl::FailedPreconditionError(absl::StrFormat(
-        "checkpoint.directory: %s is that of %s, which is %s; choose another folder", wanted,
-        other.name(), v1::Job::State_Name(other.state())));
+        "checkpoint.directory: %s %s that of %s, which is %s; choose another folder", wanted,
+        relation, other.name(), v1::Job::State_Name(other.state())));
   }
   return absl::OkStatus();
 }
@@ -359,6 +372,7 @@ absl::Status ControllerCore::Commit(store::WriteTransaction& transaction, absl::
   std::erase_if(machines_, [](const auto& entry) { return entry.second->Finished(); });
   RETURN_IF_ERROR(UpdateDrains(transaction));
   RETURN_IF_ERROR(ForgetNodes(transaction, now));
+  RETURN_IF_ERROR(StoreLastHeard(transaction));
   for (auto& [id, record] : nodes_) {
     if (const std::optional<uint64_t> applied = record.log.TakeUnstored()) {
       RETURN_IF_ERROR(transaction.SetAppliedSequence(id, record.log.incarnation(), *applied));

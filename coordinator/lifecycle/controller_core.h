@@ -206,6 +206,7 @@ class ControllerCore {
   absl::Status UpdateDrains(store::WriteTransaction& transaction);
   bool IsToBeForgotten(const NodeRecord& record, absl::Time now) const;
   absl::Status ForgetNodes(store::WriteTransaction& transaction, absl::Time now);
+  absl::Status StoreLastHeard(store::WriteTransaction& transaction);
   // So that trainers know from whose nodes to take streams.
   void AddCertificates(const v1::Attempt& attempt, v1::ConnectPeers* peers) const;
 

@@ -152,14 +152,15 @@ absl::Status ControllerCore::OnMessage(store::WriteTransaction& transaction,
     return transaction.PutNode(record.node);
   }
   if (message.has_drain()) {
-    if (record.leaving) return absl::OkStatus();
+    if (record.leaving()) return absl::OkStatus();
     spdlog::info("nodes/{} is shutting down: {}", session->node(),
                  jobspec::Shortened(message.drain().reason(), kMostReasonBytes));
-    record.leaving = true;
+    record.node.set_leaving(true);
     schedule_due_ = true;
     for (auto& [job, machine] : machines_) {
       machine->MoveOff(record.node.name(), "its worker is shutting down");
     }
+    return transaction.PutNode(record.node);
   }
   return absl::OkStatus();
 }

@@ -53,7 +53,7 @@ bool ControllerCore::IsToBeForgotten(const NodeRecord& record, absl::Time now) c
     return false;
   }
   // What a user drained stays so when it comes back.
-  const bool has_left = record.leaving && record.node.state() == v1::Node::READY;
+  const bool has_left = record.leaving() && record.node.state() == v1::Node::READY;
   return has_left || now - record.last_heard > options_.keep_nodes;
 }
 
@@ -64,9 +64,16 @@ absl::Status ControllerCore::ForgetNodes(store::WriteTransaction& transaction, a
       continue;
     }
     spdlog::info("nodes/{} is forgotten: {}", it->first,
-                 it->second.leaving ? "its worker left" : "nothing was heard of it for long");
+                 it->second.leaving() ? "its worker left" : "nothing was heard of it for long");
     RETURN_IF_ERROR(transaction.DeleteNode(it->first));
     it = nodes_.erase(it);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ControllerCore::StoreLastHeard(store::WriteTransaction& transaction) {
+  for (auto& [id, record] : nodes_) {
+    if (record.NoteLastHeard()) RETURN_IF_ERROR(transaction.PutNode(record.node));
   }
   return absl::OkStatus();
 }

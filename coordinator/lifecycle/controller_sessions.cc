@@ -61,9 +61,10 @@ absl::Status ControllerCore::OnHello(store::WriteTransaction& transaction,
                                      const std::shared_ptr<session::Session>& session,
                                      const v1::WorkerHello& hello, absl::Time now) {
   const std::string& id = session->node();
+  std::string known;
   if (const auto found = nodes_.find(id); found != nodes_.end()) {
     CountTrainers();
-    ASSIGN_OR_RETURN(const std::string known, NewestIncarnation(transaction, id, found->second));
+    ASSIGN_OR_RETURN(known, NewestIncarnation(transaction, id, found->second));
     if (const absl::Status refused = CheckIdentity(found->second, known, *session, now);
         !refused.ok()) {
       session->Close(refused);
@@ -91,19 +92,20 @@ absl::Status ControllerCore::OnHello(store::WriteTransaction& transaction,
   node.set_session_epoch(epoch);
   node.set_fence_milliseconds(Milliseconds(options_.fence_after));
   node.set_certificate(session->certificate());
+  node.clear_last_heartbeat_time();
+  if (known != session->incarnation()) node.clear_leaving();
   RETURN_IF_ERROR(transaction.PutNode(node));
 
   if (record.log.incarnation() != session->incarnation()) {
     record.log = EventLog(session->incarnation(), std::max(applied, hello.acknowledged_sequence()));
-    record.leaving = false;
     if (hello.acknowledged_sequence() > applied) {
       RETURN_IF_ERROR(OnLostMessages(transaction, id, hello, applied, now));
     }
   }
   record.session = session;
-  // Load() puts it later where the coordinator before promised more time: until the worker has this
-  // one's welcome, its trainers live by that promise.
-  record.last_heard = std::max(record.last_heard, now);
+  // Load() lets the lease begin later where the coordinator before promised more time: until the
+  // worker has this one's welcome, its trainers live by that promise.
+  record.Hear(now);
   schedule_due_ = true;
   // A process of which nothing was ever applied cannot have started what an earlier one
   // acknowledged: that died with the earlier one. (What was not acknowledged is sent to this one.)
@@ -289,7 +291,7 @@ absl::Status ControllerCore::OnClosed(store::WriteTransaction& transaction,
                                       absl::Time now) {
   const auto found = nodes_.find(session->node());
   if (found == nodes_.end() || found->second.session != session) return absl::OkStatus();
-  found->second.last_heard = std::max(found->second.last_heard, session->last_heard());
+  found->second.Hear(session->last_heard());
   found->second.session = nullptr;
   schedule_due_ = true;
   spdlog::info("nodes/{} disconnected", session->node());

@@ -406,6 +406,11 @@ TEST_F(RecoveryTest, ASecondJobInOneCheckpointFolderIsRefusedBeforeItQueues) {
   EXPECT_EQ(CreateIn("first", "/checkpoints/run").status().code(),
             absl::StatusCode::kAlreadyExists);
   EXPECT_TRUE(CreateIn("third", "/checkpoints/run2").ok());
+  // A job's export replaces what is called `model` in its folder, and old checkpoints go.
+  EXPECT_THAT(std::string(CreateIn("second", "/checkpoints/run/model/").status().message()),
+              HasSubstr("/checkpoints/run/model lies in that of jobs/first"));
+  EXPECT_THAT(std::string(CreateIn("second", "/checkpoints").status().message()),
+              HasSubstr("/checkpoints holds that of jobs/first"));
   Restart();
   EXPECT_FALSE(CreateIn("second", "/checkpoints/run").ok());
   ASSERT_TRUE(Do([&] { return controller_->CancelJob("first", "", {}); }).ok());

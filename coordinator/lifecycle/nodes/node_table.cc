@@ -61,6 +61,25 @@ scheduler::NodeSlots NodeRecord::Slots() const {
           .domain = node.inventory().topology_domain()};
 }
 
+void NodeRecord::Hear(absl::Time time) {
+  last_heard = std::max(last_heard, time);
+  lease_begin = std::max(lease_begin, time);
+}
+
+bool NodeRecord::NoteLastHeard() {
+  const bool was_known = node.has_last_heartbeat_time();
+  if (session != nullptr && !out_of_sight) {
+    node.clear_last_heartbeat_time();
+    return was_known;
+  }
+  // After a restart its worker may be about to come back.
+  const bool is_awaited = !out_of_sight && log.incarnation().empty();
+  if (is_awaited) return false;
+  if (was_known && ToTime(node.last_heartbeat_time()) == last_heard) return false;
+  SetTime(last_heard, node.mutable_last_heartbeat_time());
+  return true;
+}
+
 v1::Node NodeRecord::View() const {
   v1::Node view = node;
   view.set_trainers_in_use(trainers_in_use);
@@ -74,7 +93,7 @@ v1::Node NodeRecord::View() const {
     if (!is_out_of_service) view.set_state(v1::Node::UNREACHABLE);
     view.set_state_reason(is_out_of_service ? absl::StrCat(node.state_reason(), "; ", silence)
                                             : silence);
-  } else if (leaving) {
+  } else if (leaving()) {
     view.set_state(trainers_in_use == 0 ? v1::Node::DRAINED : v1::Node::DRAINING);
     view.set_state_reason("its worker is shutting down");
   } else if (set_aside() && node.state() == v1::Node::READY) {

@@ -78,10 +78,12 @@ class FailureLog {
 struct NodeRecord {
   v1::Node node;                              // what is stored
   std::shared_ptr<session::Session> session;  // null: not connected
-  absl::Time last_heard;
+  absl::Time last_heard;                      // by whichever coordinator, as far as is known
+  // The lease runs from then: when it was last heard, or after a restart that of the coordinator,
+  // so that the worker can come back, or later where more was promised.
+  absl::Time lease_begin;
   EventLog log;
   bool out_of_sight = false;
-  bool leaving = false;  // its worker is shutting down
   FailureLog failures;
   // It failed too many attempts and gets no other until this time (infinitely past: it gets them);
   // why, for people.
@@ -94,10 +96,17 @@ struct NodeRecord {
   uint32_t reserved = 0;          // trainers of attempts that are being planned
   std::vector<std::string> jobs;  // "jobs/{id}" with trainers here
 
+  void Hear(absl::Time time);
+  // Brings what is stored of when it was last heard up to date; returns whether that changed.
+  // Stored is the time once its session has ended or its lease has run out, and none while it is
+  // heard, so that heartbeats write nothing.
+  bool NoteLastHeard();
+
+  bool leaving() const { return node.leaving(); }
   bool set_aside() const { return set_aside_until != absl::InfinitePast(); }
   void TakeBack() { set_aside_until = absl::InfinitePast(); }
   bool TakesTrainers() const {
-    return session != nullptr && !out_of_sight && !leaving && !set_aside() &&
+    return session != nullptr && !out_of_sight && !leaving() && !set_aside() &&
            node.state() == v1::Node::READY;
   }
   scheduler::NodeSlots Slots() const;

@@ -10,6 +10,7 @@
 
 #include "base/testing/fake_clock.h"
 #include "coordinator/lifecycle/testing/controller_test.h"
+#include "proto/timestamps.h"
 
 namespace ringleader::lifecycle {
 namespace {
@@ -21,7 +22,7 @@ class NodeRecordTest : public ::testing::Test {
     record_.node.set_state(v1::Node::READY);
     record_.node.mutable_inventory()->set_trainers(8);
     record_.session = std::make_shared<testing::FakeSession>("a", "folder.1", &clock_);
-    record_.last_heard = clock_.Now();
+    record_.Hear(clock_.Now());
   }
 
   FakeClock clock_;
@@ -57,7 +58,7 @@ TEST_F(NodeRecordTest, ItTakesTrainersUnlessAnythingIsAmiss) {
   EXPECT_TRUE(takes([](NodeRecord&) {}));
   EXPECT_FALSE(takes([](NodeRecord& record) { record.session = nullptr; }));
   EXPECT_FALSE(takes([](NodeRecord& record) { record.out_of_sight = true; }));
-  EXPECT_FALSE(takes([](NodeRecord& record) { record.leaving = true; }));
+  EXPECT_FALSE(takes([](NodeRecord& record) { record.node.set_leaving(true); }));
   EXPECT_FALSE(takes([&](NodeRecord& record) { record.set_aside_until = clock_.Now(); }));
   EXPECT_FALSE(takes([](NodeRecord& record) { record.node.set_state(v1::Node::DRAINING); }));
   EXPECT_FALSE(takes([](NodeRecord& record) { record.node.set_state(v1::Node::DRAINED); }));
@@ -73,7 +74,7 @@ TEST_F(NodeRecordTest, ItIsDrainedOnceItsTrainersAreGone) {
     EXPECT_EQ(record.View().state_reason(), reason);
   };
   NodeRecord leaving = record_;
-  leaving.leaving = true;
+  leaving.node.set_leaving(true);
   expect(leaving, "its worker is shutting down");
   NodeRecord set_aside = record_;
   set_aside.set_aside_until = clock_.Now();
@@ -104,6 +105,35 @@ TEST_F(NodeRecordTest, WhatAUserDrainedStaysSoWhateverElseIsTrueOfIt) {
             "drained by a user; no word since 2019-12-20T00:00:00+00:00");
   record_.node.set_state(v1::Node::DRAINING);
   EXPECT_EQ(record_.View().state(), v1::Node::UNREACHABLE) << "its trainers may be alive";
+}
+
+TEST_F(NodeRecordTest, WhenItWasLastHeardIsStoredOnceItIsNoLonger) {
+  EXPECT_FALSE(record_.NoteLastHeard());
+  record_.out_of_sight = true;
+  EXPECT_TRUE(record_.NoteLastHeard());
+  EXPECT_EQ(ToTime(record_.node.last_heartbeat_time()), clock_.Now());
+  EXPECT_FALSE(record_.NoteLastHeard()) << "it is stored";
+  record_.Hear(clock_.Now() + absl::Nanoseconds(1));
+  EXPECT_TRUE(record_.NoteLastHeard());
+  EXPECT_FALSE(record_.NoteLastHeard());
+  record_.out_of_sight = false;
+  EXPECT_TRUE(record_.NoteLastHeard());
+  EXPECT_FALSE(record_.node.has_last_heartbeat_time());
+  record_.session = nullptr;
+  EXPECT_FALSE(record_.NoteLastHeard()) << "of no process: the coordinator has just begun";
+  record_.log = EventLog("folder.1", 0);
+  EXPECT_TRUE(record_.NoteLastHeard());
+}
+
+TEST_F(NodeRecordTest, ALeaseMayBeginLaterThanTheLastWord) {
+  const absl::Time heard = clock_.Now();
+  record_.lease_begin = heard + absl::Seconds(5);
+  record_.Hear(heard + absl::Seconds(2));
+  EXPECT_EQ(record_.last_heard, heard + absl::Seconds(2));
+  EXPECT_EQ(record_.lease_begin, heard + absl::Seconds(5));
+  EXPECT_EQ(ToTime(record_.View().last_heartbeat_time()), record_.last_heard);
+  record_.Hear(heard);
+  EXPECT_EQ(record_.last_heard, heard + absl::Seconds(2));
 }
 
 TEST(EventLogTest, WhatIsHeldIsAcknowledgedWithNothingBehindIt) {

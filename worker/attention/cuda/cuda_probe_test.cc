@@ -62,8 +62,9 @@ class CudaProbeTest : public testing::CudaAttentionTest,
   }
 
   struct Shares {
-    std::vector<double> probed;   // by head
-    std::optional<double> heard = std::nullopt;  // their mean, of the queries that chose, where these are asked
+    std::vector<double> probed;  // by head
+    std::optional<double> heard =
+        std::nullopt;  // their mean, of the queries that chose, where these are asked
   };
   // Of one rank, whose index is that of any.
   static const Shares& Expected(const std::string& name, const AttentionOptions& options,

@@ -9,9 +9,12 @@ bool HasRandomInit(const TrainingJob& job) {
   return job.model_init == "random";
 }
 
+std::string ConfigPath(const TrainingJob& job) {
+  return HasRandomInit(job) ? job.model_config : job.model_init + "/config.json";
+}
+
 absl::StatusOr<model::ModelConfig> LoadConfig(const TrainingJob& job) {
-  return model::LoadModelConfig(HasRandomInit(job) ? job.model_config
-                                                   : job.model_init + "/config.json");
+  return model::LoadModelConfig(ConfigPath(job));
 }
 
 // Starts threads of its own: at::parallel_for is a template over OpenMP and has one thread in

@@ -1,6 +1,7 @@
 // What engines on CPUs and on GPUs read from a job alike.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -11,6 +12,7 @@
 namespace ringleader::trainer {
 
 bool HasRandomInit(const TrainingJob& job);
+std::string ConfigPath(const TrainingJob& job);
 absl::StatusOr<model::ModelConfig> LoadConfig(const TrainingJob& job);
 // Draws elements [first, first + count) of a new model with random weights, the same whatever the
 // range, by the job's threads: a billion take one thread half a minute.

@@ -100,6 +100,7 @@ v1::StepReport ToProto(const StepRecord& record, int rank) {
   report.set_whole_ring_bytes(record.ring_bytes.whole);
   report.set_step_imbalance(StepImbalance(record.layers));
   report.set_skipped(record.skipped);
+  report.set_no_labels(!record.has_labels);
   report.set_plan_version(record.plan_version);
   SetTime(absl::Now(), report.mutable_time());
   return report;

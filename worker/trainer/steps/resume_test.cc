@@ -54,6 +54,10 @@ class ResumeTest : public ::testing::Test {
   std::vector<RecordingHost> hosts_;
 
   TrainingJob Job() { return testing::TinyTrainingJob(directory_.path().string(), 1); }
+  static TrainingJob Retried(TrainingJob job) {
+    job.attempt = 2;
+    return job;
+  }
 
   absl::StatusOr<Outcome> Run(const TrainingJob& job, uint64_t stop_after = 0) {
     hosts_ = std::vector<RecordingHost>(1);
@@ -104,7 +108,7 @@ TEST_F(ResumeTest, AJobThatIsDoneExportsItsModelAgain) {
   const TrainingJob job = Job();
   ASSERT_TRUE(Run(job).ok());
   std::filesystem::remove_all(hosts_[0].model);
-  EXPECT_EQ(Run(job).value(), Outcome::kCompleted);
+  EXPECT_EQ(Run(Retried(job)).value(), Outcome::kCompleted);
   EXPECT_TRUE(hosts_[0].steps.empty());
   EXPECT_TRUE(hosts_[0].checkpoints.empty());
   EXPECT_TRUE(std::filesystem::exists(hosts_[0].model + "/model.safetensors"));
@@ -150,7 +154,30 @@ TEST_F(ResumeTest, AnotherJobsCheckpointIsRefused) {
     EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << i << " " << refused;
     EXPECT_THAT(std::string(refused.message()), HasSubstr("step-0000000006 is of another job"));
   }
+  EXPECT_TRUE(Run(Retried(job)).ok());
+}
+
+// "Edit, delete, submit again" would train nothing, and end well with the model of before.
+TEST_F(ResumeTest, AnEarlierJobOfTheNameThatEndedIsNotThisOne) {
+  TrainingJob job = Job();
+  ASSERT_TRUE(Run(job).ok());
+  const absl::Status refused = Run(job).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("step-0000000006 is of an earlier job of this name"));
+  EXPECT_TRUE(Run(Retried(job)).ok()) << "an attempt that ended before it exported";
+  job.checkpoint_step = 6;
+  EXPECT_TRUE(Run(job).ok()) << "its own";
+  job.checkpoint_step = 0;
+  job.model_init = "elsewhere";
+  EXPECT_NE(JobDigest(job, model::LoadModelConfig(job.model_config).value(),
+                      *data::TokenFolder::Open(job.train_data)),
+            JobDigest(Job(), model::LoadModelConfig(job.model_config).value(),
+                      *data::TokenFolder::Open(job.train_data)));
+  job = Job();
+  job.steps = job.schedule.total_steps = 7;
   EXPECT_TRUE(Run(job).ok());
+  EXPECT_EQ(hosts_[0].steps.size(), 1u) << "there is more to train";
 }
 
 // Its sequences would come in another order, some twice and some never.
@@ -172,7 +199,7 @@ TEST_F(ResumeTest, OtherDataInTheSamePlaceIsRefused) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("data.train or what lies there"));
   std::filesystem::remove_all(job.train_data);
   std::filesystem::rename(kept, job.train_data);
-  EXPECT_TRUE(Run(job).ok());
+  EXPECT_TRUE(Run(Retried(job)).ok());
 }
 
 // They went by the path of the data alone.
@@ -187,8 +214,8 @@ TEST_F(ResumeTest, CheckpointsOfEarlierReleasesAreTakenUp) {
   TrainingJob longer = job;
   const std::string kept = directory_.File("kept");
   std::filesystem::copy(job.checkpoint_directory, kept, std::filesystem::copy_options::recursive);
-  for (const DataKnownBy by : {DataKnownBy::kCounts, DataKnownBy::kPath}) {
-    digest = JobDigest(job, model::LoadModelConfig(job.model_config).value(), data, by);
+  for (const DigestOf of : {DigestOf::kContent, DigestOf::kCounts, DigestOf::kPath}) {
+    digest = JobDigest(job, model::LoadModelConfig(job.model_config).value(), data, of);
     EXPECT_NE(digest, of_now);
     manifest[checkpoint::kChecksumKey] = checkpoint::ChecksumOf(manifest);
     std::filesystem::remove_all(job.checkpoint_directory);
@@ -258,12 +285,12 @@ TEST_F(ResumeTest, AnEvaluationThatIsMissingIsMadeUpFor) {
   EXPECT_EQ(Run(job, /*stop_after=*/2).value(), Outcome::kStopped);
   EXPECT_THAT(evaluated(), ElementsAre(0, 2));
   const double loss = hosts_[0].evals[1].outcome.loss;
-  EXPECT_EQ(Run(job).value(), Outcome::kCompleted);
+  EXPECT_EQ(Run(Retried(job)).value(), Outcome::kCompleted);
   EXPECT_THAT(evaluated(), ElementsAre(2, 4));
   EXPECT_EQ(hosts_[0].evals[0].outcome.loss, loss);
   const double last = hosts_[0].evals[1].outcome.loss;
   // Nothing is left to train, and the record may lack the last evaluation.
-  EXPECT_EQ(Run(job).value(), Outcome::kCompleted);
+  EXPECT_EQ(Run(Retried(job)).value(), Outcome::kCompleted);
   EXPECT_THAT(evaluated(), ElementsAre(4));
   EXPECT_EQ(hosts_[0].evals[0].outcome.loss, last);
 }

@@ -18,7 +18,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "base/files.h"
+#include "base/checksum.h"
 #include "base/process/progress.h"
 #include "base/status_macros.h"
 #include "model_shape/companion_files.h"
@@ -28,7 +28,10 @@
 #include "worker/checkpoint/directory.h"
 #include "worker/checkpoint/ownership.h"
 #include "worker/data/loader.h"
+#include "worker/model/files/export_place.h"
 #include "worker/trainer/engine/machine_memory.h"
+#include "worker/trainer/engine/model_source.h"
+#include "worker/trainer/engine/same_inputs.h"
 #include "worker/trainer/measure/attention_grid.h"
 #include "worker/trainer/measure/links.h"
 #include "worker/trainer/steps/job_digest.h"
@@ -63,6 +66,7 @@ class Attempt {
   absl::Status Prepare();
   absl::Status MeasureMachine();
   absl::Status OpenData();
+  absl::Status CheckInputs();
   absl::Status Resume();
   // Goes by the plan of a checkpoint where that is newer than the job's: the coordinator's record
   // was put back to an earlier state.
@@ -112,6 +116,7 @@ absl::Status Attempt::Prepare() {
   if (is_first()) PrintSettings();
   RETURN_IF_ERROR(MeasureMachine());
   RETURN_IF_ERROR(OpenData());
+  RETURN_IF_ERROR(CheckInputs());
   loop_ = std::make_unique<StepLoop>(job_, StepParts{.engine = engine_.get(),
                                                      .train = train_.get(),
                                                      .eval = eval_.get(),
@@ -146,6 +151,18 @@ absl::Status Attempt::MeasureMachine() {
   std::fflush(stdout);
   host_.ReportMeasurements(measured);
   return absl::OkStatus();
+}
+
+// Of what each rank reads from its own node, beside checkpoint.directory.
+absl::Status Attempt::CheckInputs() {
+  const std::string config = model::ModelConfigJson(engine_->config());
+  ASSIGN_OR_RETURN(const uint64_t weights, DigestOfWeights(job_.model_init));
+  const Input inputs[] = {
+      {"model.config", ConfigPath(job_), Checksum(config.data(), config.size())},
+      {"model.init", job_.model_init, weights},
+      {"data.train", job_.train_data, train_->folder().checksum()},
+      {"data.eval", job_.eval_data, eval_ == nullptr ? 0 : eval_->folder().checksum()}};
+  return CheckSameInputs(inputs, world_);
 }
 
 absl::Status Attempt::OpenData() {
@@ -191,21 +208,7 @@ absl::Status Attempt::Resume() {
   }
 
   const checkpoint::TrainingState& state = newest->state;
-  if (state.step > job_.steps) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "%s is of step %d, training.steps is %d; give more steps, or another checkpoint.directory",
-        newest->path, state.step, job_.steps));
-  }
-  const auto is_ours = [&](DataKnownBy by) {
-    return state.job_digest == JobDigest(job_, engine_->config(), train_->folder(), by);
-  };
-  if (!is_ours(DataKnownBy::kContent) && !is_ours(DataKnownBy::kCounts) &&
-      !is_ours(DataKnownBy::kPath)) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "%s is of another job (name, model, data.train or what lies there, sequence length, batch "
-        "or seed differ); set checkpoint.directory to another folder, or remove this one",
-        newest->path));
-  }
+  RETURN_IF_ERROR(CheckIsOf(job_, engine_->config(), train_->folder(), *newest));
   ASSIGN_OR_RETURN(
       const optim::OptimizerShard shard,
       checkpoint::ReadShard(*newest, engine_->shard_begin(), engine_->shard_elements()));
@@ -368,17 +371,25 @@ absl::Status Attempt::Save(uint64_t step) {
 
 absl::Status Attempt::ExportModel() {
   host_.SetPlace(done_, "exporting the model");
-  const std::string folder = job_.checkpoint_directory + "/model";
-  const std::string fresh =
-      absl::StrCat(job_.checkpoint_directory, "/.model.token-", job_.fencing_token);
+  const std::string token = absl::StrCat("token-", job_.fencing_token);
+  const std::string fresh = absl::StrCat(job_.checkpoint_directory, "/.model.", token);
   RETURN_IF_ERROR(engine_->ExportModel(
       fresh, {.type = job_.export_bf16 ? model::StoredType::kBFloat16 : model::StoredType::kFloat32,
               .companions = companions_,
               .mask = std::string(patterns::MaskName(job_.attention.mask))}));
   if (is_first()) {
-    RETURN_IF_ERROR(checkpoint::ChangeAsOwner(job_.checkpoint_directory, Owner(),
-                                              [&] { return ReplaceFolder(fresh, folder); }));
-    host_.ReportModel(folder);
+    std::string place;
+    RETURN_IF_ERROR(
+        checkpoint::ChangeAsOwner(job_.checkpoint_directory, Owner(), [&]() -> absl::Status {
+          ASSIGN_OR_RETURN(place, model::PlaceExport(fresh, job_.checkpoint_directory,
+                                                     absl::StrCat("model-", token)));
+          return absl::OkStatus();
+        }));
+    if (place.ends_with(token)) {
+      std::printf("%s/model is no export: it was left there, and the model is in %s\n",
+                  job_.checkpoint_directory.c_str(), place.c_str());
+    }
+    host_.ReportModel(place);
   }
   // No rank ends as completed before the model is there.
   const Progress::Waiting for_first_rank;

@@ -156,6 +156,7 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
   {
     const Stopwatch whole(&record.step_seconds);
     RETURN_IF_ERROR(TakeShape(step));
+    RETURN_IF_ERROR(parts_.train->folder().CheckUnchanged());
     std::vector<data::Sample> samples;
     for (uint32_t i = 0; i < job_.global_batch; ++i) {
       samples.push_back(parts_.train->Shuffled((step - 1) * job_.global_batch + i));
@@ -338,6 +339,7 @@ absl::StatusOr<EvalRecord> StepLoop::Evaluate(uint64_t step) {
 }
 
 absl::StatusOr<EvalOutcome> StepLoop::EvaluateOnce(uint64_t step) {
+  RETURN_IF_ERROR(parts_.eval->folder().CheckUnchanged());
   const uint64_t count = std::min<uint64_t>(job_.eval_sequences, parts_.eval->sequences());
   std::vector<data::Sample> samples;
   for (uint64_t i = 0; i < count; ++i) samples.push_back(parts_.eval->InOrder(i));
