@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/str_cat.h"
 #include "base/net/token.h"
 #include "cli/testing/cli_fixture.h"
 
@@ -149,6 +150,44 @@ TEST_F(CliTest, GetInThreeFormats) {
   const std::string yaml = Run({"get", "tiny", "-o", "yaml"}).out;
   EXPECT_THAT(yaml, HasSubstr("state: FAILED"));
   EXPECT_THAT(yaml, HasSubstr("pattern: vertical_slash"));  // as in a job file
+}
+
+// Other readers of YAML than ours would take these for numbers, truth values, dates or nothing.
+TEST_F(CliTest, YamlQuotesTextThatLooksLikeSomethingElse) {
+  for (const std::string text : {"0123", "true", "2026-01-01", ".inf", "0x1F", "1_000", "null", "~",
+                                 "yes", "1e3", "12:30"}) {
+    coordinator_.jobs.clear();
+    v1::Job& job = AddJob("tiny", v1::Job::FAILED);
+    job.mutable_spec()->set_name(text);
+    (*job.mutable_spec()->mutable_labels())["k"] = text;
+    job.set_state_reason(text);
+    for (const char* command : {"get", "list"}) {
+      std::vector<std::string> arguments = {command, "-o", "yaml"};
+      if (std::string(command) == "get") arguments.push_back("tiny");
+      const std::string yaml = Run(arguments).out;
+      const std::string quoted = absl::StrCat(": \"", text, "\"\n");
+      for (const char* key : {"name", "k", "state_reason"}) {
+        EXPECT_THAT(yaml, HasSubstr(key + quoted)) << command;
+      }
+    }
+  }
+}
+
+TEST_F(CliTest, YamlLeavesNumbersTimesAndOrdinaryTextPlain) {
+  ScriptRun("tiny", v1::Job::SUCCEEDED);
+  v1::Job& job = coordinator_.jobs["jobs/tiny"];
+  job.set_revision(7);
+  (*job.mutable_spec()->mutable_labels())["team"] = "ocean";
+  const std::string yaml = Run({"get", "tiny", "-o", "yaml"}).out;
+  for (const char* line : {"name: jobs/tiny\n", "revision: 7\n", "team: ocean\n",
+                           "create_time: 1970-01-", "state: "}) {
+    EXPECT_THAT(yaml, HasSubstr(line));
+  }
+  // Put together of messages: a list of steps with the job's name.
+  const std::string history = Run({"history", "tiny", "-o", "yaml"}).out;
+  EXPECT_THAT(history, HasSubstr("name: tiny\n"));
+  EXPECT_THAT(history, HasSubstr("step: 1\n"));
+  EXPECT_THAT(history, HasSubstr("tokens: 16384\n"));
 }
 
 TEST_F(CliTest, NodesCanBeDrained) {

@@ -105,6 +105,14 @@ TEST_F(CliTest, PlansGoByWhatWasMeasuredAndSayHowFarOffTheyAre) {
   EXPECT_THAT(plan({"--steps", Path("steps")}).err, HasSubstr("holds no step"));
 }
 
+TEST_F(CliTest, DensityIsANumber) {
+  for (const char* density : {"nan", "NaN", "-nan", "inf", "0", "1.5", "x"}) {
+    const Result result = Run({"plan", Path("job.yaml"), "--density", density});
+    EXPECT_EQ(result.code, kUsage) << density;
+    EXPECT_THAT(result.err, HasSubstr("give a number from 0.000001 to 1")) << density;
+  }
+}
+
 TEST_F(CliTest, PlansAskTheCoordinatorForWhatItMeasured) {
   const auto plan = [&](std::vector<std::string> more) {
     more.insert(more.begin(), {"plan", Path("job.yaml"), "-o", "json"});

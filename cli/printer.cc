@@ -17,30 +17,67 @@
 #include "base/text/controls.h"
 #include "jobspec/fields/text.h"
 #include "jobspec/jobspec.h"
+#include "ringleader/v1/access.pb.h"
 #include "ringleader/v1/job.pb.h"
 #include "ringleader/v1/job_service.pb.h"
 
 namespace ringleader::cli {
 namespace {
 
+using google::protobuf::Descriptor;
+using google::protobuf::FieldDescriptor;
 using nlohmann::ordered_json;
 
 constexpr int64_t kTwoDays = int64_t{48} * 3600;  // s
 
-YAML::Node ToYamlNode(const ordered_json& value) {
-  YAML::Node node;
-  if (value.is_object()) {
-    node = YAML::Node(YAML::NodeType::Map);
-    for (const auto& [key, child] : value.items()) node[key] = ToYamlNode(child);
-  } else if (value.is_array()) {
-    node = YAML::Node(YAML::NodeType::Sequence);
-    for (const ordered_json& child : value) node.push_back(ToYamlNode(child));
-  } else if (value.is_string()) {
-    node = value.get<std::string>();
-  } else {
-    node = YAML::Load(value.dump());
-  }
+// The tag that yaml-cpp gives to what is quoted in a file: it is text, whatever it looks like.
+constexpr char kTextTag[] = "!";
+
+YAML::Node TextNode(const std::string& text) {
+  YAML::Node node(text);
+  node.SetTag(kTextTag);
   return node;
+}
+
+// Whether its strings in JSON are text. Whole numbers of 64 bits and times are strings there, too.
+bool IsText(const FieldDescriptor* field) {
+  return field == nullptr || field->cpp_type() == FieldDescriptor::CPPTYPE_STRING ||
+         field->cpp_type() == FieldDescriptor::CPPTYPE_ENUM;
+}
+
+// The field of this name of the messages that documents are put together of, null if none has one.
+const FieldDescriptor* PartNamed(const std::string& name) {
+  for (const Descriptor* type : {v1::WatchJobResponse::descriptor(),
+                                 v1::ValidateJobResponse::descriptor(), v1::Token::descriptor()}) {
+    if (const FieldDescriptor* field = type->FindFieldByName(name)) return field;
+  }
+  return nullptr;
+}
+
+const FieldDescriptor* FieldNamed(const std::string& name, const Descriptor* type) {
+  if (type == nullptr) return PartNamed(name);
+  const FieldDescriptor* value = type->map_value();  // null unless it is an entry of a map
+  return value != nullptr ? value : type->FindFieldByName(name);
+}
+
+// `type`: of the message that it is; null: a document that was put together.
+YAML::Node ToYamlNode(const ordered_json& value, const Descriptor* type, bool is_text = true) {
+  if (value.is_object()) {
+    YAML::Node node(YAML::NodeType::Map);
+    for (const auto& [key, child] : value.items()) {
+      const FieldDescriptor* field = FieldNamed(key, type);
+      node[TextNode(key)] =
+          ToYamlNode(child, field == nullptr ? nullptr : field->message_type(), IsText(field));
+    }
+    return node;
+  }
+  if (value.is_array()) {
+    YAML::Node node(YAML::NodeType::Sequence);
+    for (const ordered_json& child : value) node.push_back(ToYamlNode(child, type, is_text));
+    return node;
+  }
+  if (!value.is_string()) return YAML::Load(value.dump());
+  return is_text ? TextNode(value.get<std::string>()) : YAML::Node(value.get<std::string>());
 }
 
 // The specification as its job file, so that it can be submitted again.
@@ -59,10 +96,36 @@ std::string ToText(const ordered_json& document) {
   return HasControlsToEscape(text) ? document.dump(2, ' ', true) : text;
 }
 
+// As yaml-cpp does, but that it would leave out the quotes that keep text from being read as
+// something else.
+void Emit(const YAML::Node& node, YAML::Emitter* out) {
+  if (node.Style() == YAML::EmitterStyle::Flow) *out << YAML::Flow;
+  if (node.IsMap()) {
+    *out << YAML::BeginMap;
+    for (const auto& entry : node) {
+      *out << YAML::Key;
+      Emit(entry.first, out);
+      *out << YAML::Value;
+      Emit(entry.second, out);
+    }
+    *out << YAML::EndMap;
+  } else if (node.IsSequence()) {
+    *out << YAML::BeginSeq;
+    for (const auto& element : node) Emit(element, out);
+    *out << YAML::EndSeq;
+  } else if (node.IsScalar()) {
+    const bool is_quoted = node.Tag() == kTextTag && LooksLikeOtherThanText(node.Scalar());
+    if (is_quoted) *out << YAML::DoubleQuoted;
+    *out << node.Scalar();
+  } else {
+    *out << YAML::Null;
+  }
+}
+
 std::string ToText(const YAML::Node& node, bool ascii = false) {
   YAML::Emitter emitter;
   if (ascii) emitter.SetOutputCharset(YAML::EscapeNonAscii);
-  emitter << node;
+  Emit(node, &emitter);
   const std::string text = emitter.c_str();
   return !ascii && HasControlsToEscape(text) ? ToText(node, true) : text;
 }
@@ -78,9 +141,9 @@ ordered_json ToJson(const google::protobuf::Message& message) {
   if (!status.ok()) return ordered_json::object();
   ordered_json document = ordered_json::parse(text);
   // An empty list is a list, so that programs need not ask whether it is there.
-  const google::protobuf::Descriptor* type = message.GetDescriptor();
+  const Descriptor* type = message.GetDescriptor();
   for (int i = 0; i < type->field_count(); ++i) {
-    const google::protobuf::FieldDescriptor* field = type->field(i);
+    const FieldDescriptor* field = type->field(i);
     if (field->is_repeated() && !field->is_map() && !document.contains(field->name())) {
       document[field->name()] = ordered_json::array();
     }
@@ -101,7 +164,7 @@ void Print(const Context& context, const google::protobuf::Message& message,
     context.out << ToText(document) << "\n";
     return;
   }
-  YAML::Node node = ToYamlNode(document);
+  YAML::Node node = ToYamlNode(document, message.GetDescriptor());
   if (const auto* job = dynamic_cast<const v1::Job*>(&message)) UseJobFileForm(*job, node);
   if (const auto* list = dynamic_cast<const v1::ListJobsResponse*>(&message)) {
     for (int i = 0; i < list->jobs_size(); ++i) UseJobFileForm(list->jobs(i), node["jobs"][i]);
@@ -114,7 +177,7 @@ void PrintJson(const Context& context, const ordered_json& document, const Table
   if (context.format == Format::kJson) {
     context.out << ToText(document) << "\n";
   } else {
-    context.out << ToText(ToYamlNode(document)) << "\n";
+    context.out << ToText(ToYamlNode(document, nullptr)) << "\n";
   }
 }
 

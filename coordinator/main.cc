@@ -25,6 +25,7 @@
 #include "base/metrics/certificate_metrics.h"
 #include "base/metrics/metrics.h"
 #include "base/net/tls.h"
+#include "base/numbers/finite_number.h"
 #include "base/process/config.h"
 #include "base/process/limits.h"
 #include "base/process/logging.h"
@@ -114,17 +115,20 @@ void AddFlags(CLI::App& app, Flags* flags) {
                  "(docs/security.md)");
   app.add_option("--plan-seconds", flags->planner.seconds,
                  "processor time that the plan of one job may take; more fails the job")
+      ->check(FiniteNumber())
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--measure-seconds", flags->planner.measure_seconds,
                  "what a job may take before its first step to measure machines and attention that "
                  "are not known (docs/latency.md); a tenth of it on the CPU engine; 0: nothing")
+      ->check(FiniteNumber())
       ->check(CLI::Range(0.0, 600.0))
       ->capture_default_str();
   app.add_option_function<double>(
          "--plan-mebibytes",
          [flags](const double& mebibytes) { flags->planner.bytes = mebibytes * 1024 * 1024; },
          "memory that the plan of one job may take; more fails the job")
+      ->check(FiniteNumber())
       ->check(CLI::PositiveNumber)
       ->default_str("256");
   jobspec::AddRootFlag(app, &flags->allowed_paths);

@@ -1,3 +1,4 @@
+#include <yaml-cpp/depthguard.h>
 #include <yaml-cpp/yaml.h>
 
 #include <filesystem>
@@ -19,10 +20,9 @@ namespace {
 namespace fs = std::filesystem;
 using google::protobuf::FieldDescriptor;
 
-// A job file is a page of text. The bounds keep garbage from costing time, and bracket towers from
-// the parser's stack.
+// A job file is a page of text. The bound keeps garbage from costing time; towers of brackets or of
+// indentation are refused by the parser before they cost its stack.
 constexpr size_t kMaxBytes = size_t{256} * 1024;
-constexpr int kMaxDepth = 64;
 
 std::string Child(const std::string& parent, const std::string& name) {
   return parent.empty() ? name : absl::StrCat(parent, ".", name);
@@ -152,6 +152,10 @@ template <typename Function>
 absl::Status WithYaml(const std::string& file_name, Function function) {
   try {
     return function();
+  } catch (const YAML::DeepRecursion& e) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(file_name, ":", e.mark.line + 1, ": nested too deep, beyond ", e.depth() - 1,
+                     " levels; a job file has no more than sections within sections"));
   } catch (const YAML::Exception& e) {
     return absl::InvalidArgumentError(
         e.mark.is_null()
@@ -169,15 +173,6 @@ absl::Status CheckBytes(std::string_view text, const std::string& what) {
   }
   if (!IsUtf8(text)) {
     return absl::InvalidArgumentError(absl::StrCat(what, ": not UTF-8 text"));
-  }
-  int depth = 0;
-  for (const char c : text) {
-    if (c == '[' || c == '{') ++depth;
-    if (c == ']' || c == '}') --depth;
-    if (depth > kMaxDepth) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(what, ": brackets nested more than ", kMaxDepth, " deep"));
-    }
   }
   return absl::OkStatus();
 }
@@ -263,12 +258,24 @@ void DropMisfits(const std::vector<std::string>& overrides, const v1::JobSpec& f
   }
 }
 
-void ResolvePaths(const std::string& base_directory, v1::JobSpec* spec) {
+// Only shells know what '~' stands for: it would be a folder of this name.
+bool IsInHome(std::string_view path) {
+  return path == "~" || path.starts_with("~/");
+}
+
+void ResolvePaths(const std::string& base_directory, v1::JobSpec* spec, Mistakes* mistakes) {
   for (const Field& field : Fields()) {
     if (!field.is_path || !IsSet(*spec, field.path)) continue;
     const Slot slot = FindSlot(spec, field.path);
     const std::string value = GetScalar(*slot.message, slot.descriptor);
     if (value == field.default_value) continue;  // model.init: random
+    if (IsInHome(value)) {
+      const std::string name(field.path);
+      mistakes->Add(name, absl::StrCat(name, ": '", Printable(value),
+                                       "' begins with '~', which stands for no folder here; write "
+                                       "the home folder out, such as /home/me"));
+      continue;
+    }
     const fs::path path(value);
     if (path.is_absolute()) continue;
     std::string resolved = (fs::path(base_directory) / path).lexically_normal().string();
@@ -299,7 +306,7 @@ absl::StatusOr<v1::JobSpec> ReadFields(std::string_view yaml, const ParseOptions
   const v1::JobSpec file = spec;
   for (const std::string& text : options.overrides) ApplyOverride(text, &spec, mistakes);
   DropMisfits(options.overrides, file, &spec);
-  if (!options.base_directory.empty()) ResolvePaths(options.base_directory, &spec);
+  if (!options.base_directory.empty()) ResolvePaths(options.base_directory, &spec, mistakes);
   return spec;
 }
 

@@ -16,6 +16,16 @@
 namespace ringleader::jobspec {
 namespace {
 
+// Text is quoted where a reader of YAML would take it for something else.
+void EmitScalar(const std::string& value, const google::protobuf::FieldDescriptor* descriptor,
+                YAML::Emitter* out) {
+  using google::protobuf::FieldDescriptor;
+  const bool is_text = descriptor->cpp_type() == FieldDescriptor::CPPTYPE_STRING ||
+                       descriptor->cpp_type() == FieldDescriptor::CPPTYPE_ENUM;
+  if (is_text && LooksLikeOtherThanText(value)) *out << YAML::DoubleQuoted;
+  *out << value;
+}
+
 void EmitField(const v1::JobSpec& spec, const Field& field, YAML::Emitter* out) {
   if (field.path == "labels") {
     // Sorted: the message's map has no order.
@@ -31,11 +41,13 @@ void EmitField(const v1::JobSpec& spec, const Field& field, YAML::Emitter* out) 
   if (descriptor->is_repeated()) {
     *out << YAML::Flow << YAML::BeginSeq;
     const int count = message->GetReflection()->FieldSize(*message, descriptor);
-    for (int i = 0; i < count; ++i) *out << GetScalar(*message, descriptor, i);
+    for (int i = 0; i < count; ++i) {
+      EmitScalar(GetScalar(*message, descriptor, i), descriptor, out);
+    }
     *out << YAML::EndSeq;
     return;
   }
-  *out << GetScalar(*message, descriptor);
+  EmitScalar(GetScalar(*message, descriptor), descriptor, out);
 }
 
 // Whether a complete file has the field although it is not set: its default leaves it open.

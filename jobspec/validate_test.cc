@@ -417,5 +417,15 @@ TEST(ValidateTest, MessagesFromTheWireAreNotTrusted) {
   EXPECT_FALSE(Validate(spec).ok());
 }
 
+// A terminal would show such a path in another order than that of its characters.
+TEST(ValidateTest, PathsThatTurnTheOrderOnTheScreenAroundAreRefused) {
+  const auto spec = ParseJobFile(
+      kJob, {.overrides = {"checkpoint.directory=/x/ck\u202e30\u2066"}, .base_directory = "/job"});
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_THAT(std::string(Validate(*spec).message()),
+              HasSubstr("checkpoint.directory: holds control characters: '/x/ck\\xe2"));
+  EXPECT_EQ(Complaint({"checkpoint.directory=/x/\u05d0\u2026"}), "");
+}
+
 }  // namespace
 }  // namespace ringleader::jobspec

@@ -306,7 +306,8 @@ void AddPlanCommand(CLI::App& app, Context* context) {
   command
       ->add_option("--density", flags->measured.density,
                    "share of the causal tiles that a sparse layer visits, likewise")
-      ->check(CLI::Range(1e-6, 1.0));
+      ->check(NumberThat("from 0.000001 to 1",
+                         [](double share) { return share >= 1e-6 && share <= 1; }));
   command
       ->add_option(
           "--lengths", flags->lengths,

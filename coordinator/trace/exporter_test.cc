@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <atomic>
 #include <string>
 #include <thread>
@@ -290,6 +291,18 @@ TEST_F(ExporterTest, TheAuthorityAloneWillDoForACollectorThatAsksForNoCertificat
   wary->Add(Spans("b"));
   AwaitDropped("unreachable", 1);
   EXPECT_EQ(collector.Await(1).size(), 1u);
+}
+
+TEST(TraceOptionsTest, StepsAreTracedAsOftenAsANumberSays) {
+  TraceOptions options;
+  CLI::App app;
+  AddTraceFlags(app, &options);
+  app.parse("--trace-step-seconds 0.5");
+  EXPECT_EQ(options.step_interval, absl::Milliseconds(500));
+  for (const char* wrong : {"nan", "-nan", "inf", "-1", "86401"}) {
+    EXPECT_THROW(app.parse(std::string("--trace-step-seconds ") + wrong), CLI::ValidationError)
+        << wrong;
+  }
 }
 
 TEST_F(ExporterTest, WrongFlagsAreNamed) {

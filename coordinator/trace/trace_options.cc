@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 #include "base/net/address.h"
+#include "base/numbers/finite_number.h"
 
 namespace ringleader::trace {
 
@@ -32,6 +33,7 @@ void AddTraceFlags(CLI::App& app, TraceOptions* options) {
          "--trace-step-seconds",
          [options](const double& seconds) { options->step_interval = absl::Seconds(seconds); },
          "at most one training step of an attempt in so many seconds is part of its trace")
+      ->check(FiniteNumber())
       ->check(CLI::Range(0.0, 86'400.0))
       ->type_name("SECONDS")
       ->default_str(absl::StrFormat("%g", absl::ToDoubleSeconds(options->step_interval)))

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/strings/str_format.h"
+#include "base/numbers/finite_number.h"
 
 namespace ringleader::lifecycle {
 namespace {
@@ -12,6 +13,7 @@ void AddSeconds(CLI::App& app, const std::string& name, const std::string& help,
                 absl::Duration* duration) {
   app.add_option_function<double>(
          name, [duration](const double& seconds) { *duration = absl::Seconds(seconds); }, help)
+      ->check(FiniteNumber())
       ->check(CLI::PositiveNumber)
       ->type_name("SECONDS")
       ->default_str(absl::StrFormat("%g", absl::ToDoubleSeconds(*duration)))

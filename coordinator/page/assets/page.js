@@ -22,7 +22,7 @@ async function get(path, parameters = {}) {
   const asked = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value !== ""));
   const token = sessionStorage.getItem(TOKEN);
   const headers = token ? {Authorization: `Bearer ${token}`} : {};
-  const reply = await fetch(asked.size ? `${path}?${asked}` : path, {headers, credentials: "omit", redirect: "error"});
+  const reply = await fetch(asked.size ? `${path}?${asked}` : path, {headers, credentials: "same-origin", redirect: "error"});
   const body = await reply.json().catch(() => ({}));
   if (!reply.ok) throw new Refused(reply.status, body.error ?? `HTTP ${reply.status}`);
   return body;

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "base/numbers/finite_number.h"
 #include "base/status_macros.h"
 #include "base/wait/timed_wait.h"
 #include "proto/timestamps.h"
@@ -58,6 +59,7 @@ void AddRetentionFlags(CLI::App& app, RetentionOptions* options) {
          "--retention-interval",
          [options](const double& seconds) { options->interval = absl::Seconds(seconds); },
          "how often what is too old is looked for")
+      ->check(FiniteNumber())
       ->check(CLI::PositiveNumber)
       ->type_name("SECONDS")
       ->default_str(absl::StrCat(absl::ToDoubleSeconds(options->interval)));
