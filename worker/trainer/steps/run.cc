@@ -153,7 +153,6 @@ absl::Status Attempt::MeasureMachine() {
   return absl::OkStatus();
 }
 
-// Of what each rank reads from its own node, beside checkpoint.directory.
 absl::Status Attempt::CheckInputs() {
   const std::string config = model::ModelConfigJson(engine_->config());
   ASSIGN_OR_RETURN(const uint64_t weights, DigestOfWeights(job_.model_init));
