@@ -113,10 +113,12 @@ TEST(DefaultsTest, UnderOtherMasksNothingIsLeftOut) {
   EXPECT_EQ(PatternOf(causal), v1::AttentionSpec::KEY_GROUPS);
 }
 
-// A short sequence's attention is spread over more of its keys.
-TEST(DefaultsTest, KeyGroupsKeepMoreOfShortSequences) {
-  for (const auto& [tokens, density] : {std::pair{"8192", 0.28}, std::pair{"16320", 0.28},
-                                        std::pair{"16384", 0.2}, std::pair{"131072", 0.2}}) {
+// A query keeps as many keys wherever its sequence ends.
+TEST(DefaultsTest, KeyGroupsKeepASmallerShareOfLongerSequences) {
+  for (const auto& [tokens, density] :
+       {std::pair{"8192", 0.28}, std::pair{"12288", 0.23}, std::pair{"16384", 0.2},
+        std::pair{"32768", 0.14}, std::pair{"65536", 0.1}, std::pair{"131072", 0.071},
+        std::pair{"262144", 0.05}, std::pair{"1048576", 0.025}, std::pair{"16777216", 0.0063}}) {
     v1::JobSpec spec =
         Unnamed({"resources.engine=cuda", absl::StrCat("data.sequence_length=", tokens)});
     ApplyDefaults(&spec);

@@ -16,7 +16,8 @@ import re
 import shutil
 import statistics
 
-from suite import CAUSAL, DEFAULT, ENOUGH, learned
+from attentions import CAUSAL
+from suite import DEFAULT, ENOUGH, learned
 from tasks import TEXT
 
 NEEDLES = ("needles", "needles-by-4")

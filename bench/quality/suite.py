@@ -22,7 +22,7 @@ from collections import Counter
 
 import generate
 import tasks
-from attentions import CAUSAL, attentions
+from attentions import attentions
 
 ENOUGH = 0.95  # share of the answers of every task at which the curriculum goes on, and a task counts as learned
 EPOCH_TOKENS = 48 << 20  # at most so many are made for a stage; more are trained by coming again
@@ -97,7 +97,7 @@ PLANS = {
                   densities=[0.5], weights={"recall": 1, "needles": 1, "text": 1}, eval_documents=1,
                   eval_weights={"needles": 2}, repeats=[("dense", 1.0), ("key-groups", 0.5)], repeat_seeds=[101]),
 }
-# What holds at 16,384 tokens, in sequences of 131,072, with as many more symbols as such documents need. What was learned in
+# What holds at 16,384 tokens, in sequences of 131,072 (XAttention with its shortest stride alone, densities of 5 and 10 %), with as many more symbols as such documents need. What was learned in
 # shorter documents holds in longer ones after few steps.
 PLANS["long"] = dataclasses.replace(
     PLANS["gpu"], symbols=4096, tokens=131072,
@@ -108,7 +108,7 @@ PLANS["long"] = dataclasses.replace(
                 Stage(131072, 100, 1, 3e-4, rounds=6, weights=LONG)],
     more=Stage(131072, 60, 1, 3e-4, weights=LONG), texts=[], densities=[0.05, 0.1], eval_documents=1,
     eval_weights={"text": 4}, repeats=[],
-    patterns=("key-groups", "vertical-slash, spread", "block-topk", f"block-topk{CAUSAL}", "window"))
+    patterns=tuple(name for name in attentions(0.1, 131072) if "stride" not in name))
 # All patterns (of XAttention's strides, in short ones, the shortest) at all densities in sequences of 4,096, 8,192 and 65,536 tokens, each with a model whose curriculum ends at its
 # length: how often words come is learned anew for longer documents, and forgotten for shorter ones.
 SHORT = [dataclasses.replace(stage, tokens=16384) for stage in PLANS["gpu"].curriculum if stage.length < 4096]

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "patterns/index/sequence_keys.h"
@@ -22,10 +23,16 @@ using kernels::kScoreDims;
 // The most bytes of scores in memory at once (kernels/index/groups/key_groups.h).
 constexpr int64_t kMostScoreBytes = int64_t{256} << 20;
 
-// Keeps at least 0.95 of the attention of sampled queries at each length (docs/quality.md): a short
-// sequence's is spread over more of its keys.
+// A fifth of 16,384 tokens, and of other sequences so much that a query keeps as many keys wherever
+// its sequence ends, for a budget grows with the square root of how far the query is into it. Keeps
+// at least 0.95 of the attention of queries that choose at each length (docs/quality.md). Two
+// digits.
 double DefaultDensity(uint64_t sequence_length) {
-  return sequence_length < 16384 ? 0.28 : 0.2;
+  constexpr double kShare = 0.2, kOfTokens = 16384, kMost = 0.28;
+  const double share = kShare * std::sqrt(kOfTokens / static_cast<double>(sequence_length));
+  double rounded = kMost;
+  if (share < kMost) (void)absl::SimpleAtod(absl::StrFormat("%.2g", share), &rounded);
+  return rounded;
 }
 
 // Queries that choose together, where they are not a whole tile of the kernels.
@@ -33,9 +40,10 @@ constexpr int kFewQueries = 16;
 
 // clang-format off
 constexpr PatternField kFields[] = {
-    {.path = "attention.density", .default_value = "0.2, or 0.28", .range = {0, 1, true},
+    {.path = "attention.density", .default_value = "by length", .range = {0, 1, true},
      .help = "Share of the keys before them that a tile of queries keeps, the tile itself "
-     "counted. Left out, 0.28 where data.sequence_length is less than 16,384.",
+     "counted. Left out, 0.2 with a data.sequence_length of 16,384, and of other lengths so much that a query keeps as many keys "
+     "wherever its sequence ends: 0.2 x sqrt(16384 / length), in two digits, 0.28 at most (0.1 of 65,536, 0.05 of 262,144, 0.025 of 1,048,576).",
      .read = Read<&AttentionOptions::density>, .default_for = DefaultDensity},
     {.path = "attention.group_queries", .default_value = "64", .range = {16, 64},
      .help = "Queries that choose together, 64 or 16. 16 find more of what each looks for in the same share of the keys; the "
