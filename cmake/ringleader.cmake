@@ -42,6 +42,16 @@ if(RINGLEADER_SANITIZE)
   endif()
 endif()
 
+# ringleader_refuse_spills(SOURCE.cu ...): a kernel whose registers spill is an error of the assembler; of compilers other than the one
+# that deploy/install_deps.sh installs, which share registers out in their own way, a warning.
+function(ringleader_refuse_spills)
+  set(options -Xptxas=--warn-on-spills)
+  if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13.0 AND CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 13.1)
+    list(APPEND options -Xptxas=--warning-as-error)
+  endif()
+  set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS "${options}")
+endfunction()
+
 # ringleader_library(NAME SOURCES ... [DEPS ...] [TORCH])
 #   A static library named ringleader_NAME. TORCH: links LibTorch and reuses its precompiled header.
 function(ringleader_library name)

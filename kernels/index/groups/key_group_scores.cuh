@@ -51,6 +51,7 @@ struct ProductParams {
   const int32_t* document_starts = nullptr;  // may be null
   SpreadRows rows;                           // of the queries
   int64_t queries = 0;                       // rows of this rank
+  uint32_t last_query = 0;                   // of this rank
   int heads = 0;
   int group = 0;  // query heads a KV head
   int first_block = 0, blocks = 0;
@@ -62,9 +63,11 @@ struct ProductParams {
   uint16_t* scores = nullptr;
   int64_t row_groups = 0;  // whole stages of them
 
-  __device__ __forceinline__ int64_t StartOf(int64_t row) const {
+  // Where the document of a row's query starts. Called for each row and stage that a document's
+  // start or the diagonal crosses: with 64 bits, or a division, registers would spill.
+  __device__ __forceinline__ int StartOf(uint32_t row) const {
     if (document_starts == nullptr) return 0;
-    return document_starts[min(rows.QueryOf(row), layout.local_tokens() - 1)];
+    return document_starts[min(rows.QueryOf(row), last_query)];
   }
   __device__ __forceinline__ int64_t PositionOf(int64_t row) const {
     return layout.Position(rows.QueryOf(row));
@@ -88,7 +91,7 @@ __device__ __forceinline__ ProductItem ItemOf(const ProductParams& p, int64_t i)
   item.block = p.first_block + p.blocks - 1 - static_cast<int>(rest % p.blocks);
   const int64_t first = static_cast<int64_t>(item.block) * kBlockQueries;
   const int64_t last = min(first + kBlockQueries, p.queries) - 1;
-  item.begin = static_cast<int>(p.StartOf(first) / kStageKeys);
+  item.begin = p.StartOf(static_cast<uint32_t>(first)) / kStageKeys;
   if constexpr (kScores) {
     // Groups before the last tile.
     const int64_t end = p.PositionOf(last / kGroupTile * kGroupTile);
@@ -229,7 +232,7 @@ struct ProductQueries {
       positions[tile] = query < p.queries ? static_cast<int>(p.PositionOf(query)) : 0;
     }
     const int64_t last = min(first + kWarpgroupQueries, p.queries) - 1;
-    last_start = last < first ? 0 : static_cast<int>(p.StartOf(last));
+    last_start = last < first ? 0 : p.StartOf(static_cast<uint32_t>(last));
   }
   static __device__ __forceinline__ int ThreadOffset() {
     return 2 * static_cast<int>(threadIdx.x % 4);
@@ -238,7 +241,7 @@ struct ProductQueries {
   __device__ __forceinline__ bool Exists(int i) const { return Offset(i) < count; }
   // Where the document of the i-th starts.
   __device__ __forceinline__ int Start(int i) const {
-    return Exists(i) ? static_cast<int>(p.StartOf(thread_first + Offset(i))) : 0;
+    return Exists(i) ? p.StartOf(static_cast<uint32_t>(thread_first) + Offset(i)) : 0;
   }
   // Where the i-th is; padding is nowhere, and has no products.
   __device__ __forceinline__ int PositionOf(int i) const {

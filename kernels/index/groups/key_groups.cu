@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kKeepThreads)
   __shared__ KeepShared shared;
   const int head = blockIdx.y, tile = p.first_block * kBlockTiles + blockIdx.x;
   const int64_t query = static_cast<int64_t>(tile) * kGroupTile;
-  const int64_t first = p.PositionOf(query), start = p.StartOf(query);
+  const int64_t first = p.PositionOf(query), start = p.StartOf(static_cast<uint32_t>(query));
   const auto end = static_cast<uint32_t>(first / kGroupKeys);
   const CandidateRow row = {
       .scores = p.scores +
@@ -225,6 +225,7 @@ absl::Status ChooseKeyGroups(int heads, int kv_heads, const KeyGroupGateStep& st
       .document_starts = step.document_starts,
       .rows = spread,
       .queries = queries,
+      .last_query = static_cast<uint32_t>(step.query_layout.local_tokens() - 1),
       .heads = heads,
       .group = heads / kv_heads,
       .blocks = static_cast<int>(slabs.blocks),

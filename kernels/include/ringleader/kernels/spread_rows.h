@@ -23,10 +23,12 @@ struct SpreadRows {
   RINGLEADER_HOST_DEVICE int64_t RowOf(int64_t query) const {
     return is_spread() ? query / tile * kGroupTile + query % tile : query;
   }
-  // The query of a row or, of padding, the last one before it that its tile may have.
-  RINGLEADER_HOST_DEVICE int64_t QueryOf(int64_t row) const {
-    const int64_t within = row % kGroupTile;
-    return row / kGroupTile * tile + (within < tile ? within : tile - 1);
+  // The query of a row or, of padding, the last one before it that its tile may have. Of 32 bits,
+  // without a sign, where registers are few.
+  template <typename Row>
+  RINGLEADER_HOST_DEVICE Row QueryOf(Row row) const {
+    const Row within = row % kGroupTile, last = static_cast<Row>(tile - 1);
+    return row / kGroupTile * static_cast<Row>(tile) + (within < last ? within : last);
   }
   // Tiles of kGroupTile that the groups before the `place`-th of row [head, tile of `queries`] are
   // counted as in reports, as TilesOfGroups: rows of few queries have few pairs, and are rounded up
