@@ -33,8 +33,9 @@ std::vector<GridPoint> MakeGrid(int tile, int64_t longest, const std::vector<dou
 // Times each point of `grid` several times, after a first call that does not count, and returns
 // `shape` with what each took. Leaves out points that, judged by those before, would take it past
 // `budget_seconds`, and all points once `stop` says so. Points that come to the density of another
-// of their length are left out, too. `measure` runs a point once; its error ends the rest, which is
-// no error: longer sequences may not fit the memory. `now` is a clock in seconds.
+// of their length are left out, too. `measure` runs a point once; its error ends the rest, as
+// longer sequences may not fit the memory: it tells of other errors itself. `now` is a clock in
+// seconds.
 std::vector<Row> MeasureGrid(const Row& shape, const std::vector<GridPoint>& grid,
                              double budget_seconds,
                              absl::FunctionRef<absl::StatusOr<Timing>(const GridPoint&)> measure,

@@ -286,6 +286,39 @@ TEST(CheckTest, CausalSelectionGoesWithNothingThatLooksAhead) {
               HasSubstr("selection: causal does not go with attention.balance.anchor"));
 }
 
+// What a choice takes is not left out because a definition does not say it.
+TEST(IndexMemoryTest, EveryPatternThatChoosesSaysWhatItTakes) {
+  const IndexShape shape{.tokens = 1048576,
+                         .ranks = 4,
+                         .heads = 16,
+                         .kv_heads = 2,
+                         .head_dim = 128,
+                         .element_bytes = 2};
+  for (const PatternDefinition* definition : Definitions()) {
+    if (definition->is_known_before_data() && definition->pattern != Pattern::kFixedBlocks)
+      continue;
+    EXPECT_NE(definition->index_memory, nullptr) << definition->name;
+  }
+  constexpr int64_t kTiles = 262144 / 64, kBlocks = 16384;  // of a rank, of the sequence
+  AttentionOptions options{.pattern = Pattern::kXAttention, .tile = 64};
+  // Without a share a tile may keep every block: lists name all pairs, in both directions.
+  EXPECT_EQ(IndexMemoryOf(options, shape, 36).kept, int64_t{36} * 16 * kTiles * (kBlocks / 8));
+  EXPECT_EQ(IndexMemoryOf(options, shape, 36).working, 2 * 16 * kTiles * kTiles * 4);
+  // With one the keys of the whole sequence take more, which lie twice in memory.
+  options.density = 0.01;
+  EXPECT_EQ(IndexMemoryOf(options, shape, 36).working, int64_t{2} * 1048576 * 2 * 128 * 2);
+  options = {.pattern = Pattern::kBlockTopK, .block_size = 512, .topk_blocks = 8, .tile = 64};
+  EXPECT_EQ(IndexMemoryOf(options, shape, 36).kept, int64_t{36} * 16 * kTiles * (2048 / 8));
+  EXPECT_EQ(IndexMemoryOf(options, shape, 36).working, 2 * 16 * kTiles * 9 * 8 * 4);
+  // A tenth of the share are columns, whose keys and values wait for backward in each layer.
+  options = {.pattern = Pattern::kVerticalSlash, .select = Select::kTopK, .tile = 64};
+  options.budget.density = 0.2;
+  const int64_t columns = 16 * std::llround(0.1 * 0.2 * 1048576);
+  EXPECT_EQ(IndexMemoryOf(options, shape, 36).kept,
+            36 * (columns * (8 + 2 * 128 * 2) + 16 * (kBlocks / 64) * 8));
+  EXPECT_EQ(IndexMemoryOf(options, shape, 36).working, 2 * columns * 128 * 4);
+}
+
 TEST(IndexMemoryTest, CountsListsOfSparseLayersAndGatheredKeys) {
   AttentionOptions options{
       .pattern = Pattern::kKeyGroups, .dense_layers = {0, 5}, .density = 0.1, .tile = 64};
@@ -332,7 +365,6 @@ TEST(IndexMemoryTest, CountsListsOfSparseLayersAndGatheredKeys) {
             int64_t{34} * (16 * (16 * (1 + 2 + 3) + 15 * 4) * 4 + 65 * 8));
   options.group_queries = 64;
   options.pattern = Pattern::kXAttention;
-  EXPECT_EQ(IndexMemoryOf(options, shape, 36).kept, 0);
   // Short documents: a second set of results, and on several ranks of slots.
   const int64_t alone = IndexMemoryOf(options, shape, 36).working;
   options.dense_below = 512;

@@ -40,6 +40,14 @@ absl::Status Caller::MayChange(const v1::Job& job) const {
                       std::string(RoleText(role)), name));
 }
 
+absl::Status Caller::MaySubmit(const v1::JobSpec& spec) const {
+  if (local || role == v1::ADMIN || spec.scheduling().priority() <= 0) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrFormat(
+      "scheduling.priority: %d is above 0, so that the job would run before other people's, which "
+      "is an admin's to give; leave it out, or ask an admin to submit the job",
+      spec.scheduling().priority()));
+}
+
 bool IsCallerName(std::string_view name) {
   return !name.empty() && name.size() <= kMaxNameBytes &&
          std::all_of(name.begin(), name.end(), [](char c) {

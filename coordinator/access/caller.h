@@ -27,6 +27,9 @@ struct Caller {
   // PERMISSION_DENIED unless the caller is the job's owner (of its project, where both have one),
   // of its project, or an admin.
   absl::Status MayChange(const v1::Job& job) const;
+  // PERMISSION_DENIED where the job would run before other people's (scheduling.priority above 0),
+  // which is an admin's to say.
+  absl::Status MaySubmit(const v1::JobSpec& spec) const;
 };
 
 Caller LocalCaller();

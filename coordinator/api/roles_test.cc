@@ -104,6 +104,24 @@ TEST_F(AccessTest, OthersMayLookAtAJobAndLeaveItAlone) {
   EXPECT_EQ(root.Delete("jobs/x"), StatusCode::OK);
 }
 
+// Of those who share a cluster nobody puts jobs before the others' unasked; after them anybody may.
+TEST_F(AccessTest, APriorityAboveZeroIsAnAdminsToGive) {
+  Client alice = As("alice"), root = As("root");
+  const auto create = [](Client& client, const std::string& name, int priority) {
+    v1::CreateJobRequest request;
+    *request.mutable_spec() = Spec(name);
+    request.mutable_spec()->mutable_scheduling()->set_priority(priority);
+    request.set_protocol_version(kProtocolVersion);
+    return client.jobs->CreateJob(Client::Context().get(), request, &client.job);
+  };
+  const grpc::Status refused = create(alice, "first", 1);
+  EXPECT_EQ(refused.error_code(), StatusCode::PERMISSION_DENIED);
+  EXPECT_THAT(refused.error_message(), HasSubstr("scheduling.priority: 1"));
+  EXPECT_TRUE(create(alice, "last", -1000).ok());
+  EXPECT_TRUE(create(alice, "usual", 0).ok());
+  EXPECT_TRUE(create(root, "first", 1000).ok());
+}
+
 TEST_F(AccessTest, NobodyGetsTheReplyToSomebodyElsesRequest) {
   ASSERT_TRUE(As("alice").Create("x", "request-1").ok());
   Client bob = As("bob");

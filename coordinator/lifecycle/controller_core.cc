@@ -52,6 +52,7 @@ void ControllerCore::Drop() {
   for (const auto& [id, planning] : planning_) *planning.is_overtaken = true;
   planning_.clear();
   outbox_.clear();
+  happened_ = {};
   ended_.Clear();
 }
 
@@ -224,6 +225,7 @@ absl::StatusOr<v1::Job> ControllerCore::CreateJob(store::WriteTransaction& trans
   SetTime(now, job.mutable_pending_time());
   RETURN_IF_ERROR(transaction.CreateJob(&job));
   machines_.insert_or_assign(spec.name(), std::make_unique<JobMachine>(job, &options_));
+  happened_.entered.push_back(job.state());
   schedule_due_ = true;
   return job;
 }
@@ -295,9 +297,9 @@ absl::Status ControllerCore::Flush(store::WriteTransaction& transaction, JobMach
   Effects effects = machine.Take();
   JudgeNodes(machine, effects, now);
   for (const std::string& transition : effects.transitions) spdlog::info("{}", transition);
-  for (const v1::Job::State state : effects.entered) metrics_->JobBecame(state);
-  for (const v1::Attempt::State state : effects.ended) metrics_->AttemptEnded(state);
-  metrics_->StepsRecorded(effects.steps.size());
+  happened_.entered.insert(happened_.entered.end(), effects.entered.begin(), effects.entered.end());
+  happened_.ended.insert(happened_.ended.end(), effects.ended.begin(), effects.ended.end());
+  happened_.steps += effects.steps.size();
   if (!effects.transitions.empty() || !effects.over.empty()) schedule_due_ = true;
   for (const StepMerger::Origin& origin : effects.released) {
     const auto node = nodes_.find(origin.node);
@@ -389,6 +391,10 @@ absl::Status ControllerCore::Commit(store::WriteTransaction& transaction, absl::
 
 void ControllerCore::Publish() {
   for (auto& [session, message] : std::exchange(outbox_, {})) session->Send(std::move(message));
+  const Happened happened = std::exchange(happened_, {});
+  for (const v1::Job::State state : happened.entered) metrics_->JobBecame(state);
+  for (const v1::Attempt::State state : happened.ended) metrics_->AttemptEnded(state);
+  metrics_->StepsRecorded(happened.steps);
 }
 
 }  // namespace ringleader::lifecycle

@@ -210,6 +210,13 @@ class ControllerCore {
   // So that trainers know from whose nodes to take streams.
   void AddCertificates(const v1::Attempt& attempt, v1::ConnectPeers* peers) const;
 
+  // What metrics count of a batch once it is on disk.
+  struct Happened {
+    std::vector<v1::Job::State> entered;
+    std::vector<v1::Attempt::State> ended;
+    size_t steps = 0;
+  };
+
   static SentCommand Sent(const std::string& node, const v1::Command& command);
 
   const Options options_;
@@ -232,6 +239,7 @@ class ControllerCore {
   absl::Time restored_until_ = absl::InfinitePast();
 
   std::vector<std::pair<std::shared_ptr<session::Session>, v1::CoordinatorMessage>> outbox_;
+  Happened happened_;
 };
 
 }  // namespace ringleader::lifecycle

@@ -414,6 +414,7 @@ TEST_F(ControllerMessagesTest, WhatHappensIsCounted) {
   EXPECT_EQ(counted[prefix + "worker_sessions_total"], 2);
   EXPECT_EQ(counted[prefix + "leases_expired_total"], 1);
   EXPECT_EQ(counted[prefix + "steps_recorded_total"], 1);
+  EXPECT_EQ(counted[prefix + "job_transitions_totalPENDING"], 1) << "the store was full for k";
   EXPECT_EQ(counted[prefix + "job_transitions_totalRUNNING"], 2) << "it was out of sight between";
   EXPECT_EQ(counted[prefix + "job_transitions_totalUNKNOWN"], 1);
   EXPECT_EQ(counted[prefix + "job_transitions_totalFAILED"], 1);

@@ -254,7 +254,7 @@ constexpr Field kFieldsAfterPatterns[] = {
      "attempt is aborted. Longer than one layer's attention takes."},
 
     {"scheduling.priority", Need::kDefault, "0", {-1000, 1000}, kAlways,
-     "Higher runs first."},
+     "Higher runs first. On a coordinator with roles a priority above 0 is an admin's to give (docs/security.md)."},
     {"scheduling.max_retries", Need::kDefault, "3", {0, 1000}, kAlways,
      "Attempts that may fail without a completed step between them before the job fails."},
 };

@@ -1,7 +1,10 @@
 #include "kernels/ops/gathered_queries.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <limits>
 
+#include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "kernels/ops/cuda_call.h"
 
@@ -107,6 +110,14 @@ absl::StatusOr<std::vector<Tensor>> ListTiles(index::TileListsArgs choice, int64
   // No list can be longer.
   choice.capacity = choice.heads * query_tiles *
                     std::min(key_tiles, kept_blocks * (choice.block_size / choice.tile));
+  if (choice.capacity > std::numeric_limits<int32_t>::max()) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%d queries of a trainer and %d keys in %d heads may list %d tiles, and lists have up to "
+        "%d; choose fewer blocks (attention.density, attention.topk_blocks) or larger tiles, or "
+        "share the sequence among more trainers",
+        choice.query_layout.local_tokens(), choice.key_layout.local_tokens(), choice.heads,
+        choice.capacity, std::numeric_limits<int32_t>::max()));
+  }
   const auto ints = like.options().dtype(torch::kInt);
   const Tensor row_offsets = torch::empty({choice.heads, query_tiles + 1}, ints),
                columns = torch::empty({choice.capacity}, ints),

@@ -138,15 +138,16 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
 IndexMemory MemoryOf(const AttentionOptions& options, const IndexShape& shape) {
   const int64_t local = shape.tokens / shape.ranks, blocks = BlocksOf(shape.tokens, options.tile),
                 rows = shape.heads * BlocksOf(local, options.tile);
-  const int64_t keys = shape.tokens * shape.kv_heads * shape.head_dim * shape.element_bytes;
   const auto of_float = static_cast<int64_t>(sizeof(float));
   // What the search works in is a GPU's where that is more than the CPU engine's log-sum-exps and
   // sums.
   const int64_t masses = rows * blocks * of_float,
                 search = std::max(kernels::MassSumsBytes(shape.tokens),
                                   2 * shape.heads * local * of_float);
-  return {.kept = rows * kernels::BlockWords(static_cast<int32_t>(blocks)) * of_float,
-          .working = masses + search + (shape.ranks == 1 ? 0 : 2) * keys};
+  IndexMemory memory =
+      MemoryOfChosenBlocks(shape, options.tile, options.tile, 1 + Most(options, blocks - 1));
+  memory.working = std::max(memory.working, masses + search + GatheredKeyBytes(shape));
+  return memory;
 }
 
 int64_t Kept(const AttentionOptions& options, int64_t own) {

@@ -81,6 +81,11 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
                       });
 }
 
+IndexMemory MemoryOf(const AttentionOptions& options, const IndexShape& shape) {
+  return MemoryOfChosenBlocks(shape, options.tile, options.block_size,
+                              options.balance.RoomFor(Most(options) + 1));
+}
+
 int64_t ListedTiles(const AttentionOptions& options, int64_t blocks) {
   return ListedTilesOf(blocks, options.block_size / options.tile, options.topk_blocks);
 }
@@ -115,6 +120,7 @@ extern constinit const PatternDefinition kBlockTopKDefinition = {
     .build = Build,
     .sample = Sample,
     .listed_tiles = ListedTiles,
+    .index_memory = MemoryOf,
     .set_density = SetDensity,
     .silence = 0.0f,
     .page =

@@ -88,6 +88,21 @@ absl::Status CheckHeadDensity(const AttentionOptions& options) {
       options.density, options.adapt_by_probe ? "by_probe" : "by_recall"));
 }
 
+IndexMemory MemoryOfChosenBlocks(const IndexShape& shape, int64_t tile, int64_t block_size,
+                                 int64_t most) {
+  const int64_t tiles = BlocksOf(shape.tokens / shape.ranks, tile), rows = shape.heads * tiles,
+                words =
+                    kernels::BlockWords(static_cast<int32_t>(BlocksOf(shape.tokens, block_size)));
+  const auto of_entry = static_cast<int64_t>(sizeof(int32_t));
+  return {.kept = rows * words * of_entry,
+          .working = 2 * rows * std::min(tiles, most * BlocksOf(block_size, tile)) * of_entry};
+}
+
+int64_t GatheredKeyBytes(const IndexShape& shape) {
+  return (shape.ranks == 1 ? 0 : 2) * shape.tokens * shape.kv_heads * shape.head_dim *
+         shape.element_bytes;
+}
+
 DeviceArray<int32_t> UploadHeadHalves(const AttentionOptions& options, const IndexInputs& inputs,
                                       IndexDevice& device) {
   if (!options.adapt_by_probe || inputs.head_halves.empty()) return {};

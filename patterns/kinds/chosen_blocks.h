@@ -9,6 +9,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "patterns/index/index_device.h"
+#include "patterns/pattern.h"
 #include "patterns/sample.h"
 #include "ring/tile_loads.h"
 
@@ -41,6 +42,13 @@ absl::Status CheckHeadBlocks(const AttentionOptions& options, int fewest);
 absl::Status CheckHeadDensity(const AttentionOptions& options);
 // The largest share of which half more is not.
 inline constexpr double kMostHeadDensity = 2.0 / 3.0;
+
+// Bytes of a choice in which a tile keeps up to `most` of the sequence's blocks of `block_size`
+// tokens: a bit for each, and, while a layer runs, lists of a hop's tiles in both directions.
+IndexMemory MemoryOfChosenBlocks(const IndexShape& shape, int64_t tile, int64_t block_size,
+                                 int64_t most);
+// Bytes that GatherSequenceKeys takes beside this rank's own keys.
+int64_t GatheredKeyBytes(const IndexShape& shape);
 
 // Returns inputs.head_halves on the device; null where all heads have the same budget.
 DeviceArray<int32_t> UploadHeadHalves(const AttentionOptions& options, const IndexInputs& inputs,

@@ -127,6 +127,14 @@ int32_t LocalBlocks(const AttentionOptions& options, const IndexInputs& inputs) 
   return static_cast<int32_t>(std::max<int64_t>(options.local_blocks, blocks));
 }
 
+// Slots for the columns of the head that gets most, and one at least, so that no list is empty
+// memory.
+int64_t MaxColumns(const AttentionOptions& options, int64_t columns, int64_t tokens) {
+  const int64_t most = options.adapt_heads ? columns + columns / 2 : columns;
+  return std::min(tokens,
+                  std::max<int64_t>({options.balance.RoomFor(most), options.sink_tokens, 1}));
+}
+
 // Sets the numbers of a build and allocates nothing.
 VerticalSlash Plan(const AttentionOptions& options, const IndexInputs& inputs) {
   const int64_t tokens = inputs.layout.tokens, blocks = (tokens + options.tile - 1) / options.tile;
@@ -134,10 +142,7 @@ VerticalSlash Plan(const AttentionOptions& options, const IndexInputs& inputs) {
   const int64_t content = ContentOf(inputs);
   Counts counts = CountsOf(options.budget, content, options.tile);
   if (!counts.by_tiles) counts.diagonals = std::min(counts.diagonals, blocks);
-  // Slots for the head that gets most, and one at least, so that no list is empty memory.
-  const int64_t most = options.adapt_heads ? counts.columns + counts.columns / 2 : counts.columns;
-  const auto max_columns = static_cast<int32_t>(
-      std::min(tokens, std::max<int64_t>({options.balance.RoomFor(most), options.sink_tokens, 1})));
+  const auto max_columns = static_cast<int32_t>(MaxColumns(options, counts.columns, tokens));
   return {.layout = inputs.layout,
           .heads = inputs.heads,
           .tile = options.tile,
@@ -214,6 +219,26 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
   index.column_keys = AllocateArray<std::byte>(device, bytes);
   index.column_values = AllocateArray<std::byte>(device, bytes);
   return absl::OkStatus();
+}
+
+// Columns, with their keys and values, and diagonals are kept; in backward their keys' and values'
+// gradients are summed up in fp32. The choice works in masses of columns and diagonals, and on
+// several ranks in every rank's candidates.
+IndexMemory MemoryOf(const AttentionOptions& options, const IndexShape& shape) {
+  const int64_t local = shape.tokens / shape.ranks,
+                blocks = (shape.tokens + options.tile - 1) / options.tile,
+                columns = shape.heads *
+                          MaxColumns(options,
+                                     CountsOf(options.budget, shape.tokens, options.tile).columns,
+                                     shape.tokens);
+  const auto of_word = static_cast<int64_t>(sizeof(int32_t)),
+             of_position = static_cast<int64_t>(sizeof(int64_t));
+  const int64_t choosing =
+                    shape.heads * (local + blocks) * of_word + 2 * shape.ranks * columns * of_word,
+                gradients = 2 * columns * shape.head_dim * of_word;
+  return {.kept = columns * (of_position + 2 * shape.head_dim * shape.element_bytes) +
+                  shape.heads * ((blocks + 63) / 64) * of_position,
+          .working = std::max(choosing, gradients)};
 }
 
 // Attention mass falls off about exponentially over sorted diagonals and columns, so the number
@@ -347,6 +372,7 @@ extern constinit const PatternDefinition kVerticalSlashDefinition = {
     .check = Check,
     .build = Build,
     .sample = Sample,
+    .index_memory = MemoryOf,
     .set_density = SetDensity,
     .counts_recall = true,
     .page =

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
@@ -63,6 +64,14 @@ absl::Status CheckLength(const AttentionOptions& options, int64_t tokens) {
       larger_fit ? "make it 128, or the sequence shorter" : "make the sequence shorter");
 }
 
+// Blocks that a tile keeps at most in a sequence of `blocks`, its own counted. The share leaves
+// most where a tile's own block is the first that it sees.
+int64_t Most(const AttentionOptions& options, int32_t blocks) {
+  const int64_t unforced = kernels::MostUnforced(
+      KernelShare(options.density), options.adapt_by_probe ? 3 : 2, blocks, /*forced=*/1);
+  return std::min<int64_t>(blocks, options.balance.RoomFor(std::max<int64_t>(2, 1 + unforced)));
+}
+
 absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, IndexDevice& device,
                    LayerIndex& index) {
   const kernels::ShardLayout& layout = inputs.layout;
@@ -74,11 +83,7 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
   const float density = KernelShare(options.density);
   index.pattern = kernels::TilePattern::kCsr;
   index.block_size = options.tile;
-  // The share leaves most where a tile's own block is the first that it sees.
-  const int64_t most = std::max(
-      2, 1 + kernels::MostUnforced(density, options.adapt_by_probe ? 3 : 2, blocks, /*forced=*/1));
-  index.kept_blocks =
-      static_cast<int32_t>(std::min<int64_t>(blocks, options.balance.RoomFor(most)));
+  index.kept_blocks = static_cast<int32_t>(Most(options, blocks));
   index.chosen =
       AllocateArray<uint32_t>(device, inputs.heads * local_tiles * kernels::BlockWords(blocks));
   const DeviceArray<int32_t> head_halves = UploadHeadHalves(options, inputs, device);
@@ -122,6 +127,14 @@ ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const 
       [&](int64_t others) { return Kept(options, others); }, random);
 }
 
+IndexMemory MemoryOf(const AttentionOptions& options, const IndexShape& shape) {
+  const auto blocks = static_cast<int32_t>(BlocksOf(shape.tokens, options.tile));
+  IndexMemory memory =
+      MemoryOfChosenBlocks(shape, options.tile, options.tile, Most(options, blocks));
+  memory.working = std::max(memory.working, GatheredKeyBytes(shape));
+  return memory;
+}
+
 // One pair of `stride` is multiplied.
 double PairOperations(const AttentionOptions& options, int64_t head_dim) {
   return 2 * static_cast<double>(head_dim) / options.stride;
@@ -149,6 +162,7 @@ extern constinit const PatternDefinition kXAttentionDefinition = {
     .check_length = CheckLength,
     .sample = Sample,
     .listed_tiles = ListedTiles,
+    .index_memory = MemoryOf,
     .set_density = SetDensity,
     .pair_operations = PairOperations,
     .silence = 0.0f,

@@ -1,9 +1,11 @@
 #include "worker/checkpoint/shared_outcome.h"
 
-#include <algorithm>
 #include <cstring>
+#include <string>
+#include <string_view>
 
 #include "base/status_macros.h"
+#include "base/text/utf8.h"
 
 namespace ringleader::checkpoint {
 namespace {
@@ -20,9 +22,9 @@ struct Outcome {
 absl::StatusOr<std::vector<uint64_t>> Agree(comm::Communicator& comm, const absl::Status& mine,
                                             uint64_t number) {
   Outcome outcome{.number = number, .code = mine.raw_code()};
-  const std::string message(mine.message());
-  std::memcpy(outcome.message, message.data(),
-              std::min(message.size(), sizeof(outcome.message) - 1));
+  const std::string whole(mine.message());
+  const std::string_view message = WholeCharacters(whole, sizeof(outcome.message) - 1);
+  std::memcpy(outcome.message, message.data(), message.size());
   std::vector<Outcome> outcomes(comm.size());
   RETURN_IF_ERROR(
       comm.AllGather(comm::Channel::kControl, &outcome, sizeof(outcome), outcomes.data()));

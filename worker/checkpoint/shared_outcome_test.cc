@@ -52,6 +52,20 @@ TEST(SharedOutcomeTest, AMessageOfAnyLengthIsHeardAsFarAsThereIsRoom) {
   }
 }
 
+// It goes into strings of the protocol, which are refused unless they are UTF-8.
+TEST(SharedOutcomeTest, NoCharacterOfAMessageIsCutInTwo) {
+  for (const std::string of : {"é", "中", "🙂"}) {
+    for (size_t before = 490; before < 500; ++before) {
+      std::string message(before, 'a'), whole = message;
+      for (int i = 0; i < 20; ++i) message += of;
+      while (whole.size() + of.size() < 500) whole += of;
+      EXPECT_EQ(AgreeOn({absl::OkStatus(), absl::DataLossError(message), absl::OkStatus()}),
+                absl::DataLossError(whole))
+          << before;
+    }
+  }
+}
+
 TEST(SharedOutcomeTest, ATextIsTheFirstRanks) {
   for (const size_t bytes : {size_t{0}, size_t{1}, size_t{100'000}}) {
     const std::string text(bytes, '\0');

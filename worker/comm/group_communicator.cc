@@ -17,6 +17,10 @@ namespace {
 constexpr size_t kRoundElements = size_t{4} << 20;
 // Below this an all-reduce is one exchange of everything instead of reduce-scatter and all-gather.
 constexpr size_t kSmallElements = 4096;
+// Among more ranks than these, all-gathers of no more bytes than those are passed on from rank to
+// rank: what they take is messages.
+constexpr int kFewRanks = 8;
+constexpr size_t kSmallBytes = kSmallElements * sizeof(double);
 
 class TransferPair : public Transfer {
  public:
@@ -188,6 +192,7 @@ absl::Status GroupCommunicator::AllReduceMax(Channel channel, float* data, size_
 
 absl::Status GroupCommunicator::AllGather(Channel channel, const void* send, size_t bytes,
                                           void* receive) {
+  if (size() > kFewRanks && bytes <= kSmallBytes) return PassOn(channel, send, bytes, receive);
   char* const out = static_cast<char*>(receive);
   std::vector<std::unique_ptr<Transfer>> transfers;
   for (int r = 0; r < size(); ++r) {
@@ -197,6 +202,27 @@ absl::Status GroupCommunicator::AllGather(Channel channel, const void* send, siz
   // `send` may be this rank's place in `receive` already.
   if (bytes > 0) std::memmove(out + rank_ * bytes, send, bytes);
   return WaitForAll(transfers);
+}
+
+// Bruck et al., "Efficient Algorithms for All-to-All Communications in Multiport Message-Passing
+// Systems" (IEEE TPDS 8(11), 1997), section 4: what a rank has is doubled in each round, so that
+// it sends log2(n) messages instead of n - 1, of as many bytes.
+absl::Status GroupCommunicator::PassOn(Channel channel, const void* send, size_t bytes,
+                                       void* receive) {
+  const int ranks = size();
+  std::vector<char> parts(ranks * bytes);  // of this rank and those behind it, in their order
+  if (bytes > 0) std::memcpy(parts.data(), send, bytes);
+  for (int have = 1; have < ranks; have *= 2) {
+    const size_t more = std::min(have, ranks - have) * bytes;
+    RETURN_IF_ERROR(SendReceive(channel, parts.data(), more, (rank_ + ranks - have) % ranks,
+                                parts.data() + have * bytes, more, (rank_ + have) % ranks)
+                        ->Wait());
+  }
+  char* const out = static_cast<char*>(receive);
+  const size_t before = rank_ * bytes;  // of ranks before this one, which lie last
+  std::copy(parts.begin(), parts.end() - before, out + before);
+  std::copy(parts.end() - before, parts.end(), out);
+  return absl::OkStatus();
 }
 
 absl::Status GroupCommunicator::ReduceScatterSum(Channel channel, const float* data, size_t count,
@@ -217,11 +243,20 @@ absl::Status GroupCommunicator::ReduceScatterSum(Channel channel, const float* d
   return transport_->status();
 }
 
+// A binomial tree: each rank hears from one and tells log2(n) others at most.
 absl::Status GroupCommunicator::Broadcast(Channel channel, void* data, size_t bytes, int root) {
-  if (rank_ != root) return SendReceive(channel, nullptr, 0, -1, data, bytes, root)->Wait();
+  const int ranks = size(), place = (rank_ + ranks - root) % ranks;
+  int reach = 1;  // ranks from this one on that hear by it
+  for (; reach < ranks && place % (2 * reach) == 0; reach *= 2) {
+  }
+  if (place > 0) {
+    const int from = (rank_ + ranks - reach) % ranks;
+    RETURN_IF_ERROR(SendReceive(channel, nullptr, 0, -1, data, bytes, from)->Wait());
+  }
   std::vector<std::unique_ptr<Transfer>> transfers;
-  for (int r = 0; r < size(); ++r) {
-    if (r != root) transfers.push_back(SendReceive(channel, data, bytes, r, nullptr, 0, -1));
+  for (reach /= 2; reach > 0; reach /= 2) {
+    if (place + reach >= ranks) continue;
+    transfers.push_back(SendReceive(channel, data, bytes, (rank_ + reach) % ranks, nullptr, 0, -1));
   }
   return WaitForAll(transfers);
 }

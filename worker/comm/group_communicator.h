@@ -45,6 +45,8 @@ class GroupCommunicator : public Communicator {
 
   template <typename T, typename Reduce>
   absl::Status AllReduce(Channel channel, T* data, size_t count, Reduce reduce);
+  // AllGather among many ranks, of little.
+  absl::Status PassOn(Channel channel, const void* send, size_t bytes, void* receive);
   StreamId Stream(Channel channel) const { return group_ << 8 | static_cast<uint32_t>(channel); }
 
   const std::shared_ptr<Transport> transport_;

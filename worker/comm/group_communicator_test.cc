@@ -1,6 +1,7 @@
 #include "worker/comm/group_communicator.h"
 
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -147,6 +148,68 @@ TEST_P(GroupCommunicatorTest, OtherCollectives) {
     EXPECT_EQ(word, 42);
     EXPECT_TRUE(comm.Barrier().ok());
   });
+}
+
+// Of more ranks than a few, what is small goes from rank to rank; no number of them is special.
+TEST_P(GroupCommunicatorTest, ManyRanksGatherAndBroadcast) {
+  for (const int ranks : {8, 9, 16, 19}) {
+    RunRanks(ranks, [ranks](Communicator& comm) {
+      const int rank = comm.rank();
+      for (const size_t count : {size_t{0}, size_t{1}, size_t{3}, size_t{9000}}) {
+        std::vector<int> all(ranks * count, -1), expected;
+        std::fill_n(all.begin() + rank * count, count, 7 * rank);
+        for (int r = 0; r < ranks; ++r) expected.insert(expected.end(), count, 7 * r);
+        const int* const mine = all.data() + rank * count;
+        ASSERT_TRUE(comm.AllGather(kChannel, mine, count * sizeof(int), all.data()).ok());
+        EXPECT_EQ(all, expected) << count;
+      }
+      double sum = std::pow(2.0, rank);
+      ASSERT_TRUE(comm.AllReduceSum(kChannel, &sum, 1).ok());
+      EXPECT_EQ(sum, std::pow(2.0, ranks) - 1);
+      for (int root = 0; root < ranks; ++root) {
+        std::vector<int> words(3, rank == root ? root + 1 : 0);
+        ASSERT_TRUE(comm.Broadcast(kChannel, words.data(), 3 * sizeof(int), root).ok());
+        EXPECT_THAT(words, ElementsAre(root + 1, root + 1, root + 1));
+      }
+      EXPECT_TRUE(comm.Barrier().ok());
+    });
+  }
+}
+
+// Has done what it is asked for at once, and remembers whom it sent to.
+class PromptTransport : public Transport {
+ public:
+  PromptTransport(int rank, int size) : rank_(rank), size_(size) {}
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  void Send(StreamId /*stream*/, int to, PendingTransferPtr transfer) override {
+    sent_to.push_back(to);
+    transfer->Finish(absl::OkStatus());
+  }
+  void Receive(StreamId /*stream*/, int /*from*/, PendingTransferPtr transfer) override {
+    transfer->Finish(absl::OkStatus());
+  }
+  void Abort(const std::string& /*reason*/) override {}
+  absl::Status status() const override { return absl::OkStatus(); }
+  bool aborted_by_peer() const override { return false; }
+  std::vector<int> sent_to;
+
+ private:
+  const int rank_, size_;
+};
+
+// From each rank to each other they would be 16 million messages for every word.
+TEST(ManyRanksTest, ARankOfFourThousandSendsToTwelve) {
+  for (const int rank : {0, 1, 1999, 3999}) {
+    const auto transport = std::make_shared<PromptTransport>(rank, 4000);
+    GroupCommunicator comm(transport);
+    EXPECT_TRUE(comm.Barrier().ok());
+    EXPECT_EQ(transport->sent_to.size(), 12) << rank;
+    transport->sent_to.clear();
+    char word = 0;
+    EXPECT_TRUE(comm.Broadcast(kChannel, &word, 1, /*root=*/0).ok());
+    EXPECT_EQ(transport->sent_to.size(), rank == 0 ? 12 : 0) << rank;
+  }
 }
 
 // Part r of each rank's goes to rank r, in its place, whatever else is under way.

@@ -40,6 +40,7 @@ class JobMetricsTest : public ::testing::Test {
       job.set_state(state);
       job.set_state_reason(reason);
       job.mutable_spec()->set_name(id);
+      job.mutable_spec()->mutable_checkpoint()->set_every_steps(checkpoint_every_);
       job.mutable_progress()->set_step(step);
       job.mutable_progress()->set_loss(2.5);
       RETURN_IF_ERROR(t.CreateJob(&job));
@@ -98,6 +99,7 @@ class JobMetricsTest : public ::testing::Test {
 
   const TempDir dir_;
   std::unique_ptr<store::Store> store_;
+  uint64_t checkpoint_every_ = 0;
 };
 
 TEST_F(JobMetricsTest, TheLastStepOfJobsThatRun) {
@@ -125,6 +127,14 @@ TEST_F(JobMetricsTest, TheLastStepOfJobsThatRun) {
               UnorderedElementsAre(Pair("runs", 1), Pair("begins", 1)));
   EXPECT_THAT(Collect("ringleader_job_trainers"),
               UnorderedElementsAre(Pair("runs a a", 3), Pair("begins a a", 3)));
+}
+
+// An alert says that a job which trains has saved nothing for long.
+TEST_F(JobMetricsTest, CheckpointsOfJobsThatWereAskedForSome) {
+  Put("never", v1::Job::RUNNING, 7, 1);
+  checkpoint_every_ = 10;
+  Put("not yet", v1::Job::RUNNING, 7, 1);
+  EXPECT_THAT(Collect("ringleader_job_checkpoint_step"), ElementsAre(Pair("not yet", 0)));
 }
 
 // Before, one of them took the figures of all jobs.

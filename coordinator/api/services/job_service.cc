@@ -112,6 +112,7 @@ absl::Status JobService::Create(const Change& change, const v1::CreateJobRequest
   }
   ASSIGN_OR_RETURN(const Checked checked,
                    Check(request.spec(), request.protocol_version(), change.caller.name));
+  RETURN_IF_ERROR(change.caller.MaySubmit(checked.spec));
   lifecycle::Ownership ownership;
   if (!change.caller.local) {
     ownership = {.owner = change.caller.name, .project = change.caller.project};

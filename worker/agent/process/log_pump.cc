@@ -8,13 +8,10 @@
 #include <cerrno>
 #include <utility>
 
+#include "base/text/utf8.h"
+
 namespace ringleader::agent {
 namespace {
-
-// Bytes that continue a character of UTF-8.
-bool IsContinuation(char c) {
-  return (static_cast<unsigned char>(c) & 0xC0) == 0x80;
-}
 
 // Returns the text with '?' for every byte that is part of no UTF-8 character.
 std::string Printable(std::string text) {

@@ -30,7 +30,7 @@ patterns::AttentionOptions AloneOptions(const patterns::AttentionOptions& option
   alone.layout = kernels::LayoutKind::kContiguous;
   alone.stripe = 0;
   alone.ring = {};
-  alone.head_ranks = 1;
+  alone.head_ranks = alone.head_groups = 1;
   return alone;
 }
 

@@ -218,6 +218,7 @@ AttentionStats ShortDocumentAttention::TakeStats() {
     stats.micro_batches[i].causal += dense.micro_batches[i].causal - twice_by_micro_batch_[i];
   }
   twice_by_micro_batch_.clear();
+  twice_in_micro_batch_ = 0;  // of an evaluation, which marks none
   return stats;
 }
 

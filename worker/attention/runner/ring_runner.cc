@@ -138,6 +138,12 @@ absl::Status RingRunner::SetSpread(const ring::DocumentLayout& layout) {
 void RingRunner::UseDocuments(std::shared_ptr<const SequenceDocuments> documents, int64_t tokens) {
   documents_ = nullptr;
   probed_.reset();
+  // Rows of sequences that do not come again would keep their documents alive.
+  std::erase_if(known_rows_, [&](const KnownRows& rows) {
+    return rows.documents != nullptr &&
+           std::ranges::find(known_documents_, rows.documents, &KnownDocument::documents) ==
+               known_documents_.end();
+  });
   if (documents == nullptr) return;
   const patterns::EstimateQueries queries = patterns::ChooseEstimateQueries(
       tokens, options_.estimate_queries, options_.estimate_at == patterns::EstimateAt::kSpread,

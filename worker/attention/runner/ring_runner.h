@@ -95,7 +95,7 @@ class RingRunner {
   // This rank's, of a call over a sequence with `documents`, which may be null.
   kernels::ShardLayout Mine(const DeviceDocuments* documents, const AttentionCall& call) const;
   void UseDocuments(std::shared_ptr<const SequenceDocuments> documents, int64_t tokens);
-  // Keys and values on their way, for either direction, of a layer with `tiles`.
+  // Keys and values on their way, for either direction, of a layer that attends to what is `known`.
   absl::StatusOr<std::unique_ptr<RingSlots>> Start(
       const ring::RingSchedule& schedule, const std::shared_ptr<const DeviceDocuments>& documents,
       const Known& known, AttentionCall& call);

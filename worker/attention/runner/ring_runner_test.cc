@@ -34,6 +34,12 @@ class LoggingSlots : public RingSlots {
                                 " ", hop.send_slot, ">", hop.receive_slot));
     return Wait(absl::StrCat(hop.receive_slot));
   }
+  absl::StatusOr<Arrival> SendRows(const ring::RingHop& hop, const ring::HopRows&) override {
+    return Send(hop);
+  }
+  absl::Status AddRows(int to, int from, const ring::HopRows&) override {
+    return AddSlot(to, from);
+  }
   absl::Status ZeroSlot(int slot) override {
     log_.push_back(absl::StrCat("zero ", slot));
     return absl::OkStatus();
@@ -181,6 +187,22 @@ class LoggingCall : public AttentionCall {
   bool is_silent_ = false;
 };
 
+// Sends what ranks attend to alone, and knows which documents are still alive.
+class CarryingDevice : public LoggingDevice {
+ public:
+  using LoggingDevice::LoggingDevice;
+  double most_carried() const override { return 1.0; }
+  std::shared_ptr<const DeviceDocuments> Upload(
+      std::shared_ptr<const SequenceDocuments> documents,
+      const patterns::EstimateQueries& /*queries*/) override {
+    auto uploaded = std::make_shared<DeviceDocuments>();
+    uploaded->host = std::move(documents);
+    seen.push_back(uploaded);
+    return uploaded;
+  }
+  std::vector<std::weak_ptr<const DeviceDocuments>> seen;
+};
+
 struct Orders {
   std::string forward, started, backward;
 };
@@ -235,6 +257,25 @@ TEST(RingRunnerTest, AnAllGatherRunsBehindIndexAndOwnStep) {
   EXPECT_EQ(orders.started, "[, place, gather kv, ]");
   EXPECT_EQ(orders.backward,
             "[, delta, zero 0, attend own 0, wait kv all, zero 1, attend 1, round dq, return, ]");
+}
+
+// Packed sequences do not come again: what hops carry of them is remembered for their layers alone.
+TEST(RingRunnerTest, DocumentsOfSequencesThatHavePassedAreLetGo) {
+  CarryingDevice device(/*rank=*/0, /*ranks=*/2);
+  const auto runner =
+      RingRunner::Create({.tile = 64, .ring = {ring::RingKind::kFlat, 2, 1}}, &device);
+  ASSERT_TRUE(runner.ok()) << runner.status();
+  for (const int64_t first : {64, 100, 130}) {
+    ASSERT_TRUE((*runner)->SetDocuments(256, std::vector<int64_t>{0, first}).ok());
+    LoggingCall call(&device);
+    const auto index = (*runner)->Forward(call);
+    ASSERT_TRUE(index.ok()) << index.status();
+    ASSERT_TRUE((*runner)->Backward(**index, call).ok());
+  }
+  ASSERT_THAT(device.seen, ::testing::SizeIs(3));
+  EXPECT_TRUE(device.seen[0].expired());
+  EXPECT_TRUE(device.seen[1].expired());
+  EXPECT_FALSE(device.seen[2].expired());
 }
 
 // Of heads that are attended with in groups, the next group's keys travel during all of a call.

@@ -26,7 +26,7 @@ class Decoder::Pass {
                decoder.options_.host_copies) {
     const RopeFrequencies frequencies = ComputeRopeFrequencies(config_, batch.sequence_length);
     rotary_ = {.positions = batch.positions,
-               .inverse_frequencies = torch::tensor(frequencies.inverse).to(batch.tokens.device()),
+               .inverse_frequencies = decoder.OnDevice(frequencies.inverse, batch.tokens.device()),
                .scale = frequencies.attention_factor};
     ops_.PrepareRotary(rotary_);
   }
@@ -164,6 +164,15 @@ Tensor Decoder::ForwardBackward(const TokenBatch& batch, attention::ContextAtten
   Tensor loss = pass.Score(final.y.values, /*gradient=*/true).losses.sum(torch::kDouble);
   pass.Backward(std::move(final));
   return loss;
+}
+
+torch::Tensor Decoder::OnDevice(const std::vector<float>& inverse_frequencies,
+                                torch::Device device) {
+  if (inverse_frequencies != inverse_frequencies_ || inverse_on_device_.device() != device) {
+    inverse_frequencies_ = inverse_frequencies;
+    inverse_on_device_ = torch::tensor(inverse_frequencies).to(device);
+  }
+  return inverse_on_device_;
 }
 
 TokenScores Decoder::Score(const TokenBatch& batch, attention::ContextAttention& attention) {

@@ -6,6 +6,7 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "model_shape/memory_estimate.h"
 #include "model_shape/model_config.h"
@@ -69,12 +70,17 @@ class Decoder {
  private:
   class Pass;
 
+  // Those of a rotary embedding; copied when they change alone, for such a copy waits for a GPU.
+  torch::Tensor OnDevice(const std::vector<float>& inverse_frequencies, torch::Device device);
+
   ModelConfig config_;
   ParameterLayout layout_;
   const TokenOps& ops_;
   ParameterStore& store_;
   DecoderOptions options_;
   bool reads_casts_ = true;
+  std::vector<float> inverse_frequencies_;
+  torch::Tensor inverse_on_device_;  // of them
 };
 
 }  // namespace ringleader::model

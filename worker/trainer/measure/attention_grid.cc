@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <string>
 
+#include "absl/status/status.h"
 #include "balance/grid.h"
 #include "base/status_macros.h"
 #include "patterns/pattern.h"
@@ -30,13 +32,20 @@ class Bench {
   Bench(const TrainingJob& job, const model::ModelConfig& config, EngineDevice& device)
       : job_(job), config_(config), device_(device) {}
 
+  // RESOURCE_EXHAUSTED: perhaps the sequence is too long for the memory that is left. Other errors
+  // are none to be met with, and told in the log.
   absl::StatusOr<balance::Timing> Run(const balance::GridPoint& point) {
-    // Perhaps the sequence is too long for the memory that is left.
+    absl::StatusOr<balance::Timing> timing;
     try {
-      return RunOrThrow(point);
+      timing = RunOrThrow(point);
     } catch (const c10::Error& error) {
-      return absl::ResourceExhaustedError(error.what_without_backtrace());
+      timing = absl::ResourceExhaustedError(error.what_without_backtrace());
     }
+    if (!timing.ok() && !absl::IsResourceExhausted(timing.status())) {
+      std::printf("attention of %lld tokens was not measured, nor what is longer: %s\n",
+                  static_cast<long long>(point.tokens), timing.status().ToString().c_str());
+    }
+    return timing;
   }
 
  private:

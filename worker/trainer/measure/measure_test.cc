@@ -137,6 +137,19 @@ TEST_F(MeasureTest, NothingIsMeasuredUnderOtherMasksOrOnceAStopWasAsked) {
   EXPECT_THAT(rows_of(patterns::Mask::kFull, false), IsEmpty());
 }
 
+// A rank measures by itself what a ring computes with heads shared and in groups.
+TEST_F(MeasureTest, RingsWithHeadsInGroupsAreMeasured) {
+  TrainingJob job = Job(1);
+  job.attention.ring.kind = ring::RingKind::kAllGather;
+  job.attention.head_ranks = 2;
+  job.attention.head_groups = 2;
+  RecordingHost host;
+  const auto worlds = comm::testing::LocalCommunicators(1);
+  const auto device = CreateCpuDevice(Job(1), *worlds[0], host);
+  ASSERT_TRUE(device.ok()) << device.status();
+  EXPECT_THAT(MeasureAttention(job, OneHead(), 1e6, **device, host), Not(IsEmpty()));
+}
+
 // Each pattern that has a control comes near the densities that are wished for.
 TEST_F(MeasureTest, PatternsComeToTheDensitiesOfTheGrid) {
   TrainingJob job = Job(1);
