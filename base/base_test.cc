@@ -136,9 +136,42 @@ TEST_F(ConfigTest, MistakesInTheFileAreNamed) {
   for (const char* text : {"nmae: x\n", "name: {a: b}\n", "- name\n", "name: [\n"}) {
     ::testing::internal::CaptureStderr();
     const std::optional<int> exit_code = Parse({"--config", File(text)});
-    EXPECT_NE(exit_code.value_or(0), 0) << text;
+    EXPECT_EQ(exit_code, 64) << text;
     EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("configuration file")) << text;
   }
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(Parse({"--config", File("nmae: x\n")}), 64);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("unknown key nmae; known are: help, name, list, loud"));
+}
+
+TEST_F(ConfigTest, OfManyKeysThoseAreNamedThatMayBeMeant) {
+  bool flag = false;
+  for (int i = 10; i < 30; ++i) app_.add_flag(absl::StrCat("--flag-", i), flag);
+  for (const auto& [text, hint] : {std::pair{"nmae: x\n", "unknown key nmae; did you mean name?\n"},
+                                   {"flga-11: x\n", "key flga-11; did you mean flag-11?\n"},
+                                   {"x\x7fyzzy: x\n", "key x\\x7fyzzy; --help lists those"}}) {
+    ::testing::internal::CaptureStderr();
+    EXPECT_EQ(Parse({"--config", File(text)}), 64);
+    EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr(hint));
+  }
+}
+
+// As ringctl does: a mistake of whoever typed it is 64, whatever kind it is of.
+TEST_F(ConfigTest, MistakesOnTheCommandLineHaveOneExitCode) {
+  for (const std::vector<std::string>& arguments :
+       std::vector<std::vector<std::string>>{{"--nmae", "x"},
+                                             {"--name"},
+                                             {"--list", "a"},
+                                             {"extra"},
+                                             {"--config", "/nowhere/config.yaml"}}) {
+    ::testing::internal::CaptureStderr();
+    EXPECT_EQ(Parse(arguments), 64) << arguments[0];
+    EXPECT_FALSE(::testing::internal::GetCapturedStderr().empty());
+  }
+  ::testing::internal::CaptureStdout();
+  EXPECT_EQ(Parse({"--version"}), 0);
+  EXPECT_FALSE(::testing::internal::GetCapturedStdout().empty());
 }
 
 TEST(ClockTest, SteadyAdvancesByWhatPassesWhateverTheWallClockSays) {

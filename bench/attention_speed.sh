@@ -6,6 +6,10 @@
 #                                                       bench/results); arguments are those of attention_bench, of which
 #                                                       --quick leaves the shapes out that no row is of. BIN may be set
 set -euo pipefail
+case ${1:-} in
+  -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;;
+  -*) echo "attention_speed: unknown option $1 (see --help)" >&2; exit 2 ;;
+esac
 root=$(cd "$(dirname "$0")/.." && pwd)
 if [[ -f $root/CMakeLists.txt ]]; then bin=$root/build/bin; else bin=$root/bin; fi
 bin=${BIN:-$bin} folder=$(realpath -m "${1:-$root/bench/results}") command="bench/attention_speed.sh"

@@ -44,6 +44,10 @@ while (($#)); do
     --sockets) sockets=1; shift; continue ;;
     --again) again=1; shift; continue ;;
     --cpus) gpus=1 engine=cpu divide=64 sequence=1024; shift; continue ;;
+    -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;;
+  esac
+  (($# > 1)) || { echo "balance: $1 needs a value, or is no option (see --help)" >&2; exit 2; }
+  case $1 in
     --config) config=$2 ;;
     --steps) steps=$2 ;;
     --only) only=$2 ;;
@@ -51,7 +55,6 @@ while (($#)); do
     --bin) bin=$(realpath -e "$2") || exit 2 ;;
     --dir) run=$2 ;;
     --seconds | --text) suite+=("$1" "$2") ;;
-    -h | --help) sed -n '2,31p' "$0" | sed 's/^# \{0,1\}//'; exit ;;
     *) echo "balance: unknown option $1 (see --help)" >&2; exit 2 ;;
   esac
   shift 2

@@ -21,12 +21,14 @@
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "base/process/config.h"
 #include "base/process/limits.h"
 #include "tests/support/coordinator_process.h"
 #include "tests/support/fake_worker.h"
@@ -283,7 +285,7 @@ int Main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--seconds", flags.seconds, "of measurement under load")->capture_default_str();
   app.add_option("--output", flags.output, "JSON file; standard output without it");
-  CLI11_PARSE(app, argc, argv);
+  if (const std::optional<int> code = ParseArguments(app, argc, argv)) return *code;
   if (flags.running < 1 || flags.jobs < flags.running || flags.workers % flags.running != 0) {
     Die("--running must be at most --jobs and divide --workers");
   }

@@ -8,7 +8,8 @@
 #                                 ENGINE=cpu tries the script, with TOKENS of a sequence
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-[[ $# == 1 && $1 != -* ]] || { sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit 2; }
+case ${1:-} in -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;; esac
+[[ $# == 1 && $1 != -* ]] || { echo "dense_below: it takes a CSV file, and no options (see --help)" >&2; exit 2; }
 csv=$(realpath -m "$1") engine=${ENGINE:-cuda} tokens=${TOKENS:-65536}
 if [[ -f $root/CMakeLists.txt ]]; then bin=${BIN:-$root/build/bin}; else bin=${BIN:-$root/bin}; fi
 # shellcheck source=deploy/gpu_libraries.sh

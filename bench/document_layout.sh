@@ -12,7 +12,11 @@
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 measured=''
-if [[ ${1:-} == --rows ]]; then measured=$(realpath -e "${2:?--rows needs the CSV}"); fi
+case ${1:-} in
+  -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;;
+  --rows) measured=$(realpath -e "${2:?--rows needs the CSV}") ;;
+  -*) echo "document_layout: unknown option $1 (see --help)" >&2; exit 2 ;;
+esac
 measure() {  # CSV
   if [[ -f $root/CMakeLists.txt ]]; then bin=$root/build/bin; else bin=$root/bin; fi
   bin=${BIN:-$bin} csv=$1 tokens=${TOKENS:-262144} steps=${STEPS:-3}
@@ -27,15 +31,16 @@ measure() {  # CSV
   commit=$(cat "$root/COMMIT" 2>/dev/null || git -C "$root" rev-parse --short HEAD 2>/dev/null || echo unknown)
   gpus=${GPUS:-2}
   hardware="$gpus x $({ nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null || echo CPU; } | head -n 1)"
-  : >"$csv"
+  rm -f "$csv.new"  # what an earlier call has measured stays in CSV until this one has
   for nodes in 2 1; do
     # Between processes that NCCL takes for machines of their own it goes through sockets, not through what GPUs share.
     NCCL_IB_DISABLE=1 "$bin/training_bench" --engine "$engine" --config "$config" --gpus "$gpus" --nodes $nodes --tokens "$tokens" --mode dense --ring flat \
       --inter-node-gbytes "${SOCKET_GBYTES:-5.9}" --layout striped,documents --documents ProLong-like --steps "$steps" --timeout 900 --commit "$commit" \
       --hardware "$hardware" --csv "$csv.part"
-    cat "$csv.part" >>"$csv"
+    cat "$csv.part" >>"$csv.new"
     rm "$csv.part"
   done
+  mv "$csv.new" "$csv"
   [[ $engine == cuda ]] || { cat "$csv"; exit; }
 }
 

@@ -22,12 +22,14 @@
 #include <iostream>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "base/process/config.h"
 #include "base/status_macros.h"
 #include "bench/in_process.h"
 #include "bench/planned_job.h"
@@ -286,7 +288,7 @@ int Main(int argc, char** argv) {
   app.add_option("--warm-up", flags.warm_up, "steps before them")->check(CLI::NonNegativeNumber);
   app.add_option("--measured", flags.measured, "the latency table; written where it has no rows");
   app.add_option("--measure-seconds", flags.measure_seconds, "for measuring attention");
-  CLI11_PARSE(app, argc, argv);
+  if (const std::optional<int> code = ParseArguments(app, argc, argv)) return *code;
   if (const absl::Status status = Run(flags); !status.ok()) {
     std::cerr << "groups_bench: " << status.message() << "\n";
     std::_Exit(1);

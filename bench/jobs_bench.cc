@@ -13,12 +13,14 @@
 #include <fstream>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "base/process/config.h"
 #include "base/status_macros.h"
 #include "bench/in_process.h"
 #include "bench/planned_job.h"
@@ -112,7 +114,7 @@ int Main(int argc, char** argv) {
   app.add_option("--steps", flags.steps, "of each job")->check(CLI::PositiveNumber);
   app.add_option("--measured", flags.measured, "the latency table; written where it has no rows");
   app.add_option("--measure-seconds", flags.measure_seconds, "for measuring attention");
-  CLI11_PARSE(app, argc, argv);
+  if (const std::optional<int> code = ParseArguments(app, argc, argv)) return *code;
   // Left to the end of the process, as a trainer leaves its own.
   auto& bench = *new JobsBench(flags);
   for (const std::string& path : flags.jobs) {

@@ -10,7 +10,11 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 if [[ -f $root/CMakeLists.txt ]]; then bin=$root/build/bin; else bin=$root/bin; fi
 index_only=''
-if [[ ${1:-} == index ]]; then index_only=1; shift; fi
+case ${1:-} in
+  -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;;
+  -*) echo "pattern_speed: unknown option $1 (see --help)" >&2; exit 2 ;;
+  index) index_only=1; shift ;;
+esac
 bin=${BIN:-$bin} csv=$(realpath -m "${1:-/tmp/pattern_speed.csv}") tokens=${TOKENS:-262144} steps=${STEPS:-2}
 engine=${ENGINE:-cuda} gpus=${GPUS:-2} layers=${LAYERS:-36}
 modes=${MODES:-vertical_slash,sliding_window,fixed_blocks,block_topk,moba,xattention,key_groups,adaspa}
@@ -34,9 +38,11 @@ if [[ $index_only ]]; then
   python3 "$root/bench/pattern_rows.py" --index "$work/index.csv"
   exit
 fi
-measure "$modes" 0.05 "$csv"
+# What an earlier call has measured stays until this one has.
+measure "$modes" 0.05 "$csv.new"
 measure "$defaults" 0 "$work/defaults.csv"
-awk -F, -v OFS=, 'NR > 1 {$8 = $8 "_by_default"; print}' "$work/defaults.csv" >>"$csv"
+awk -F, -v OFS=, 'NR > 1 {$8 = $8 "_by_default"; print}' "$work/defaults.csv" >>"$csv.new"
+mv "$csv.new" "$csv"
 [[ $engine == cuda ]] || exit 0
 time_index
 python3 "$root/bench/pattern_rows.py" --index "$work/index.csv" --steps "$csv" --gpus "$gpus" --layers "$layers" --tokens "$tokens"

@@ -5,6 +5,10 @@
 #   deploy/python_kernels.sh --bench build/wheels     first, where there is a compiler
 #   bench/python_kernels.sh build/wheels [OUTPUT]     OUTPUT: the file of rows (default: that of the repository)
 set -euo pipefail
+case ${1:-} in
+  -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;;
+  -*) echo "python_kernels: unknown option $1 (see --help)" >&2; exit 2 ;;
+esac
 wheels=$(realpath "${1:?names the folder of the wheel}")
 cd "$(dirname "$0")/.."
 output=$(realpath -m "${2:-bench/results/figures/masks_schemes.json}")

@@ -14,7 +14,11 @@ text='' engine=cuda trainers=1 tokens=32768 steps=300 more=60 verticals=512 slas
 config=$root/bench/models/bytes-100m.json run='' output=sparse_quality.json
 while (($#)); do
   case $1 in
-    --text) text=$(realpath -e "$2") ;;
+    -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;;
+  esac
+  (($# > 1)) || { echo "sparse_quality: $1 needs a value, or is no option (see --help)" >&2; exit 2; }
+  case $1 in
+    --text) text=$(realpath -e "$2") || exit 2 ;;
     --bin) bin=$2 ;;
     --engine) engine=$2 ;;
     --trainers) trainers=$2 ;;
@@ -26,7 +30,6 @@ while (($#)); do
     --config) config=$2 ;;
     --dir) run=$2 ;;
     --output) output=$2 ;;
-    -h | --help) sed -n '2,9p' "$0" | sed 's/^# \{0,1\}//'; exit ;;
     *) echo "sparse_quality: unknown option $1 (see --help)" >&2; exit 2 ;;
   esac
   shift 2

@@ -25,6 +25,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -33,6 +34,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/process/config.h"
 #include "bench/length_distributions.h"
 #include "bench/training_case.h"
 #include "bench/training_figures.h"
@@ -381,7 +383,7 @@ int Main(int argc, char** argv) {
     if (std::filesystem::exists(config)) flags.options.config = config.lexically_normal();
   }
   AddOptions(app, &flags);
-  CLI11_PARSE(app, argc, argv);
+  if (const std::optional<int> code = ParseArguments(app, argc, argv)) return *code;
 
   const auto config = model::LoadModelConfig(flags.options.config);
   if (!config.ok()) Die(std::string(config.status().message()));

@@ -52,6 +52,15 @@ TEST_F(CliTest, ListShowsOwnersWhereThereAreSomeAndFiltersByThem) {
   EXPECT_EQ(coordinator_.filters.back(), R"(owner="a\" OR \"b")");
 }
 
+TEST_F(CliTest, TheHelpOfListSaysWhatAFilterTakes) {
+  const std::string help = Run({"list", "--help"}).out;
+  for (const char* part : {"state, name, owner, project, or labels.KEY", "=, !=; of labels also :",
+                           "labels.team:*", "joined by AND; there is no OR", "double quotes"}) {
+    EXPECT_THAT(help, HasSubstr(part));
+  }
+  EXPECT_LE(LongestLine(help), 80) << help;
+}
+
 TEST_F(CliTest, OnATerminalReasonsAreCutAtItsWidthAndNowhereElse) {
   v1::Job& job = AddJob("a", v1::Job::PENDING);
   job.set_state_reason("needs 16 trainers; 9 free on 3 nodes, of which ünï are drained");
@@ -88,9 +97,17 @@ TEST_F(CliTest, NamesAlone) {
   EXPECT_EQ(Run({"get", "a", "-o", "name"}).code, kUsage);
 }
 
-TEST_F(CliTest, AnEmptyListIsAList) {
-  EXPECT_EQ(Run({"list", "-o", "json"}).out, "{\n  \"jobs\": []\n}\n");
-  EXPECT_EQ(Run({"nodes", "-o", "yaml"}).out, "nodes:\n  []\n");
+// Programs need not ask whether a field is there.
+TEST_F(CliTest, EmptyListsAndZerosAreThere) {
+  EXPECT_EQ(Run({"list", "-o", "json"}).out,
+            "{\n  \"jobs\": [],\n  \"next_page_token\": \"\",\n  \"total_size\": 0\n}\n");
+  EXPECT_EQ(Run({"nodes", "-o", "yaml"}).out, "nodes:\n  []\nnext_page_token: \"\"\n");
+  AddJob("a", v1::Job::PENDING).mutable_progress()->set_total_steps(7);
+  const nlohmann::json job = nlohmann::json::parse(Run({"get", "a", "-o", "json"}).out);
+  EXPECT_EQ(job["progress"]["total_steps"], "7") << job;
+  EXPECT_EQ(job["progress"]["step"], "0") << job;
+  EXPECT_EQ(job["progress"]["loss"], 0.0) << job;
+  EXPECT_FALSE(job.contains("last_eval")) << "a message that is not there is not";
 }
 
 TEST_F(CliTest, ListSaysWhatItLeftOut) {

@@ -135,20 +135,12 @@ std::string ToText(const YAML::Node& node, bool ascii = false) {
 ordered_json ToJson(const google::protobuf::Message& message) {
   google::protobuf::util::JsonPrintOptions options;
   options.preserve_proto_field_names = true;
+  // Zeros, and empty lists, so that programs need not ask whether they are there.
+  options.always_print_primitive_fields = true;
   std::string text;
   // Fails only for messages with Any or for strings that are no UTF-8; ours have neither.
   const auto status = google::protobuf::util::MessageToJsonString(message, &text, options);
-  if (!status.ok()) return ordered_json::object();
-  ordered_json document = ordered_json::parse(text);
-  // An empty list is a list, so that programs need not ask whether it is there.
-  const Descriptor* type = message.GetDescriptor();
-  for (int i = 0; i < type->field_count(); ++i) {
-    const FieldDescriptor* field = type->field(i);
-    if (field->is_repeated() && !field->is_map() && !document.contains(field->name())) {
-      document[field->name()] = ordered_json::array();
-    }
-  }
-  return document;
+  return status.ok() ? ordered_json::parse(text) : ordered_json::object();
 }
 
 std::string ToJsonLine(const google::protobuf::Message& message) {

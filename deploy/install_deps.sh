@@ -8,6 +8,7 @@
 #   --libtorch        only LibTorch and, where there is a CUDA compiler, NCCL's headers
 #   RINGLEADER_DEPS   where LibTorch goes (default: ~/.cache/ringleader/deps); shared by all checkouts
 set -euo pipefail
+case ${1:-} in -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."
 # shellcheck source=deploy/versions.env
 source deploy/versions.env
@@ -25,7 +26,7 @@ case ${1:-} in
   --dev) packages+=(prometheus chromium slurmctld slurmd slurm-client clang-format clang-tidy python3-matplotlib python3-yaml) ;;
   --libtorch) packages=() ;;
   --packages | '') ;;
-  *) echo "install_deps: unknown option $1; see the head of this script" >&2; exit 2 ;;
+  *) echo "install_deps: unknown option $1 (see --help)" >&2; exit 2 ;;
 esac
 # RUNLEVEL: the tests start a Prometheus of their own; the package shall start no daemon that takes a port.
 export DEBIAN_FRONTEND=noninteractive RUNLEVEL=1

@@ -5,6 +5,11 @@
 #   RINGLEADER_BUILD  build folder (default: build/)
 #   RINGLEADER_CUDA   ON, OFF or AUTO (default: kernels for GPUs where there is nvcc)
 set -euo pipefail
+case ${1:-} in
+  '') ;;
+  -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;;
+  *) echo "package: $1 is nothing that it takes (see --help)" >&2; exit 2 ;;
+esac
 cd "$(dirname "$0")/.."
 build=${RINGLEADER_BUILD:-build}
 

@@ -50,6 +50,12 @@ absl::Status CheckShards(const char* field, const fs::path& folder) {
         absl::StrCat(field, ": no folder ", folder.string(), "; make it with `ringctl data pack`"));
   }
   if (!IsFile(folder / "manifest.json")) {
+    // What `ringctl data pack` was told to write to has folders of its own for both.
+    const fs::path part = folder / (std::string_view(field) == "data.eval" ? "eval" : "train");
+    if (IsFile(part / "manifest.json")) {
+      return absl::NotFoundError(absl::StrCat(
+          field, ": ", folder.string(), " holds folders of token shards; give ", part.string()));
+    }
     return absl::NotFoundError(absl::StrCat(field, ": ", folder.string(),
                                             " holds no manifest.json, so it is no folder of token "
                                             "shards; make one with `ringctl data pack`"));

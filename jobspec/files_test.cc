@@ -40,6 +40,14 @@ TEST_F(FilesTest, NamesWhatIsMissing) {
   EXPECT_THAT(Check().message(), HasSubstr("data.eval"));
   Touch("tokens/eval/manifest.json");
   EXPECT_TRUE(Check().ok()) << Check();
+  // What `ringctl data pack --output` named holds both.
+  v1::JobSpec above = *LoadJobFile((folder_ / "job.yaml").string(), {});
+  above.mutable_data()->set_train((folder_ / "tokens").string());
+  EXPECT_THAT(CheckFiles(above).message(),
+              HasSubstr("give " + (folder_ / "tokens/train").string()));
+  above = *LoadJobFile((folder_ / "job.yaml").string(), {});
+  above.mutable_data()->set_eval((folder_ / "tokens").string());
+  EXPECT_THAT(CheckFiles(above).message(), HasSubstr("give " + (folder_ / "tokens/eval").string()));
   Touch("checkpoints");
   EXPECT_THAT(Check().message(), HasSubstr("is a file, not a folder"));
 }
@@ -65,7 +73,9 @@ TEST_F(FilesTest, AJobFileThatIsNone) {
   EXPECT_FALSE(LoadJobFile(folder_.string(), {}).ok());
   EXPECT_FALSE(LoadJobFile("/dev/zero", {}).ok());
   std::ofstream(folder_ / "empty.yaml") << "";
-  EXPECT_FALSE(LoadJobFile((folder_ / "empty.yaml").string(), {}).ok());
+  const absl::Status empty = LoadJobFile((folder_ / "empty.yaml").string(), {}).status();
+  EXPECT_EQ(empty.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(empty.message(), HasSubstr("empty.yaml: empty; see docs/job_file.md"));
 }
 
 }  // namespace

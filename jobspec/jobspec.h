@@ -20,7 +20,7 @@ namespace ringleader::jobspec {
 
 struct ParseOptions {
   // "path=value" each, applied in order after the file; "path=" restores the default. One that
-  // changes the pattern, select, layout or schedule drops fields of the file that no longer fit.
+  // changes what other fields go with drops fields of the file that no longer fit.
   std::vector<std::string> overrides = {};
   // Relative paths in the file and in overrides are taken from here; empty leaves them as they are.
   std::string base_directory = {};

@@ -1,6 +1,7 @@
 #include <yaml-cpp/depthguard.h>
 #include <yaml-cpp/yaml.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -233,28 +234,45 @@ std::string OverriddenPath(const std::string& text) {
   return text.substr(0, text.find('='));
 }
 
-// Whoever overrides the pattern (or what else decides which fields fit) does not mean to keep the
-// file's fields for the one before. His own overrides stay, and are errors where they do not fit,
-// as are fields that did not fit in `file` either.
+// Whether each pattern that has the field has a default of its own for it.
+bool IsOfOnePattern(const Field& field) {
+  return std::ranges::any_of(Fields(), [&](const Field& other) {
+    return other.path == field.path && other.default_value != field.default_value;
+  });
+}
+
+// Whether `file` says of the field what its default would be.
+bool IsDefault(const Field& field, const v1::JobSpec& file) {
+  v1::JobSpec said = file, left_out = file;
+  if (FindSlot(&said, field.path).descriptor->is_repeated()) return false;
+  Clear(field.path, &left_out);
+  ApplyDefaults(&left_out);
+  const auto text = [&](v1::JobSpec* spec) {
+    const Slot slot = FindSlot(spec, field.path);
+    return GetScalar(*slot.message, slot.descriptor);
+  };
+  return IsSet(file, field.path) && text(&said) == text(&left_out);
+}
+
+// Whoever overrides the pattern, the ring or what else decides which fields fit does not mean to
+// keep the file's fields for the one before. His own overrides stay, and are errors where they do
+// not fit, as are fields that did not fit in `file` either.
 void DropMisfits(const std::vector<std::string>& overrides, const v1::JobSpec& file,
                  v1::JobSpec* spec) {
+  if (overrides.empty()) return;
   std::set<std::string> paths;
   for (const std::string& text : overrides) paths.insert(OverriddenPath(text));
-  const bool decides = paths.contains("attention.pattern") || paths.contains("attention.select") ||
-                       paths.contains("attention.density") || paths.contains("data.batching") ||
-                       paths.contains("parallelism.layout") ||
-                       paths.contains("training.precision") ||
-                       paths.contains("training.schedule") || paths.contains("resources.engine");
-  if (!decides) return;
   v1::JobSpec before = file, effective = *spec;
   ApplyDefaults(&before);
   ApplyDefaults(&effective);
+  const bool other_pattern = before.attention().pattern() != effective.attention().pattern();
   for (const Field& field : Fields()) {
-    if (!AnyFits(field.path, before) || AnyFits(field.path, effective) ||
-        paths.contains(std::string(field.path)))
-      continue;
-    if (!IsSet(*spec, field.path)) continue;
-    Clear(field.path, spec);
+    if (paths.contains(std::string(field.path)) || !IsSet(*spec, field.path)) continue;
+    const bool fits_no_longer = AnyFits(field.path, before) && !AnyFits(field.path, effective);
+    // What a pattern's default is, is none of another's choice.
+    if (fits_no_longer || (other_pattern && IsOfOnePattern(field) && IsDefault(field, file))) {
+      Clear(field.path, spec);
+    }
   }
 }
 
@@ -330,10 +348,9 @@ absl::StatusOr<v1::JobSpec> LoadJobFile(const std::string& path,
         absl::StrCat(path, ": more than ", kMaxBytes, " bytes; this is no job file"));
   }
   std::ifstream file(path, std::ios::binary);
+  if (!file) return absl::PermissionDeniedError(absl::StrCat(path, ": cannot be read"));
   std::stringstream text;
-  if (!file || !(text << file.rdbuf())) {
-    return absl::PermissionDeniedError(absl::StrCat(path, ": cannot be read (or is empty)"));
-  }
+  text << file.rdbuf();  // of nothing it fails
   const fs::path absolute = fs::absolute(path, error);
   Mistakes mistakes;
   ASSIGN_OR_RETURN(v1::JobSpec spec, ReadFields(text.str(),

@@ -3,6 +3,8 @@
 
 #include <string>
 
+#include "absl/strings/str_cat.h"
+#include "jobspec/fields/reference.h"
 #include "jobspec/jobspec.h"
 #include "jobspec/testing/job_file.h"
 
@@ -10,6 +12,7 @@ namespace ringleader::jobspec {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using testing::Job;
 using testing::Same;
@@ -39,6 +42,42 @@ TEST(PrintTest, ACompleteFileSaysWhatIsOpenAndIsStillTheJob) {
   const auto back = ParseJobFile(yaml, {});
   ASSERT_TRUE(back.ok()) << back.status() << "\n" << yaml;
   EXPECT_EQ(ToYaml(*back), ToYaml(spec));
+}
+
+// A job that is stored, or a file that was printed, says every default; an override of what decides
+// which of them fit goes with the others all the same.
+TEST(PrintTest, WhatWasPrintedTakesOverridesThatOtherFieldsGoBy) {
+  for (const char* pattern : {"vertical_slash", "key_groups", "dense", "moba"}) {
+    v1::JobSpec spec = Job({absl::StrCat("attention.pattern=", pattern), "resources.engine=cuda",
+                            "attention.select=", "attention.vertical_mass=",
+                            "attention.slash_mass=", "attention.dense_layers="});
+    ApplyDefaults(&spec);
+    for (const std::string override :
+         {"parallelism.ring=hierarchical", "parallelism.ring=flat", "parallelism.ring=all_gather",
+          "parallelism.heads=2", "attention.pattern=adaspa", "attention.pattern=fixed_blocks",
+          "resources.engine=cpu", "training.precision=fp8", "training.schedule=constant",
+          "data.batching=samples", "checkpoint.every_steps=0"}) {
+      for (const std::string& yaml : {ToYaml(spec), ToCompleteYaml(spec, {})}) {
+        auto changed = ParseJobFile(yaml, {.overrides = {override}});
+        ASSERT_TRUE(changed.ok()) << changed.status();
+        ApplyDefaults(&*changed);
+        EXPECT_TRUE(Validate(*changed).ok())
+            << pattern << ", " << override << ": " << Validate(*changed);
+        if (override == "attention.pattern=adaspa") {
+          EXPECT_EQ(changed->attention().density(), 0.2) << pattern;
+        }
+      }
+    }
+  }
+}
+
+TEST(PrintTest, TheSummarySaysOneDefaultWherePatternsAgree) {
+  const std::string summary = ReferenceSummary();
+  EXPECT_THAT(summary, AllOf(ContainsRegex("attention.density +by pattern\n"),
+                             ContainsRegex("attention.block_size +by pattern\n"),
+                             ContainsRegex("attention.local_blocks +by pattern\n"),
+                             ContainsRegex("attention.sink_tokens +64\n"),
+                             ContainsRegex("data.train +required\n")));
 }
 
 // What other readers of YAML than ours would take for a number, a truth value, a date or nothing.

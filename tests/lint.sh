@@ -8,6 +8,7 @@
 #   RINGLEADER_BUILD  build folder (default: build/): configured, and with ringleader_proto built
 #   RINGLEADER_JOBS   files at a time (default: the number of cores)
 set -euo pipefail
+case ${1:-} in -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."
 
 sources() { git ls-files -co --exclude-standard '*.cc' '*.h' '*.cu' '*.cuh'; }
@@ -52,5 +53,5 @@ case ${1:---format} in
       grep -Fxf <(sources) | { grep -E "${2:-.}" || true; } |
       xargs -r -P "${RINGLEADER_JOBS:-$(nproc)}" -n 4 clang-tidy "${options[@]}"
     ;;
-  *) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 2 ;;
+  *) echo "lint: unknown option $1 (see --help)" >&2; exit 2 ;;
 esac

@@ -10,16 +10,21 @@
 #
 # Where LibTorch and the CUDA libraries come from: deploy/gpu_libraries.sh.
 set -uo pipefail
-bundle=${1:?usage: run_gpu.sh BUNDLE [--results FOLDER] [--only PATTERN] [--no-bench] [--sanitize]}
+case ${1:-} in
+  -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;;
+  '') echo "run_gpu: it wants the folder of a bundle (see --help)" >&2; exit 2 ;;
+  -*) echo "run_gpu: unknown option $1, or no BUNDLE before it (see --help)" >&2; exit 2 ;;
+esac
+bundle=$1
 shift
 results=$bundle/results only=. benches=1 sanitize=0
 while (($#)); do
   case $1 in
-    --results) results=$2; shift 2 ;;
-    --only) only=$2; shift 2 ;;
+    --results) results=${2:?--results needs a folder}; shift 2 ;;
+    --only) only=${2:?--only needs a pattern}; shift 2 ;;
     --no-bench) benches=0; shift ;;
     --sanitize) sanitize=1; shift ;;
-    *) echo "run_gpu: unknown option $1" >&2; exit 2 ;;
+    *) echo "run_gpu: unknown option $1 (see --help)" >&2; exit 2 ;;
   esac
 done
 [[ -d $bundle/bin ]] || { echo "run_gpu: $bundle/bin is missing; make a bundle with deploy/bundle.sh" >&2; exit 2; }

@@ -6,11 +6,12 @@
 #
 #   RINGLEADER_JOBS   parallel compilations and tests (default: the number of cores)
 set -euo pipefail
+case ${1:-} in -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."
 
 case ${1:-} in
   asan-ubsan | tsan) preset=$1 ;;
-  *) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 2 ;;
+  *) echo "sanitize: '${1:-}' is neither asan-ubsan nor tsan (see --help)" >&2; exit 2 ;;
 esac
 shift
 jobs=${RINGLEADER_JOBS:-$(nproc)}

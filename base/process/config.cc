@@ -1,20 +1,39 @@
 #include "base/process/config.h"
 
+#include <sysexits.h>
 #include <yaml-cpp/yaml.h>
 
 #include <CLI/CLI.hpp>
-#include <iostream>
+#include <algorithm>
 #include <istream>
 #include <memory>
 
 #include "absl/strings/str_join.h"
 #include "base/process/version.h"
+#include "base/text/controls.h"
+#include "base/text/edit_distance.h"
 
 namespace ringleader {
 namespace {
 
+// Which keys there are; of many, those that `name` may be a slip of.
+std::string Hint(const std::string& name, const std::vector<std::string>& known) {
+  constexpr size_t kFew = 12;
+  constexpr size_t kSlip = 2;
+  if (known.size() <= kFew) return "; known are: " + absl::StrJoin(known, ", ");
+  std::vector<std::string> near;
+  for (const std::string& one : known) {
+    if (EditDistance(name, one) <= kSlip) near.push_back(one);
+  }
+  return near.empty() ? "; --help lists those that are known"
+                      : "; did you mean " + absl::StrJoin(near, " or ") + "?";
+}
+
 class YamlConfig : public CLI::Config {
  public:
+  // `app` must outlive this.
+  explicit YamlConfig(const CLI::App& app) : app_(app) {}
+
   // CLI11 offers this for --dump options, which the programs do not have; ResolvedConfig() is the
   // same by other means.
   std::string to_config(const CLI::App* app, bool, bool, std::string) const override {
@@ -27,7 +46,12 @@ class YamlConfig : public CLI::Config {
       throw CLI::FileError("configuration file: " + std::string(lines.status().message()));
     }
     std::vector<CLI::ConfigItem> items;
+    const std::vector<std::string> known = Known();
     for (const ConfigLine& line : *lines) {
+      if (std::ranges::find(known, line.name) == known.end()) {
+        throw CLI::FileError("configuration file: unknown key " + EscapeControls(line.name) +
+                             Hint(line.name, known));
+      }
       if (line.values.empty()) continue;
       CLI::ConfigItem& item = items.emplace_back();
       item.name = line.name;
@@ -35,6 +59,17 @@ class YamlConfig : public CLI::Config {
     }
     return items;
   }
+
+ private:
+  std::vector<std::string> Known() const {
+    std::vector<std::string> known;
+    for (const CLI::Option* option : app_.get_options()) {
+      known.insert(known.end(), option->get_lnames().begin(), option->get_lnames().end());
+    }
+    return known;
+  }
+
+  const CLI::App& app_;
 };
 
 }  // namespace
@@ -65,25 +100,22 @@ absl::StatusOr<std::vector<ConfigLine>> ReadConfig(std::istream& input) {
   }
 }
 
+std::optional<int> ParseArguments(CLI::App& app, int argc, char** argv) {
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    // The library has a number for each kind of mistake.
+    return app.exit(error) == 0 ? 0 : EX_USAGE;
+  }
+  return std::nullopt;
+}
+
 std::optional<int> ParseFlags(CLI::App& app, int argc, char** argv) {
-  app.config_formatter(std::make_shared<YamlConfig>());
+  app.config_formatter(std::make_shared<YamlConfig>(app));
   app.set_config("--config", "", "YAML file with any of these flags (without the dashes)");
   app.allow_config_extras(CLI::config_extras_mode::error);
   app.set_version_flag("--version", std::string(kVersion));
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ConfigError& error) {
-    std::vector<std::string> known;
-    for (const CLI::Option* option : app.get_options()) {
-      for (const std::string& name : option->get_lnames()) known.push_back(name);
-    }
-    std::cerr << app.get_name() << ": configuration file: " << error.what()
-              << "; known are: " << absl::StrJoin(known, ", ") << "\n";
-    return error.get_exit_code();
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error);
-  }
-  return std::nullopt;
+  return ParseArguments(app, argc, argv);
 }
 
 std::string ResolvedConfig(const CLI::App& app) {

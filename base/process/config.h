@@ -24,9 +24,12 @@ struct ConfigLine {
 // All lines of a file, which is YAML. INVALID_ARGUMENT says what is wrong with it.
 absl::StatusOr<std::vector<ConfigLine>> ReadConfig(std::istream& input);
 
-// Adds --config and --version to `app`, parses, and checks. Returns the exit code when the program
-// is to end now: after --help or --version, or after a mistake, which it has written to standard
-// error. The command line wins over the file; a name in the file that is no flag is a mistake.
+// Returns the exit code when the program is to end now: 0 after --help or --version, 64 (EX_USAGE)
+// after a mistake, which it has written to standard error.
+std::optional<int> ParseArguments(CLI::App& app, int argc, char** argv);
+
+// The same with --config and --version, which it adds to `app`. The command line wins over the
+// file; a name in the file that is no flag is a mistake.
 std::optional<int> ParseFlags(CLI::App& app, int argc, char** argv);
 
 // What the program runs with, after defaults, file and command line, as YAML that --config takes.

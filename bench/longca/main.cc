@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -13,6 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "base/process/config.h"
 #include "base/status_macros.h"
 #include "bench/longca/bench_options.h"
 #include "bench/longca/cell.h"
@@ -187,7 +189,7 @@ int Main(int argc, char** argv) {
       throw CLI::ValidationError(threads->get_name(), "goes with --engine cpu alone");
     }
   });
-  CLI11_PARSE(app, argc, argv);
+  if (const std::optional<int> code = ParseArguments(app, argc, argv)) return *code;
   const bool on_gpus = engine == "cuda";
   options.are_tokens_per_rank = per_rank->count() > 0;
   if (options.are_tokens_per_rank) options.tokens = of_a_rank;

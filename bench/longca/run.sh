@@ -10,6 +10,10 @@
 #
 # SIGTERM, as timeout sends it, ends it with exit code 1, and with files of the cells that ran.
 set -euo pipefail
+case ${1:-} in
+  -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;;
+  -*) echo "longca: unknown option $1 (see --help)" >&2; exit 2 ;;
+esac
 wheels=$(realpath "${1:?names the folder of the wheel}")
 cd "$(dirname "$0")/../.."
 folder=$(realpath -m "${2:-bench/results}")

@@ -1,5 +1,6 @@
 #include "coordinator/access/audit_log.h"
 
+#include <google/protobuf/stubs/common.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -8,6 +9,8 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/text/controls.h"
+#include "base/text/utf8.h"
 #include "base/wait/timed_wait.h"
 #include "proto/timestamps.h"
 
@@ -29,9 +32,12 @@ std::string OutcomeText(absl::StatusCode code) {
   return absl::StatusCodeToString(code);
 }
 
-std::string RecordText(const std::string& text) {
-  constexpr size_t kMaxBytes = 200;
-  return absl::CHexEscape(text.substr(0, kMaxBytes)).substr(0, kMaxBytes);
+std::string RecordText(std::string_view text, size_t most) {
+  const std::string_view part = WholeCharacters(text, most);
+  const bool is_utf8 = google::protobuf::internal::IsStructurallyValidUTF8(
+      part.data(), static_cast<int>(part.size()));
+  const std::string shown = is_utf8 ? EscapeControls(part) : absl::CHexEscape(std::string(part));
+  return std::string(WholeCharacters(shown, most));
 }
 
 AuditLog::AuditLog(store::Store* store, const Clock* clock)
@@ -47,8 +53,7 @@ AuditLog::~AuditLog() {
 
 void AuditLog::Note(v1::AuditRecord record, const absl::Status& status) {
   record.set_outcome(OutcomeText(status.code()));
-  record.set_message(absl::CHexEscape(std::string(status.message().substr(0, kMaxMessageBytes)))
-                         .substr(0, kMaxMessageBytes));
+  record.set_message(RecordText(std::string(status.message()), kMaxMessageBytes));
   absl::MutexLock lock(&mutex_);
   if (Spend(record.caller())) {
     Push(std::move(record));

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -60,7 +61,8 @@ class AuditLog {
 // The name of a code as records have it: "OK", "PERMISSION_DENIED" and so on.
 std::string OutcomeText(absl::StatusCode code);
 
-// What a caller wrote and nobody has checked, such as the name of a job, as records have it.
-std::string RecordText(const std::string& text);
+// What a caller wrote and nobody has checked, such as the name of a job, as records have it: up to
+// `most` bytes, safe to show on a terminal.
+std::string RecordText(std::string_view text, size_t most = 200);
 
 }  // namespace ringleader::access

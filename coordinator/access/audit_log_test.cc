@@ -57,9 +57,16 @@ TEST_F(AuditLogTest, WhatIsNotedIsStoredWithItsReason) {
     AuditLog log(store_.get(), &clock_);
     log.Note(Record("alice"), absl::NotFoundError("no \x1b[2J such job"));
     log.Note(Record("bob"), absl::InternalError(std::string(5000, 'x')));
+    log.Note(Record("carol"), absl::NotFoundError("no '/home/josé' \"here\""));
+    log.Note(Record("dave"), absl::NotFoundError(std::string(499, 'a') + "中\xff"));
+    log.Note(Record("eve"), absl::NotFoundError("no \xff such job"));
   }
-  const auto records = Records();
-  ASSERT_EQ(records.size(), 2u);
+  auto records = Records();
+  ASSERT_EQ(records.size(), 5u);
+  EXPECT_EQ(records[0].message(), "no \\xff such job") << "no UTF-8, which no record may hold";
+  EXPECT_EQ(records[1].message(), std::string(499, 'a'));
+  EXPECT_EQ(records[2].message(), "no '/home/josé' \"here\"");
+  records.erase(records.begin(), records.begin() + 3);
   EXPECT_EQ(records[1].caller(), "alice");
   EXPECT_EQ(records[1].outcome(), "NOT_FOUND");
   EXPECT_EQ(records[1].message(), "no \\x1b[2J such job");

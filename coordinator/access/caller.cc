@@ -5,6 +5,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 
 namespace ringleader::access {
 namespace {
@@ -83,7 +84,12 @@ v1::AuditRecord RecordOf(const Caller& caller, std::string_view address) {
   record.set_caller(caller.name);
   record.set_role(caller.role);
   record.set_credential(caller.credential);
-  record.set_address(std::string(address));
+  // gRPC writes ipv6:%5B::1%5D:7070 for [::1]:7070.
+  for (const std::string_view scheme : {"ipv4:", "ipv6:"}) {
+    if (address.starts_with(scheme)) address.remove_prefix(scheme.size());
+  }
+  record.set_address(
+      absl::StrReplaceAll(std::string(address), {{"%5B", "["}, {"%5D", "]"}, {"%25", "%"}}));
   return record;
 }
 

@@ -4,6 +4,7 @@
 #include <openssl/ssl.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -11,6 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/net/connections.h"
 #include "base/status_macros.h"
 #include "coordinator/page/assets.h"
@@ -85,8 +87,22 @@ std::string CertificateOf(const httplib::Request& request) {
   return der;
 }
 
+// A value may hold '=', as filters do: the library would cut it there.
+std::multimap<std::string, std::string> ArgumentsOf(const std::string& target) {
+  std::multimap<std::string, std::string> arguments;
+  const size_t query = target.find('?');
+  if (query == std::string::npos) return arguments;
+  for (const absl::string_view part :
+       absl::StrSplit(absl::string_view(target).substr(query + 1), '&', absl::SkipEmpty())) {
+    const std::pair<std::string, std::string> pair = absl::StrSplit(part, absl::MaxSplits('=', 1));
+    arguments.emplace(httplib::detail::decode_url(pair.first, /*convert_plus_to_space=*/true),
+                      httplib::detail::decode_url(pair.second, /*convert_plus_to_space=*/true));
+  }
+  return arguments;
+}
+
 PageRequest RequestOf(const httplib::Request& request) {
-  return {.arguments = request.params,
+  return {.arguments = ArgumentsOf(request.target),
           .authorization = request.get_header_value("Authorization"),
           .certificate = CertificateOf(request)};
 }
@@ -252,6 +268,10 @@ class PageServerImpl : public PageServer {
     });
     Add("/api/jobs/([A-Za-z0-9._-]+)/logs",
         [this](const auto& request) { return api_.Logs(request.matches[1], RequestOf(request)); });
+    Add("/api/.*", [](const auto& request) {
+      return absl::StatusOr<std::string>(absl::NotFoundError(
+          absl::StrCat("there is no ", request.path, "; docs/page.md lists what there is")));
+    });
   }
 
   PageOptions options_;

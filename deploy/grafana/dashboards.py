@@ -2,9 +2,9 @@
 """Writes the Grafana dashboards beside this file: fleet.json, job.json, coordinator.json.
 
 A dashboard is a list of rows, a row a list of panels, a panel a line of this file; what Grafana wants besides is added
-here. `--check` writes nothing and fails where a file is not what this script would write.
-"""
+here."""
 
+import argparse
 import json
 import pathlib
 import sys
@@ -35,11 +35,13 @@ def panel(title, description, unit, *targets, kind="timeseries", width=8, stack=
     elif kind == "bargauge":
         defaults["min"] = 0
         options = {"reduceOptions": {"calcs": ["lastNotNull"]}, "orientation": "vertical", "displayMode": "basic"}
+    # Both at once would be two queries, each of which shows the value. A stat draws the line of its time range, too.
+    query = "instant" if kind == "bargauge" else "range"
     return {"title": title, "description": description, "type": kind, "width": width,
             "datasource": {"type": "prometheus", "uid": "${datasource}"},
             "fieldConfig": {"defaults": defaults, "overrides": []}, "options": options,
-            "targets": [{"refId": chr(ord("A") + i), "expr": expr, "legendFormat": legend, "range": True,
-                         "instant": kind != "timeseries", "datasource": {"type": "prometheus", "uid": "${datasource}"}}
+            "targets": [{"refId": chr(ord("A") + i), "expr": expr, "legendFormat": legend,
+                         query: True, "datasource": {"type": "prometheus", "uid": "${datasource}"}}
                         for i, (expr, legend) in enumerate(targets)]}
 
 
@@ -108,9 +110,10 @@ FLEET = dashboard(
                   (f'sum(ringleader_coordinator_jobs{{{TARGET},state="UNKNOWN"}})', ""), kind="stat", width=4),
             panel("Nodes ready", "Nodes that take trainers.", "count",
                   (f'sum(ringleader_coordinator_nodes{{{TARGET},state="READY"}})', ""), kind="stat", width=4),
-            panel("Slots in use", "Trainers that are placed, over the slots of ready nodes.", "ratio",
-                  (f'sum(ringleader_coordinator_trainer_slots{{{TARGET},kind="in_use"}}) / '
-                   f'sum(ringleader_coordinator_trainer_slots{{{TARGET},kind="ready"}})', ""), kind="stat", width=4),
+            panel("Slots in use", "Trainers that are placed, over the slots of ready nodes: trainers of nodes that are being drained count, "
+                  "the slots of these do not, so that it is too high meanwhile, and 100 % at most. Nothing where no node is ready.", "ratio",
+                  (f'clamp_max(sum(ringleader_coordinator_trainer_slots{{{TARGET},kind="in_use"}}) / '
+                   f'(sum(ringleader_coordinator_trainer_slots{{{TARGET},kind="ready"}}) > 0), 1)', ""), kind="stat", width=4),
             panel("Tokens per second", "All running jobs together.", "tokens",
                   (f"sum({metric('job_tokens_per_second')})", ""), kind="stat", width=4)]),
         ("Jobs", [
@@ -304,10 +307,13 @@ DASHBOARDS = {"fleet.json": FLEET, "job.json": JOB_DASHBOARD, "coordinator.json"
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing, and fail where a file is another")
+    check = parser.parse_args().check
     stale = []
     for name, content in DASHBOARDS.items():
         text, path = json.dumps(content, indent=1) + "\n", HERE / name
-        if sys.argv[1:] == ["--check"]:
+        if check:
             if not path.exists() or path.read_text() != text:
                 stale.append(name)
         else:

@@ -14,7 +14,8 @@
 # docs/kubernetes.md says which Secrets they become, and how to renew the authority itself.
 #
 #   RINGLEADER_CERTIFICATE_DAYS   how long a certificate is valid (default: 365)
-#   RINGLEADER_RENEW_DAYS         the end is near when it is no more days away (default: 30)
+#   RINGLEADER_RENEW_DAYS         the end is near when it is no more days away (default: an eighth of the above, so that what the
+#                                 alert RingleaderCertificateExpires is on, with a tenth of its time left, is signed again)
 set -euo pipefail
 case ${1:-} in
   '') sed -n '2,/^set/s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
@@ -24,10 +25,11 @@ esac
 fail() { echo "certificates: $*" >&2; exit 1; }
 folder=$1
 shift
-days=${RINGLEADER_CERTIFICATE_DAYS:-365} renew_days=${RINGLEADER_RENEW_DAYS:-30}
-for number in "$days" "$renew_days"; do
-  [[ $number =~ ^[0-9]{1,5}$ ]] || fail "$number is no number of days"
-done
+number_of_days() { [[ $1 =~ ^(0|[1-9][0-9]{0,4})$ ]] || fail "$1 is no number of days"; }
+days=${RINGLEADER_CERTIFICATE_DAYS:-365}
+number_of_days "$days"
+renew_days=${RINGLEADER_RENEW_DAYS:-$(((days + 7) / 8))}
+number_of_days "$renew_days"
 ((days > renew_days)) || fail "certificates of $days days would be renewed at each call, $renew_days days before their end"
 nodes=() coordinator_names=''
 while (($# > 0)); do

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/text/edit_distance.h"
 #include "jobspec/fields/scalars.h"
 #include "jobspec/fields/text.h"
 

@@ -1,5 +1,7 @@
 #include "jobspec/fields/reference.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "jobspec/fields/fields.h"
@@ -13,8 +15,8 @@ constexpr char kPreamble[] = R"(# The job file
 `ringctl submit job.yaml` sends one job. The file is YAML; every field is in the tables below, with
 its default and its limits. Unknown fields are errors. Relative paths are taken from the job file's
 folder. `--set path=value` overrides a field (`--set training.steps=100`), and `--set path=` puts
-it back to its default; one that changes the pattern, select, density, batching, layout, precision, schedule or
-engine drops the file's fields that no longer fit. `ringctl validate job.yaml` says all that is wrong, or shows the
+it back to its default; one that changes what other fields go with (the pattern, the mask, the ring, the engine) drops the
+file's fields that no longer fit. `ringctl validate job.yaml` says all that is wrong, or shows the
 file with every default, with what `auto` becomes as comments and what the planner makes of it, and asks no coordinator;
 `ringctl submit job.yaml --dry-run` does the same and asks one that answers.
 
@@ -135,6 +137,10 @@ std::string ReferenceSummary() {
   for (const Field& field : Fields()) {
     if (&field != FindField(field.path)) continue;
     std::string value(field.default_value);
+    const bool differs = std::ranges::any_of(Fields(), [&](const Field& other) {
+      return other.path == field.path && other.default_value != field.default_value;
+    });
+    if (differs) value = "by pattern";
     if (field.need == Need::kRequired) value = "required";
     absl::StrAppend(&text, absl::StrFormat("  %-30s %s\n", std::string(field.path),
                                            value.empty() ? "optional" : value));

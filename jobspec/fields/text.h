@@ -9,9 +9,6 @@ namespace ringleader::jobspec {
 // Well-formed UTF-8: protobuf carries nothing else in its strings.
 bool IsUtf8(std::string_view text);
 
-// Bytes to insert, delete or replace to make one of the other.
-size_t EditDistance(std::string_view a, std::string_view b);
-
 // The first bytes of a text in UTF-8, with "…" if there are more: in all `max_bytes` at most, which
 // is at least 3.
 std::string Shortened(std::string_view text, size_t max_bytes);

@@ -75,6 +75,24 @@ def test_choices_on_the_meta_device(choice, documents):
 
 
 @pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("choice", [None, kernels.SlidingWindow(60), kernels.VerticalSlash(), kernels.VerticalSlash(density=0.2), kernels.Moba(),
+                                    kernels.Moba(block_size=128, topk_blocks=2), kernels.KeyGroups(), kernels.XAttention()],
+                         ids=lambda choice: type(choice).__name__)
+def test_no_sequence(choice, documents):
+    """What is left of a batch of which a rank has none: nothing is computed, and gradients are as empty."""
+    q, k, v = (x.detach()[:0].requires_grad_() for x in inputs(1, 4, 2, 300, 64))
+    ids = document_ids(1, 300)[:0] if documents else None
+    out, lse = sparse_attention(q, k, v, choice, documents=ids, return_lse=True)
+    assert (out.shape, lse.shape) == ((0, 4, 300, 64), (0, 4, 300))
+    assert [x.shape for x in torch.autograd.grad(out.sum(), (q, k, v))] == [q.shape, k.shape, v.shape]
+    if callable(choice):
+        chosen = choice(q, k, documents=ids)
+        assert sparse_attention(q, k, v, chosen, documents=ids).shape == q.shape
+        of_one = choice(*(x.detach() for x in inputs(1, 4, 2, 300, 64)[:2]))
+        assert type(chosen) is type(of_one)
+
+
+@pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("density", [0.0, 0.5])
 def test_moba_is_what_its_paper_says(documents, density):
     tokens, block, topk = 500, 64, 3

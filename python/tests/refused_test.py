@@ -83,9 +83,13 @@ AT_ONCE = {
     "no sums": (lambda: kernels.documents_from_lengths(numbers(), TOKENS), r"cu_seqlens is \[0\]"),
     "sums of NumPy": (lambda: kernels.documents_from_lengths(numbers(0, TOKENS).cpu().numpy(), TOKENS),
                       "cu_seqlens is a ndarray; it must be integers"),
-    "a window of half a token": (lambda: attend(kernels.SlidingWindow(3.5)), "tokens of SlidingWindow is 3.5"),
-    "a window of half a token beside a mask": (lambda: attend(kernels.SlidingWindow(3.5), mask="full"),
-                                               "window is 3.5; it must be a positive integer"),
+    **{f"{what}{beside}": (lambda window=window, arguments=arguments: attend(kernels.SlidingWindow(*window), **arguments), message)
+       for what, window, message in (
+           ("a window of half a token", (3.5,), "tokens of SlidingWindow is 3.5; it must be a positive integer"),
+           ("True as a sliding window", (True,), "tokens of SlidingWindow is True; it must be a positive integer"),
+           ("a window of nothing", (0,), "tokens of SlidingWindow is 0; it must be a positive integer"),
+           ("a window of tiles of 32", (5, 32), "tile is 32; 64 and 128 are supported"))
+       for beside, arguments in (("", {}), (" beside a mask", {"mask": "full"}))},
     "no window": (lambda: kernels.key_intervals("causal_window", TOKENS, window=0), "window is 0; it must be a positive"),
     "a negative window": (lambda: kernels.key_intervals("full", TOKENS).within_window(-(2**32)), "window is -4294967296"),
     "False as a window": (lambda: kernels.key_intervals("full", TOKENS).within_window(False), "window is False"),
@@ -104,6 +108,9 @@ AT_ONCE = {
     "a bool prefix": (lambda: kernels.key_intervals("prefix_causal", TOKENS, prefix=torch.tensor([[True]])),
                       "prefix is torch.bool"),
     "no queries that estimate": (lambda: kernels.VerticalSlash(estimate_queries=-3)(*q_k_v()[:2]), "estimate_queries is -3"),
+    "no columns": (lambda: attend(kernels.VerticalSlash(max_columns=0)), "max_columns is 0; it must be a positive integer"),
+    "fewer columns than none": (lambda: attend(kernels.VerticalSlash(max_columns=-1)), "max_columns is -1; it must be a positive"),
+    "fewer diagonals than none": (lambda: attend(kernels.VerticalSlash(max_diagonals=-1)), "max_diagonals is -1; it must be"),
     "a class as blocks": (lambda: attend(kernels.VerticalSlash), "blocks is a type"),
     "k elsewhere": (lambda: on_meta("k"), "k is on meta and q on "),
     "v elsewhere": (lambda: on_meta("v"), "v is on meta and q on "),

@@ -6,7 +6,11 @@
 #   RINGLEADER_PYTHON      a Python with PyTorch, transformers and pytest (default: that of RINGLEADER_TORCH_ROOT, else
 #                          python3). deploy/install_deps.sh --dev makes one.
 set -euo pipefail
-packages=$(realpath "$1")
+case ${1:-} in
+  -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;;
+  -*) echo "run: unknown option $1 (see --help)" >&2; exit 2 ;;
+esac
+packages=$(realpath "${1:?names the folder that holds ringleader/kernels}")
 shift
 cd "$(dirname "$0")"
 

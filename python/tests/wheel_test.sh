@@ -7,6 +7,10 @@
 #   RINGLEADER_TORCH_ROOT    the site-packages folder that holds torch/ (default: that of deploy/install_deps.sh)
 #   RINGLEADER_PYTHON        a Python that has scikit-build-core, without a network (deploy/python_kernels.sh)
 set -euo pipefail
+case ${1:-} in
+  -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;;
+  -*) echo "wheel_test: unknown option $1 (see --help)" >&2; exit 2 ;;
+esac
 root=$(cd "$(dirname "$0")/../.." && pwd)
 build=$(realpath -m "${1:-$root/build/wheel-test}")
 work=$(mktemp -d)

@@ -80,6 +80,23 @@ for name in coordinator admin nodes/gpu-01; do
 done
 addresses nodes/gpu-01 | grep -q 'IP Address:10.0.3.11,' || fail "gpu-01 lost its address"
 
+# What the alert on an end that is near fires for is signed again, of however many days it is; what has twice that time left is not.
+share=$(grep -A5 'alert: RingleaderCertificateExpires' "$root/deploy/prometheus/rules.yaml" | sed -n 's/^ *< \(0\.[0-9]*\) \* (.*/\1/p')
+[[ $share ]] || fail "rules.yaml does not say at which share of a certificate's time the alert fires"
+for days in 30 90 365; do
+  left=$(awk "BEGIN {print int($share * $days) + 1}")
+  RINGLEADER_CERTIFICATE_DAYS=$left RINGLEADER_RENEW_DAYS=0 certificates "expires-$days" || fail "exit code $?"
+  RINGLEADER_CERTIFICATE_DAYS=$days certificates "expires-$days" || fail "exit code $?"
+  says "^certificates: coordinator: signed, .* \(it would have ended on "
+  RINGLEADER_CERTIFICATE_DAYS=$((2 * left)) RINGLEADER_RENEW_DAYS=0 certificates "lasts-$days" || fail "exit code $?"
+  RINGLEADER_CERTIFICATE_DAYS=$days certificates "lasts-$days" || fail "exit code $?"
+  says '^certificates: coordinator: kept'
+done
+for bad in 1.5 -1 030 x; do
+  if RINGLEADER_CERTIFICATE_DAYS=$bad certificates tls; then fail "takes $bad days"; fi
+  says "^certificates: .* is no number of days"
+done
+
 # One that has ended.
 openssl req -new -key tls/nodes/gpu-01.key -subj /CN=gpu-01 -out csr
 openssl x509 -req -days 0 -in csr -CA tls/ca.crt -CAkey tls/ca.key -extfile <(echo subjectAltName=IP:10.0.3.11) \

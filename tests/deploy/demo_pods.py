@@ -41,7 +41,7 @@ def pod(name, template, root, node=None):
         for i, argument in enumerate(container.get("args", [])):
             for key, value in environment.items():
                 argument = argument.replace(f"$({key})", value)
-            argument = argument.replace("ringleader-coordinator.ringleader.svc", NODE_IP)
+            argument = argument.replace("--coordinator=ringleader-coordinator:", f"--coordinator={NODE_IP}:")
             if node is not None:
                 argument = argument.replace(":7081", f":{METRICS_PORTS[node]}")
             container["args"][i] = argument

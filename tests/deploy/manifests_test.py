@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """What can be said of manifests, units and the commands in the documentation without a cluster. Needs PyYAML, and kubectl where it is."""
 
+import os
 import pathlib
 import re
 import shutil
 import subprocess
+import tempfile
 import unittest
 
 import yaml
@@ -77,6 +79,31 @@ class Manifests(unittest.TestCase):
         for overlay in sorted((KUBERNETES / "overlays").iterdir()):
             subprocess.run(["kubectl", "kustomize", overlay], check=True, stdout=subprocess.DEVNULL)
 
+    def test_workers_call_the_coordinator_by_a_name_of_its_certificate_in_any_namespace(self):
+        spec = documents(KUBERNETES / "base/worker.yaml")[0]["spec"]["template"]["spec"]
+        address, = (argument.removeprefix("--coordinator=") for argument in spec["containers"][0]["args"]
+                    if argument.startswith("--coordinator="))
+        name, port = address.split(":")
+        services = {manifest["metadata"]["name"]: {opened["port"] for opened in manifest["spec"]["ports"]}
+                    for _, manifest in all_manifests() if manifest["kind"] == "Service"}
+        self.assertIn(int(port), services.get(name, ()), address)
+        self.assertEqual((spec["hostNetwork"], spec["dnsPolicy"]), (True, "ClusterFirstWithHostNet"), "or Services have no names")
+        names = re.search(r"^always=(\S+)", (KUBERNETES / "certificates.sh").read_text(), re.MULTILINE)[1].split(",")
+        self.assertIn(f"DNS:{name}", names)
+
+    def test_overlays_may_choose_the_namespace(self):
+        if not shutil.which("kubectl"):
+            self.skipTest("no kubectl")
+        for overlay in sorted((KUBERNETES / "overlays").iterdir()):
+            with tempfile.TemporaryDirectory() as folder:
+                resource = os.path.relpath(overlay, os.path.realpath(folder))
+                (pathlib.Path(folder) / "kustomization.yaml").write_text(f"namespace: elsewhere\nresources: [{resource}]\n")
+                rendered = subprocess.run(["kubectl", "kustomize", folder], check=True, stdout=subprocess.PIPE, text=True).stdout
+            self.assertEqual(re.findall(r"\S+\.ringleader\b.*|namespace: ringleader\b", rendered), [], overlay.name)
+            for manifest in yaml.safe_load_all(rendered):
+                place = manifest["metadata"]["name" if manifest["kind"] == "Namespace" else "namespace"]
+                self.assertEqual(place, "elsewhere", f"{overlay.name}: {manifest['kind']}")
+
 
 class Documentation(unittest.TestCase):
 
@@ -90,6 +117,14 @@ class Documentation(unittest.TestCase):
                 if re.match(r"kubectl (apply|diff) (-k|-f -)", command) or re.match(r"kubectl set env --local", command):
                     continue
                 self.assertRegex(command, r"^kubectl -n ringleader\b", name)
+
+    def test_secrets_may_be_larger_than_an_annotation(self):
+        """`kubectl apply` without --server-side keeps a copy of what it applies in an annotation, which holds 262,144 bytes."""
+        text = (ROOT / "docs/kubernetes.md").read_text()
+        applied = re.findall(r"create secret(?:\\\n|[^\n|])*\|\s*(kubectl[^\n]*)", text)
+        self.assertGreaterEqual(len(applied), 2)
+        for command in applied:
+            self.assertIn("apply --server-side --force-conflicts -f -", command)
 
 
 class Units(unittest.TestCase):

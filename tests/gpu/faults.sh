@@ -25,17 +25,21 @@ run=$PWD/gpu-faults text=/usr/include trainers='' workers=1 share='' layers=4 co
 faults="kill hang worker coordinator memory profile"
 while (($#)); do
   case $1 in
+    --share-gpus) share=1; shift; continue ;;
+    -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;;
+  esac
+  (($# > 1)) || { echo "faults: $1 needs a value, or is no option (see --help)" >&2; exit 2; }
+  case $1 in
     --bin) bin=$(realpath -e "$2") ;;
     --trainers) trainers=$2 ;;
     --workers) workers=$2 ;;
-    --share-gpus) share=1; shift; continue ;;
     --dir) run=$(realpath -m "$2") ;;
     --layers) layers=$2 ;;
     --config) config=$(realpath -e "$2") ;;
     --text) text=$2 ;;
     --set) overrides+=(--set "$2") ;;
     --faults) faults=$2 ;;
-    *) echo "faults: unknown option $1" >&2; exit 2 ;;
+    *) echo "faults: unknown option $1 (see --help)" >&2; exit 2 ;;
   esac
   shift 2
 done

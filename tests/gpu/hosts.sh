@@ -7,7 +7,8 @@
 #
 # The output is the first host's; that of one that fails follows.
 set -uo pipefail
-[[ ${1:-} =~ ^[2-9]$ && -x ${2:-} ]] || { sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+case ${1:-} in -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;; esac
+[[ ${1:-} =~ ^[2-9]$ && -x ${2:-} ]] || { echo "hosts: it wants 2 to 9 HOSTS and a TEST (see --help)" >&2; exit 2; }
 hosts=$1
 shift
 folder=$(mktemp -d)

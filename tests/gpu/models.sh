@@ -13,13 +13,16 @@ if [[ -f $root/CMakeLists.txt ]]; then bin=$root/build/bin; else bin=$root/bin; 
 trainers=1 tokens=8192 steps=3 layers=0 run='' shapes=()
 while (($#)); do
   case $1 in
+    -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;;
+    -*) (($# > 1)) || { echo "models: $1 needs a value, or is no option (see --help)" >&2; exit 2; } ;;
+  esac
+  case $1 in
     --bin) bin=$2; shift 2 ;;
     --trainers) trainers=$2; shift 2 ;;
     --tokens) tokens=$2; shift 2 ;;
     --steps) steps=$2; shift 2 ;;
     --layers) layers=$2; shift 2 ;;
     --dir) run=$2; shift 2 ;;
-    -h | --help) sed -n '2,9p' "$0" | sed 's/^# \{0,1\}//'; exit ;;
     -*) echo "models: unknown option $1 (see --help)" >&2; exit 2 ;;
     *) shapes+=("$1"); shift ;;
   esac

@@ -4,6 +4,7 @@ docs/metrics.md describes. Needs promtool."""
 
 import re
 import subprocess
+import tempfile
 import unittest
 
 import yaml
@@ -42,6 +43,27 @@ class Dashboards(unittest.TestCase):
                 self.assertEqual(panel["datasource"]["uid"], "${datasource}", where)
                 for target in panel["targets"]:
                     self.check_target(where, target["expr"])
+                    # Of one that is both, Grafana makes two queries, and shows each value twice.
+                    self.assertEqual([kind for kind in ("instant", "range") if target.get(kind)],
+                                     ["instant" if panel["type"] == "bargauge" else "range"], where)
+
+    def test_slots_in_use(self):
+        """While nodes are drained there may be more trainers than slots of ready nodes, and no such slot at all."""
+        expression, = (target["expr"] for _, dashboard in queries.dashboards() for panel in queries.panels(dashboard)
+                       if panel["title"] == "Slots in use" for target in panel["targets"])
+        labels = 'job="ringleader-coordinator",instance="c:7071"'
+        tests = []
+        for ready, in_use, shown in ((8, 6, 0.75), (4, 6, 1), (0, 6, None), (0, 0, None)):
+            tests.append({
+                "input_series": [{"series": f'ringleader_coordinator_trainer_slots{{{labels},kind="{kind}"}}', "values": f"{slots}x2"}
+                                 for kind, slots in (("ready", ready), ("in_use", in_use))],
+                "promql_expr_test": [{"expr": expression.replace("$job", ".+").replace("$instance", ".+"), "eval_time": "1m",
+                                      "exp_samples": [] if shown is None else [{"labels": "{}", "value": shown}]}]})
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+            yaml.safe_dump({"evaluation_interval": "1m", "tests": tests}, file)
+            file.flush()
+            run = subprocess.run(["promtool", "test", "rules", file.name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            self.assertEqual(run.returncode, 0, run.stdout)
 
     def check_target(self, where, expression):
         for metric, labels in queries.selected(expression):

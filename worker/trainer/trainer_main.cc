@@ -6,12 +6,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/net/tls.h"
+#include "base/process/config.h"
 #include "base/process/limits.h"
 #include "base/process/logging.h"
 #include "base/process/process_end.h"
@@ -130,7 +132,7 @@ int RunProcess(int argc, char** argv, RunFunction run) {
   app.add_option("--owner", owner, "who submitted the job; nobody is known unless set");
   AddTlsFlags(app, &tls);
   AddLoggingFlags(app, &logging);
-  CLI11_PARSE(app, argc, argv);
+  if (const std::optional<int> code = ParseArguments(app, argc, argv)) return *code;
   SetUpLogging("trainer", logging);
   // The secret comes in the environment, which other users of the machine cannot read, as they can
   // a command line.

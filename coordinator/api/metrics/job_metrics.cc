@@ -29,7 +29,7 @@ class JobFamilies {
         static_cast<double>(progress.step()));
     Add("ringleader_job_total_steps", "Steps that a running job is to complete.", labels,
         static_cast<double>(progress.total_steps()));
-    if (job.spec().checkpoint().every_steps() > 0 || progress.checkpoint_step() > 0) {
+    if (job.spec().checkpoint().every_steps() > 0) {
       Add("ringleader_job_checkpoint_step", "Step of a running job's newest durable checkpoint.",
           labels, static_cast<double>(progress.checkpoint_step()));
     }

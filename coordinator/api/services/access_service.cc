@@ -84,8 +84,9 @@ absl::Status AccessService::Create(const Change& change, const v1::CreateTokenRe
                                    v1::Token* reply) {
   RETURN_IF_ERROR(CheckToken(request));
   ASSIGN_OR_RETURN(store::RequestKey key, KeyOf(change, request));
-  key.audit->set_message(absl::StrCat("for ", std::string(access::RoleText(request.role())), " ",
-                                      request.user(), " ", request.project()));
+  key.audit->set_message(absl::StrCat(
+      "for ", std::string(access::RoleText(request.role())), " ", request.user(),
+      request.project().empty() ? "" : absl::StrCat(" of project ", request.project())));
   store::StoredToken stored;
   stored.sha256 = request.sha256();
   v1::Token& token = stored.token;

@@ -167,6 +167,7 @@ def sparse_attention(q, k, v, blocks=None, *, documents=None, columns=None, mask
     else:
         _check_mask(q, mask, documents)
         if isinstance(blocks, SlidingWindow):
+            blocks.check()
             mask, blocks, documents = _intervals(q, mask, documents).within_window(blocks.tokens), None, None
         if isinstance(mask, KeyIntervals) and mask.rows.dim() == 4:
             return _attend_by_head(q, k, v, blocks, mask, documents=documents, columns=columns, scale=scale,

@@ -28,10 +28,15 @@ class SlidingWindow(NamedTuple):
     tokens: int
     tile: int = 128
 
+    def check(self):
+        """Also where a mask takes the window's place, which has no tiles."""
+        if isinstance(self.tokens, (bool, float)) or self.tokens < 1:
+            raise ValueError(f"tokens of SlidingWindow is {self.tokens}; it must be a positive integer")
+        _check_tile(self.tile)
+
     def visit(self):
         """-> (pattern, lists, other arguments) of the operator, as every visit() here returns them"""
-        if isinstance(self.tokens, float):
-            raise ValueError(f"tokens of SlidingWindow is {self.tokens}; it must be an integer")
+        self.check()
         return WINDOW, [], _options(self.tile, size=self.tokens)
 
 
@@ -148,6 +153,9 @@ def lists_from_bits(chosen, tokens, tile, block_size, kept_blocks=None):
     """chosen: [batch, heads, tiles, words] int32, a bit for each block of `block_size` tokens, of which a row has at
     most `kept_blocks`. Tiles that lie ahead of all of a row's queries are left out."""
     tiles = (tokens + tile - 1) // tile
+    if chosen.shape[0] == 0:  # the operator wants a sequence
+        offsets, listed = chosen.new_empty(0, chosen.shape[1], tiles + 1), chosen.new_empty(0)
+        return TileLists(offsets, listed, offsets, listed, tile)
     capacity = tiles * (tiles + 1) // 2
     if kept_blocks is not None:
         capacity = min(capacity, tiles * kept_blocks * (block_size // tile))

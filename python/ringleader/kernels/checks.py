@@ -11,7 +11,7 @@ def described(x):
 
 def positive(**sizes):
     for name, size in sizes.items():
-        if isinstance(size, float) or size < 1:
+        if isinstance(size, (bool, float)) or size < 1:
             raise ValueError(f"{name} is {size}; it must be a positive integer")
 
 

@@ -43,8 +43,8 @@ class VerticalSlash:
 
     def __call__(self, q, k, *, documents=None, scale=None):
         q, k, starts, scale = _inputs(q, k, documents, scale)
-        tokens = q.shape[2]
-        checks.positive(estimate_queries=self.estimate_queries)
+        batch, heads, tokens, _ = q.shape
+        checks.positive(estimate_queries=self.estimate_queries, max_columns=self.max_columns)
         count = min(self.estimate_queries, tokens)
         if self.estimate_at == "end":
             if starts is not None:
@@ -56,12 +56,17 @@ class VerticalSlash:
         else:
             raise ValueError(f"estimate_at is {self.estimate_at!r}; it must be 'end' or 'spread'")
         columns = round(0.1 * self.density * tokens) if self.density > 0 else self.max_columns
-        max_columns = min(max(columns, self.sink_tokens, 1), tokens)
+        max_columns, tiles = min(max(columns, self.sink_tokens, 1), tokens), -(-tokens // self.tile)
+        if batch == 0:  # the operator wants a sequence
+            return Diagonals(q.new_empty(0, heads, -(-tiles // 64), dtype=torch.int64),
+                             Columns(q.new_empty(0, heads, max_columns, dtype=torch.int64),
+                                     q.new_empty(0, heads, dtype=torch.int32), tokens),
+                             self.tile, q.new_empty(0, dtype=torch.int64), tiles)
         bits, columns, counts, visited = ops.choose_vertical_slash(
             q, k, positions, None if starts is None else starts[:, positions].long(), self.tile, scale,
             self.column_mass, self.diagonal_mass, max_columns, self.max_diagonals, self.density,
             min(self.sink_tokens, max_columns), self.local_blocks)
-        return Diagonals(bits, Columns(columns, counts, tokens), self.tile, visited, -(-tokens // self.tile))
+        return Diagonals(bits, Columns(columns, counts, tokens), self.tile, visited, tiles)
 
 
 @dataclass(frozen=True)
@@ -86,9 +91,9 @@ class Moba:
 class KeyGroups:
     """Each tile of 64 queries sees its own tile and the groups of 8 keys before it that hold the largest logits of one of
     its queries, less that query's largest: what one query looks for is found (docs/patterns.md, `key_groups`, the default of
-    Ringleader's trainers). Tiles keep more with the square root of how far they are into their document, and so many that a
-    sequence visits a share `density` of its causal pairs. On GPUs gradients have other bits every time: `deterministic` is
-    refused there in backward."""
+    Ringleader's trainers, whose `density` follows the length where none is named). Tiles keep more with the square root of
+    how far they are into their document, and so many that a sequence visits a share `density` of its causal pairs. On GPUs
+    gradients have other bits every time: `deterministic` is refused there in backward."""
 
     density: float = 0.2
 
