@@ -150,7 +150,7 @@ TEST_F(ConfigTest, OfManyKeysThoseAreNamedThatMayBeMeant) {
   for (int i = 10; i < 30; ++i) app_.add_flag(absl::StrCat("--flag-", i), flag);
   for (const auto& [text, hint] : {std::pair{"nmae: x\n", "unknown key nmae; did you mean name?\n"},
                                    {"flga-11: x\n", "key flga-11; did you mean flag-11?\n"},
-                                   {"x\x7fyzzy: x\n", "key x\\x7fyzzy; --help lists those"}}) {
+                                   {"\"x\\x7fyzzy\": x\n", "key x\\x7fyzzy; --help lists those"}}) {
     ::testing::internal::CaptureStderr();
     EXPECT_EQ(Parse({"--config", File(text)}), 64);
     EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr(hint));

@@ -12,6 +12,7 @@
 #include "absl/strings/str_replace.h"
 #include "base/process/version.h"
 #include "base/text/controls.h"
+#include "base/text/edit_distance.h"
 #include "cli/commands/commands.h"
 #include "cli/examples.h"
 #include "cli/printer.h"
@@ -96,7 +97,7 @@ std::string Suggestion(const std::string& typed, const std::vector<std::string>&
   std::string nearest;
   size_t distance = 3;  // farther off it is another word
   for (const std::string& word : known) {
-    const size_t d = jobspec::EditDistance(typed, word);
+    const size_t d = EditDistance(typed, word);
     if (d >= distance) continue;
     distance = d;
     nearest = word;

@@ -24,7 +24,8 @@ void Print(const Context& context, const google::protobuf::Message& message,
 void PrintJson(const Context& context, const nlohmann::ordered_json& document,
                const TableWriter& table);
 
-// The message as an object in which empty lists are lists.
+// The message as an object that has every field, but messages, and fields declared optional, that
+// are not set.
 nlohmann::ordered_json ToJson(const google::protobuf::Message& message);
 // The same on one line, without a line's end; control characters are escaped.
 std::string ToJsonLine(const google::protobuf::Message& message);

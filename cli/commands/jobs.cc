@@ -126,7 +126,7 @@ void AddJobCommands(CLI::App& app, Context* context) {
   auto filter = std::make_shared<std::string>();
   auto limit = std::make_shared<int>(100);
   CLI::App* list = app.add_subcommand("list", "list jobs, newest first");
-  list->add_option("--filter", *filter, "e.g. state=RUNNING AND labels.team=ocean");
+  list->add_option("--filter", *filter, "e.g. state=RUNNING AND labels.team=ocean; see below");
   auto owner = std::make_shared<std::string>();
   auto project = std::make_shared<std::string>();
   list->add_option("--owner", *owner, "jobs that this user submitted");
@@ -134,6 +134,12 @@ void AddJobCommands(CLI::App& app, Context* context) {
   list->add_option("--limit", *limit, "jobs at most")
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();
+  list->footer(
+      "\nA filter is up to eight terms FIELD OP VALUE, joined by AND; there is no OR:\n"
+      "  FIELD  state, name, owner, project, or labels.KEY\n"
+      "  OP     =, !=; of labels also :, as in labels.team:*, which has any value\n"
+      "  VALUE  a word, or text in double quotes: owner=\"dave@example.com\"\n"
+      "labels.team!=ocean takes jobs without that label, too.");
   list->callback([=] {
     context->more_formats = {Format::kName};
     context->action = [=] { return List(*context, WithTerms(*filter, *owner, *project), *limit); };

@@ -6,6 +6,7 @@
 #include <csignal>
 #include <ostream>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -148,13 +149,15 @@ class Follower {
 
   void OnJob(const v1::Job& before) {
     if (job_.attempts_size() > 0 && before.attempts_size() > 0) {
-      // A failure is worth a line even when the job goes on with the next attempt.
+      // A failure is worth a line even when the job goes on with the next attempt, unless the job's
+      // own line says the same.
       for (const v1::Attempt& attempt : job_.attempts()) {
         const bool is_known = std::any_of(
             before.attempts().begin(), before.attempts().end(), [&](const v1::Attempt& known) {
               return known.number() == attempt.number() && known.has_failure();
             });
-        if (attempt.has_failure() && !is_known) {
+        const bool is_reason = absl::StrContains(job_.state_reason(), attempt.failure().message());
+        if (attempt.has_failure() && !is_known && !is_reason) {
           Line(absl::StrCat("attempt ", attempt.number(),
                             " failed: ", DescribeFailure(attempt.failure())));
         }

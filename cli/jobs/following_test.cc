@@ -79,6 +79,32 @@ TEST_F(CliTest, FollowingEndsWithTheJobsResult) {
   EXPECT_EQ(Run({"watch", "gone"}).code, kJobCancelled);
 }
 
+// The job's own line says it, unless the job is already beyond that.
+TEST_F(CliTest, WhyAnAttemptFailedIsSaidOnce) {
+  const auto lines_of = [&](const std::string& reason) {
+    coordinator_.watch.clear();
+    ScriptRun("bad", v1::Job::FAILED);
+    for (v1::WatchJobResponse& response : coordinator_.watch) {
+      if (response.has_job()) response.mutable_job()->add_attempts()->set_number(1);
+    }
+    v1::Job& last = *coordinator_.watch.back().mutable_job();
+    last.set_state_reason(reason);
+    v1::Failure& failure = *last.mutable_attempts(0)->mutable_failure();
+    failure.set_rank(2);
+    failure.set_node("nodes/b");
+    failure.set_message("out of memory");
+    const std::string out = Run({"watch", "bad"}).out;
+    return out.substr(out.find("step 3/3"));
+  };
+  const std::string once = lines_of("attempt 1 failed: rank 2 on nodes/b: out of memory");
+  EXPECT_THAT(once,
+              HasSubstr("\nbad is FAILED: attempt 1 failed: rank 2 on nodes/b: out of memory"));
+  EXPECT_EQ(once.find("out of memory"), once.rfind("out of memory")) << once;
+  EXPECT_THAT(lines_of("attempt 2: no node has room"),
+              HasSubstr("\nattempt 1 failed: rank 2 on b: out of memory\n"
+                        "bad is FAILED: attempt 2: no node has room\n"));
+}
+
 TEST_F(CliTest, ATerminalGetsABar) {
   ScriptRun("tiny", v1::Job::SUCCEEDED);
   coordinator_.jobs["jobs/tiny"].mutable_progress()->set_step(0);

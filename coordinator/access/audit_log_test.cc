@@ -6,12 +6,14 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "base/testing/fake_clock.h"
 #include "base/testing/temp_dir.h"
+#include "coordinator/access/caller.h"
 #include "coordinator/store/sqlite/sqlite_store.h"
 #include "coordinator/store/testing/forwarding_store.h"
 
@@ -72,6 +74,20 @@ TEST_F(AuditLogTest, WhatIsNotedIsStoredWithItsReason) {
   EXPECT_EQ(records[1].message(), "no \\x1b[2J such job");
   EXPECT_EQ(records[1].time().seconds(), absl::ToUnixSeconds(clock_.Now()));
   EXPECT_EQ(records[0].message().size(), 500u);
+}
+
+TEST(RecordOfTest, AddressesReadAsPeopleWriteThem) {
+  for (const auto& [peer, address] : {std::pair{"ipv6:%5B::1%5D:58142", "[::1]:58142"},
+                                      {"ipv6:%5Bfe80::1%25eth0%5D:7", "[fe80::1%eth0]:7"},
+                                      {"ipv4:10.0.0.1:58142", "10.0.0.1:58142"},
+                                      {"unix:/run/ringleader", "unix:/run/ringleader"}}) {
+    EXPECT_EQ(RecordOf(LocalCaller(), peer).address(), address);
+  }
+}
+
+TEST_F(AuditLogTest, WhatTurnsTheOrderOfTextIsEscaped) {
+  EXPECT_EQ(RecordText("jobs/\u202egnp\x07"), "jobs/\\u202egnp\\x07");
+  EXPECT_EQ(RecordText(std::string(199, 'a') + "é"), std::string(199, 'a')) << "no half character";
 }
 
 // A disk that stays full: the log waits for space, and not for ever where it ends.

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_format.h"
 #include "coordinator/planner/planner.h"
 #include "coordinator/planner/simulate/pricer.h"
 #include "coordinator/planner/testing/planner_problems.h"
@@ -13,6 +14,10 @@
 
 namespace ringleader::planner {
 namespace {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 // Two reports of a job of 36 layers, of which the first is dense and the others visit 30 %.
 std::vector<v1::StepReport> ReportsOfASparseJob() {
@@ -49,6 +54,25 @@ TEST(HintsFromTest, WhatAnyChosenPatternVisitedIsWhatItsStepsArePricedAt) {
     EXPECT_NEAR(learned->density(), expected, 1e-6) << pattern;
     EXPECT_NE(learned->step_seconds(), usual->prediction().step_seconds()) << pattern;
   }
+}
+
+// Else their seconds beside those of the prediction look like a mistake.
+TEST(HintsFromTest, ReasonsSayWhichDensityTheyCompareAtWhereThePredictionHasAnother) {
+  const v1::JobSpec spec = LongJob(4, 131072);
+  const ClusterShape cluster = Gpus(1, 4);
+  const CostModel cost(spec, ThreeBillion(), cluster);
+  const auto usual = MakePlan(spec, ThreeBillion(), cluster, cost);
+  ASSERT_TRUE(usual.ok()) << usual.status();
+  EXPECT_THAT(usual->reasons(), Not(Contains(HasSubstr("assumed density"))));
+  const auto measured = MakePlan(spec, ThreeBillion(), cluster, cost, {.density = 0.375});
+  ASSERT_TRUE(measured.ok()) << measured.status();
+  ASSERT_GT(measured->reasons_size(), 1);
+  EXPECT_EQ(
+      measured->reasons(0),
+      absl::StrFormat("compared at the pattern's assumed density (%.3g %%), not at the "
+                      "prediction's (%.3g %%):",
+                      100 * usual->prediction().density(), 100 * measured->prediction().density()));
+  EXPECT_EQ(measured->reasons(1), usual->reasons(0));
 }
 
 TEST(HintsFromTest, AStepThatChoseNothingTellsNothing) {

@@ -1,7 +1,9 @@
 #include "coordinator/planner/planner.h"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <set>
@@ -310,6 +312,19 @@ void AddHeadReasons(const std::vector<Way>& ways, const std::vector<std::string>
   for (const std::string& refusal : refusals) plan->add_reasons(refusal);
 }
 
+// Heads the reasons that compare plans, whose seconds and imbalance are not those of the prediction
+// where that goes by another density than the pattern's `assumed` one.
+void HeadReasons(const ParallelismSpec& asked, double assumed, v1::StepPlan* plan) {
+  constexpr double kShown = 5e-4;  // of a density, as the reason writes it
+  const double priced = plan->prediction().density();
+  if (asked.context() == 1 || std::abs(priced - assumed) < kShown * assumed) return;
+  plan->add_reasons(absl::StrFormat(
+      "compared at the pattern's assumed density (%.3g %%), not at the prediction's (%.3g %%):",
+      100 * assumed, 100 * priced));
+  std::rotate(plan->mutable_reasons()->begin(), std::prev(plan->mutable_reasons()->end()),
+              plan->mutable_reasons()->end());
+}
+
 // Adds to the plan that was chosen what is not compared: reasons, weights, and the price of all of
 // it at `cost_model` and `hints`.
 absl::Status CompletePlan(const Way& way, const model::ModelConfig& model,
@@ -340,7 +355,9 @@ absl::Status CompletePlan(const Way& way, const model::ModelConfig& model,
   const bool is_measured =
       hints.density > 0 || hints.slashes > 0 || hints.verticals > 0 || is_weighed;
   Pricer& same_tiles = is_measured ? measured : *way.pricer;
+  const double assumed = plan->prediction().density();
   ASSIGN_OR_RETURN(*plan->mutable_prediction(), same_tiles.Price(*plan, cost_model));
+  HeadReasons(spec.parallelism(), assumed, plan);
   if (const RingBytes& bytes = same_tiles.ring_bytes(); bytes.sent < bytes.whole) {
     plan->add_reasons(absl::StrFormat(
         "hops of the ring carry what their receivers attend to, known before the data: %.4g of "

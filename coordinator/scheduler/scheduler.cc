@@ -78,9 +78,10 @@ std::string WhyItWaits(const Request& request, const std::vector<NodeSlots>& nod
   if (nodes.empty()) {
     return absl::StrCat(Need(request), "; no worker has connected yet: start ringleader-worker");
   }
-  uint64_t free = 0, free_nodes = 0, total = 0, eligible = 0, not_ready = 0;
+  uint64_t free = 0, free_nodes = 0, total = 0, eligible = 0, not_ready = 0, without_gpus = 0;
   for (const NodeSlots& node : nodes) {
     if (!node.ready) ++not_ready;
+    if (node.ready && request.needs_gpus && !node.has_gpus) ++without_gpus;
     if (!Eligible(request, node)) continue;
     ++eligible;
     total += node.total;
@@ -89,7 +90,13 @@ std::string WhyItWaits(const Request& request, const std::vector<NodeSlots>& nod
   }
   std::string why =
       absl::StrFormat("%s; %d free on %s", Need(request), free, Plural(free_nodes, "node"));
-  if (!Reserve(request, nodes)) {
+  if (eligible == 0) {
+    why = absl::StrCat(Need(request), "; no node may run it");
+    if (without_gpus > 0) {
+      absl::StrAppend(&why, ": ", Plural(without_gpus, "node"),
+                      without_gpus == 1 ? " has" : " have", " no GPUs");
+    }
+  } else if (!Reserve(request, nodes)) {
     why = absl::StrFormat("%s; the %s that may run it can take %d in all", Need(request),
                           Plural(eligible, "node"), total);
   } else if (reservation != nullptr && Place(request, Rooms(nodes, nullptr))) {

@@ -169,7 +169,12 @@ TEST(SchedulerTest, GpuJobsGoToGpuNodes) {
   NodeSlots gpu = Node("b", 2);
   gpu.has_gpus = true;
   EXPECT_EQ(Placed({job}, {Node("a", 2), gpu})["j"], "b:2");
-  EXPECT_THAT(Placed({job}, {Node("a", 2)})["j"], HasSubstr("needs 2 trainers with GPUs"));
+  EXPECT_EQ(Placed({job}, {Node("a", 2)})["j"],
+            "needs 2 trainers with GPUs; no node may run it: 1 node has no GPUs");
+  gpu.ready = false;
+  EXPECT_EQ(Placed({job}, {Node("a", 2), Node("c", 2), gpu})["j"],
+            "needs 2 trainers with GPUs; no node may run it: 2 nodes have no GPUs (1 node draining "
+            "or unreachable)");
 }
 
 TEST(SchedulerTest, PriorityThenAge) {
@@ -205,7 +210,8 @@ TEST(SchedulerTest, DrainingNodesTakeNothing) {
   nodes[0].ready = false;
   EXPECT_EQ(Placed({Job("j", 4)}, nodes)["j"], "b:4");
   nodes[1].ready = false;
-  EXPECT_THAT(Placed({Job("j", 4)}, nodes)["j"], HasSubstr("(2 nodes draining or unreachable)"));
+  EXPECT_EQ(Placed({Job("j", 4)}, nodes)["j"],
+            "needs 4 trainers; no node may run it (2 nodes draining or unreachable)");
 }
 
 // Small jobs keep coming and each runs for a while; the large one must start all the same.

@@ -1,166 +1,26 @@
 #include "worker/data/pack_folder.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <system_error>
-#include <tuple>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/strip.h"
 #include "base/checksum.h"
-#include "base/file_lock.h"
 #include "base/files.h"
 #include "base/status_macros.h"
 #include "worker/data/foreign_format.h"
+#include "worker/data/pack_lock.h"
+#include "worker/data/pack_sources.h"
 
 namespace ringleader::data {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr char kMarksSuffix[] = ".marks";
-
-// A document: what is read, and the name that decides on its order and its share.
-struct Source {
-  std::string name;  // relative to the path that the user gave
-  fs::path file;
-  bool is_named = false;    // by the user, himself
-  bool is_link = false;     // within a folder
-  size_t input = 0;         // which of the user's paths led here
-  std::string target = {};  // the same of all paths to a file
-  // Of equal names below several inputs, by their whole paths.
-  bool operator<(const Source& other) const {
-    return std::tie(name, file) < std::tie(other.name, other.file);
-  }
-};
-
-// FILE.marks beside FILE are read with tasks only: without, they would be lost, or be a document.
-absl::Status RefuseMarks(const Source& source) {
-  const std::string file(absl::StripSuffix(source.file.string(), kMarksSuffix));
-  const std::string marks = file + kMarksSuffix;
-  std::error_code error;
-  if (!fs::is_regular_file(file, error) || !fs::is_regular_file(marks, error)) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(absl::StrFormat(
-      "%s lies beside %s: give --tasks, which reads such marks of token ids, or move them away",
-      marks, file));
-}
-
-// Of a link: to nothing, or in a circle.
-bool LeadsNowhere(const std::error_code& error) {
-  return error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory ||
-         error == std::errc::too_many_symbolic_link_levels;
-}
-
-absl::Status CannotTell(const std::string& path, const std::error_code& error) {
-  return absl::UnavailableError(
-      absl::StrFormat("cannot tell where %s leads: %s", path, error.message()));
-}
-
-// What the user's paths lead to, each file once. `result` counts what does not become a source.
-class SourceFinder {
- public:
-  SourceFinder(const PackOptions& options, PackResult* result)
-      : options_(options), result_(*result) {}
-
-  // In the order of their names.
-  absl::StatusOr<std::vector<Source>> Find() {
-    for (; input_ < options_.paths.size(); ++input_) {
-      const std::string& path = options_.paths[input_];
-      std::error_code error;
-      const bool is_file = fs::is_regular_file(path, error);
-      const std::string name = fs::path(path).filename().string();
-      RETURN_IF_ERROR(is_file ? Add({name, path, /*is_named=*/true}) : Walk(path));
-    }
-    KeepEachOnce();
-    for (const Source& source : sources_) {
-      if (options_.tasks.empty()) RETURN_IF_ERROR(RefuseMarks(source));
-    }
-    return std::move(sources_);
-  }
-
- private:
-  bool IsWanted(const std::string& name) const {
-    if (!options_.tasks.empty() && absl::EndsWith(name, kMarksSuffix)) return false;
-    return options_.suffixes.empty() ||
-           std::any_of(options_.suffixes.begin(), options_.suffixes.end(),
-                       [&](const std::string& suffix) { return absl::EndsWith(name, suffix); });
-  }
-
-  absl::Status Add(Source source) {
-    std::error_code error;
-    source.input = input_;
-    source.target = fs::canonical(source.file, error).string();
-    if (error) return CannotTell(source.file.string(), error);
-    sources_.push_back(std::move(source));
-    return absl::OkStatus();
-  }
-
-  absl::Status Walk(const std::string& path) {
-    std::error_code error;
-    fs::recursive_directory_iterator walk(path, error);
-    if (error) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("cannot read %s: %s", path, error.message()));
-    }
-    for (; walk != fs::recursive_directory_iterator(); walk.increment(error)) {
-      RETURN_IF_ERROR(AddEntry(*walk, path));
-    }
-    if (!error) return absl::OkStatus();
-    // A step that fails ends the walk: what was found so far is not all that is there.
-    return absl::UnavailableError(absl::StrFormat(
-        "reading %s broke off: %s; pack again once it can be read", path, error.message()));
-  }
-
-  // Links are followed to files only: those to folders lead in circles.
-  absl::Status AddEntry(const fs::directory_entry& entry, const std::string& path) {
-    const std::string name = entry.path().lexically_relative(path).string();
-    std::error_code error;
-    const bool is_link = entry.is_symlink(error);
-    const bool is_file = entry.is_regular_file(error);
-    if (is_file && IsWanted(name)) return Add({name, entry.path(), /*is_named=*/false, is_link});
-    if (is_file || !is_link || (error && !IsWanted(name))) return absl::OkStatus();
-    const std::string link = entry.path().string();
-    if (error && !LeadsNowhere(error)) return CannotTell(link, error);
-    std::string& first = result_.first_skipped_link;
-    if (++result_.skipped_links == 1 || link < first) first = link;
-    ++result_.skipped_files;
-    return absl::OkStatus();
-  }
-
-  // The first input that reaches a file counts, and within it the file before links to it.
-  void KeepEachOnce() {
-    std::sort(sources_.begin(), sources_.end(), [](const Source& a, const Source& b) {
-      return std::tie(a.target, a.input, a.is_link, a.name) <
-             std::tie(b.target, b.input, b.is_link, b.name);
-    });
-    std::vector<Source> once;
-    for (const Source& source : sources_) {
-      const bool is_new = once.empty() || once.back().target != source.target;
-      if (is_new) once.push_back(source);
-      once.back().is_named |= source.is_named;
-      if (!is_new && ++result_.repeated_paths == 1) result_.first_repeated = source.file.string();
-    }
-    std::sort(once.begin(), once.end());
-    sources_ = std::move(once);
-  }
-
-  const PackOptions& options_;
-  PackResult& result_;
-  size_t input_ = 0;
-  std::vector<Source> sources_;
-};
 
 // One of the two outputs: collects documents, cuts them into shards.
 class FolderWriter {
@@ -304,30 +164,6 @@ std::string HeadOf(const Source& source) {
   return head;
 }
 
-// One pack at a time writes into an output folder.
-class PackLock {
- public:
-  static absl::StatusOr<PackLock> Take(const fs::path& output) {
-    const std::string path = (output / ".packing.lock").string();
-    PackLock lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
-    if (lock.fd_ < 0) return absl::ErrnoToStatus(errno, absl::StrCat("open ", path));
-    ASSIGN_OR_RETURN(const bool is_ours, TryLockFile(lock.fd_, path));
-    if (is_ours) return lock;
-    return absl::UnavailableError(absl::StrFormat(
-        "%s: another `ringctl data pack` writes there; wait for its end, or name another folder",
-        output.string()));
-  }
-  PackLock(PackLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  PackLock& operator=(PackLock&&) = delete;
-  ~PackLock() {
-    if (fd_ >= 0) close(fd_);
-  }
-
- private:
-  explicit PackLock(int fd) : fd_(fd) {}
-  int fd_;
-};
-
 bool IsHeldOut(const Source& source, double share) {
   const uint64_t hash = Checksum(source.name.data(), source.name.size());
   return static_cast<double>(hash >> 11) * 0x1p-53 < share;
@@ -393,6 +229,8 @@ absl::Status CheckOutput(const fs::path& output) {
 // For an error: what may be missed where there is no document.
 std::string LeftOut(const PackOptions& options, const PackResult& result) {
   std::string text;
+  if (result.empty_files > 0)
+    absl::StrAppendFormat(&text, ", of which %d are empty", result.empty_files);
   if (result.too_long_files > 0) {
     absl::StrAppendFormat(&text, ", of which %d, as %s, are longer than --max-document-bytes (%d)",
                           result.too_long_files, result.first_too_long, options.max_document_bytes);
@@ -404,6 +242,90 @@ std::string LeftOut(const PackOptions& options, const PackResult& result) {
   return text;
 }
 
+// Whether `source` was packed; else it is counted in `result` as left out.
+absl::StatusOr<bool> PackSource(const PackOptions& options, const Source& source,
+                                FolderWriter* writer, PackResult* result) {
+  const bool is_text = options.input == PackOptions::Input::kText;
+  RETURN_IF_ERROR(RefuseForeignFormat(source.file.string(), HeadOf(source), is_text));
+  std::error_code error;
+  const uint64_t bytes = fs::file_size(source.file, error);
+  if (error) {
+    return absl::UnavailableError(absl::StrFormat("%s: %s", source.file.string(), error.message()));
+  }
+  if (bytes > options.max_document_bytes) {
+    if (source.is_named) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("%s has %d bytes, more than the %d of a document; cut it, or raise "
+                          "--max-document-bytes",
+                          source.file.string(), bytes, options.max_document_bytes));
+    }
+    if (++result->too_long_files == 1) result->first_too_long = source.file.string();
+    ++result->skipped_files;
+    return false;
+  }
+  if (bytes == 0) {
+    ++result->empty_files;
+    ++result->skipped_files;
+    return false;
+  }
+  ASSIGN_OR_RETURN(const std::string content, ReadFile(source.file.string()));
+  // A NUL byte marks what is no text: objects and archives that lie among headers.
+  if (is_text && content.find('\0') != std::string::npos) {
+    ++result->skipped_files;
+    return false;
+  }
+  std::vector<uint32_t> tokens;
+  RETURN_IF_ERROR(DecodeDocument(options, content, source, &tokens));
+  ASSIGN_OR_RETURN(const std::string marks, options.prefix_end.has_value()
+                                                ? MarkPrefixes(options, source, tokens)
+                                                : ReadMarks(options, source, tokens.size()));
+  RETURN_IF_ERROR(writer->Add(tokens, marks));
+  return true;
+}
+
+// Files that were found, and those of them that were packed.
+struct FileCounts {
+  size_t found = 0;
+  size_t packed = 0;
+};
+
+// That both parts hold what was asked for.
+absl::Status CheckParts(const PackOptions& options, const PackResult& result,
+                        const FileCounts& files) {
+  constexpr char kApart[] =
+      "pack with --eval-share 0, and what is to be held out (data.eval) into a folder of its own";
+  if (result.train.documents == 0 && result.eval.documents > 0) {
+    if (files.packed == 1) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("the only file was held out, and none is left to train on: %s", kApart));
+    }
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "all %d files were held out, and none is left to train on: hold out less than a share of "
+        "%g (--eval-share), or %s",
+        files.packed, options.eval_share, kApart));
+  }
+  if (result.train.documents == 0 && files.found > 0 && result.empty_files == files.found) {
+    return absl::InvalidArgumentError(files.found == 1
+                                          ? "the only file is empty"
+                                          : absl::StrFormat("all %d files are empty", files.found));
+  }
+  if (result.train.documents == 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "found no document to train on among %d files%s; check the paths and suffixes", files.found,
+        LeftOut(options, result)));
+  }
+  if (options.eval_share == 0 || result.eval.documents > 0) return absl::OkStatus();
+  if (files.packed == 1) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "nothing was held out, for a file is held out whole, and there is only one: %s", kApart));
+  }
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "none of %d documents was held out: a file is held out whole, and a share of %g is picked "
+      "by path; cut the text into more files, hold out more (--eval-share), or nothing "
+      "(--eval-share 0)",
+      result.train.documents, options.eval_share));
+}
+
 }  // namespace
 
 absl::StatusOr<PackResult> Pack(const PackOptions& user_options) {
@@ -411,21 +333,17 @@ absl::StatusOr<PackResult> Pack(const PackOptions& user_options) {
   RETURN_IF_ERROR(CheckOptions(&options));
   RETURN_IF_ERROR(CheckOutput(options.output));
   PackResult result;
-  ASSIGN_OR_RETURN(const std::vector<Source> sources, SourceFinder(options, &result).Find());
+  ASSIGN_OR_RETURN(const std::vector<Source> sources, FindSources(options, &result));
 
   // Built beside the output and renamed into place, so that a broken-off call leaves nothing that
   // looks whole.
   const fs::path output = options.output;
-  std::error_code error;
-  fs::create_directories(output, error);
-  if (error) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("cannot create %s: %s", output.string(), error.message()));
-  }
   ASSIGN_OR_RETURN(const PackLock lock, PackLock::Take(output));
   RETURN_IF_ERROR(CheckOutput(output));  // another pack may have ended meanwhile
+  std::error_code error;
   const fs::path building = output / ".packing";
   fs::remove_all(building, error);
+  const absl::Cleanup clean_up = [&] { fs::remove_all(building, error); };
   for (const char* part : {"train", "eval"}) {
     fs::create_directories(building / part, error);
     if (error) {
@@ -433,60 +351,18 @@ absl::StatusOr<PackResult> Pack(const PackOptions& user_options) {
           absl::StrFormat("cannot create %s: %s", (building / part).string(), error.message()));
     }
   }
-  const absl::Cleanup clean_up = [&] { fs::remove_all(building, error); };
 
   FolderWriter train(options, building / "train");
   FolderWriter eval(options, building / "eval");
-  std::vector<uint32_t> tokens;
+  FileCounts files = {.found = sources.size()};
   for (const Source& source : sources) {
-    const bool is_text = options.input == PackOptions::Input::kText;
-    RETURN_IF_ERROR(RefuseForeignFormat(source.file.string(), HeadOf(source), is_text));
-    const uint64_t bytes = fs::file_size(source.file, error);
-    if (error) {
-      return absl::UnavailableError(
-          absl::StrFormat("%s: %s", source.file.string(), error.message()));
-    }
-    if (bytes > options.max_document_bytes) {
-      if (source.is_named) {
-        return absl::InvalidArgumentError(
-            absl::StrFormat("%s has %d bytes, more than the %d of a document; cut it, or raise "
-                            "--max-document-bytes",
-                            source.file.string(), bytes, options.max_document_bytes));
-      }
-      if (++result.too_long_files == 1) result.first_too_long = source.file.string();
-      ++result.skipped_files;
-      continue;
-    }
-    if (bytes == 0) {
-      ++result.skipped_files;
-      continue;
-    }
-    ASSIGN_OR_RETURN(const std::string content, ReadFile(source.file.string()));
-    // A NUL byte marks what is no text: objects and archives that lie among headers.
-    if (is_text && content.find('\0') != std::string::npos) {
-      ++result.skipped_files;
-      continue;
-    }
-    RETURN_IF_ERROR(DecodeDocument(options, content, source, &tokens));
-    ASSIGN_OR_RETURN(const std::string marks, options.prefix_end.has_value()
-                                                  ? MarkPrefixes(options, source, tokens)
-                                                  : ReadMarks(options, source, tokens.size()));
-    RETURN_IF_ERROR((IsHeldOut(source, options.eval_share) ? eval : train).Add(tokens, marks));
+    FolderWriter* part = IsHeldOut(source, options.eval_share) ? &eval : &train;
+    ASSIGN_OR_RETURN(const bool is_packed, PackSource(options, source, part, &result));
+    files.packed += is_packed ? 1 : 0;
   }
   ASSIGN_OR_RETURN(result.train, train.Finish());
   ASSIGN_OR_RETURN(result.eval, eval.Finish());
-  if (result.train.documents == 0) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "found no document to train on among %d files%s; check the paths and suffixes",
-        sources.size(), LeftOut(options, result)));
-  }
-  if (options.eval_share > 0 && result.eval.documents == 0) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "none of %d documents was held out: a file is held out whole, and a share of %g is picked "
-        "by path; cut the text into more files, hold out more (--eval-share), or nothing "
-        "(--eval-share 0)",
-        result.train.documents, options.eval_share));
-  }
+  RETURN_IF_ERROR(CheckParts(options, result, files));
   for (const char* part : {"train", "eval"}) {
     fs::rename(building / part, output / part, error);
     if (error) {

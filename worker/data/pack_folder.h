@@ -49,6 +49,7 @@ struct PackResult {
   Manifest train;
   Manifest eval;
   uint64_t skipped_files = 0;   // empty, too long, text with a NUL byte, or links as below
+  uint64_t empty_files = 0;     // of them
   uint64_t too_long_files = 0;  // of them
   std::string first_too_long;
   uint64_t skipped_links = 0;  // of skipped_files: in folders, and to folders or to nothing
@@ -59,9 +60,9 @@ struct PackResult {
 
 // Documents are read in the order of their paths, so equal inputs give equal bytes.
 // INVALID_ARGUMENT names the option or file that is wrong, also where a share was to be held out
-// and no document is; a file or folder that cannot be read is an error, too. UNAVAILABLE where
-// another process packs into `output`. Either both folders are complete afterwards, or `output` has
-// neither.
+// and no document is, or all are; a file or folder that cannot be read is an error, too.
+// UNAVAILABLE where another process packs into `output`. Either both folders are complete
+// afterwards, or `output` has neither, and is not there if it was not before.
 absl::StatusOr<PackResult> Pack(const PackOptions& options);
 
 }  // namespace ringleader::data

@@ -1,8 +1,6 @@
 // What packing takes, leaves out and refuses, and what it writes.
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -133,19 +131,6 @@ TEST_F(PackTest, WhatCannotBeReadIsAnError) {
   EXPECT_THAT(complaint(), HasSubstr("text/folder/b"));
 }
 
-// Two that share what they build would mix their documents.
-TEST_F(PackTest, OnePackAtATimeWritesIntoAFolder) {
-  AddText("a", "text");
-  fs::create_directories(folder_ / "tokens");
-  const int fd =
-      open((folder_ / "tokens/.packing.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  ASSERT_GE(fd, 0);
-  ASSERT_EQ(flock(fd, LOCK_EX), 0);
-  EXPECT_THAT(Complaint(Options()), HasSubstr("another `ringctl data pack` writes there"));
-  close(fd);
-  EXPECT_TRUE(Pack(Options()).ok());
-}
-
 TEST_F(PackTest, TextThatLooksLikeJsonIsText) {
   AddText("a.json", "{\"one\": 1}\n");
   AddText("b.c", "{\n  int a;\n}\n");
@@ -154,16 +139,6 @@ TEST_F(PackTest, TextThatLooksLikeJsonIsText) {
   const auto result = Pack(Options());
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->train.documents, 4u);
-}
-
-TEST_F(PackTest, AShareThatHoldsNothingOutIsAnError) {
-  AddText("a", "text");
-  PackOptions options = Options();
-  options.eval_share = 1e-9;
-  EXPECT_THAT(Complaint(options), HasSubstr("none of 1 documents was held out"));
-  EXPECT_FALSE(fs::exists(folder_ / "tokens/train"));
-  options.eval_share = 0;
-  EXPECT_TRUE(Pack(options).ok());
 }
 
 TEST_F(PackTest, LeavesOutWhatIsNoDocumentAndCountsIt) {
@@ -358,19 +333,6 @@ TEST_F(PackTest, HalfATokenIsRefusedByName) {
   EXPECT_THAT(Complaint(options), HasSubstr("text/ids: 3 bytes do not divide by 2"));
   EXPECT_FALSE(fs::exists(folder_ / "tokens/train"));
   EXPECT_FALSE(fs::exists(folder_ / "tokens/.packing"));
-}
-
-TEST_F(PackTest, NothingToTrainOnIsAnError) {
-  AddText("a", "");
-  EXPECT_THAT(Complaint(Options()), HasSubstr("found no document to train on among 1 files"));
-  EXPECT_FALSE(fs::exists(folder_ / "tokens/train"));
-  EXPECT_FALSE(fs::exists(folder_ / "tokens/eval"));
-}
-
-TEST_F(PackTest, HeldOutDocumentsStandInTheWay) {
-  AddText("a", "text");
-  fs::create_directories(folder_ / "tokens/eval");
-  EXPECT_THAT(Complaint(Options()), HasSubstr("tokens/eval exists"));
 }
 
 TEST_F(PackTest, WhatIsHeldOutIsSoByItsPathAlone) {

@@ -251,7 +251,9 @@ void JobMachine::Place(const std::vector<v1::Placement>& placements, const v1::S
   mean_step_seconds_ = mean_step_tokens_ = 0;
   job_.clear_retry_time();
   SetState(Job::STARTING,
-           absl::StrFormat("attempt %d: starting %d trainers", next->number(), world_size), now);
+           absl::StrFormat("attempt %d: starting %d trainer%s", next->number(), world_size,
+                           world_size == 1 ? "" : "s"),
+           now);
   for (const v1::Placement& placement : placements) {
     v1::Command command;
     v1::StartTrainers* start = command.mutable_start();

@@ -13,6 +13,13 @@ using v1::StopTrainers;
 using v1::TrainerExited;
 using OrdersTest = testing::MachineTest;
 
+TEST_F(OrdersTest, OneTrainerIsNotSeveral) {
+  v1::Placement one = On("nodes/a", 0);
+  one.set_trainers(1);
+  machine_.Place({one}, {}, 42, now_);
+  EXPECT_EQ(machine_.job().state_reason(), "attempt 1: starting 1 trainer");
+}
+
 TEST_F(OrdersTest, AStartSaysWhatEachNodeRuns) {
   v1::StepPlan plan;
   plan.set_version(3);
