@@ -41,7 +41,7 @@
 #include "coordinator/lifecycle/job/step_merger.h"
 #include "patterns/pattern.h"
 #include "proto/phase_fields.h"
-#include "worker/data/pack_folder.h"
+#include "worker/data/pack/pack_folder.h"
 #include "worker/trainer/testing/fake_agent.h"
 
 namespace ringleader::bench {

@@ -14,7 +14,7 @@
 #include "base/text/controls.h"
 #include "base/text/edit_distance.h"
 #include "cli/commands/commands.h"
-#include "cli/examples.h"
+#include "cli/help/examples.h"
 #include "cli/printer.h"
 #include "cli/validators.h"
 #include "jobspec/fields/text.h"

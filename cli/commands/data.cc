@@ -11,7 +11,7 @@
 #include "cli/printer.h"
 #include "cli/validators.h"
 #include "jobspec/fields/text.h"
-#include "worker/data/pack_folder.h"
+#include "worker/data/pack/pack_folder.h"
 
 namespace ringleader::cli {
 namespace {

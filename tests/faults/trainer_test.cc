@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "tests/faults/cluster.h"
-#include "worker/data/pack_folder.h"
+#include "worker/data/pack/pack_folder.h"
 #include "worker/trainer/testing/tiny_job.h"
 
 namespace ringleader::faults {

@@ -8,7 +8,7 @@
 #include <fstream>
 #include <string>
 
-#include "worker/data/pack_folder.h"
+#include "worker/data/pack/pack_folder.h"
 #include "worker/data/testing/packed_text.h"
 #include "worker/data/token_folder.h"
 

@@ -13,7 +13,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "worker/data/pack_folder.h"
+#include "worker/data/pack/pack_folder.h"
 #include "worker/trainer/testing/cuda_attempt_test.h"
 
 namespace ringleader::trainer {

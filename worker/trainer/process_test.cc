@@ -13,7 +13,7 @@
 #include "base/files.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "worker/data/pack_folder.h"
+#include "worker/data/pack/pack_folder.h"
 #include "worker/data/token_shard.h"
 #include "worker/trainer/testing/attempt_test.h"
 

@@ -9,7 +9,7 @@
 
 #include "base/testing/temp_dir.h"
 #include "worker/data/loader.h"
-#include "worker/data/pack_folder.h"
+#include "worker/data/pack/pack_folder.h"
 
 namespace ringleader::data::testing {
 

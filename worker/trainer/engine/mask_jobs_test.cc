@@ -13,7 +13,7 @@
 #include "base/files.h"
 #include "base/testing/temp_dir.h"
 #include "patterns/pattern.h"
-#include "worker/data/pack_folder.h"
+#include "worker/data/pack/pack_folder.h"
 #include "worker/trainer/testing/attempt_in_process.h"
 
 namespace ringleader::trainer {

@@ -16,7 +16,7 @@
 #include "model_shape/model_config.h"
 #include "worker/checkpoint/checksummed_json.h"
 #include "worker/checkpoint/ownership.h"
-#include "worker/data/pack_folder.h"
+#include "worker/data/pack/pack_folder.h"
 #include "worker/data/token_folder.h"
 #include "worker/data/token_shard.h"
 #include "worker/trainer/steps/job_digest.h"

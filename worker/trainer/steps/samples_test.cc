@@ -8,7 +8,7 @@
 #include "base/testing/temp_dir.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "worker/data/pack_folder.h"
+#include "worker/data/pack/pack_folder.h"
 #include "worker/trainer/testing/attempt_in_process.h"
 
 namespace ringleader::trainer {

@@ -5,7 +5,7 @@
 #include <stdexcept>
 
 #include "absl/strings/str_cat.h"
-#include "worker/data/pack_folder.h"
+#include "worker/data/pack/pack_folder.h"
 
 namespace ringleader::trainer::testing {
 namespace {

@@ -1,4 +1,4 @@
-#include "cli/examples.h"
+#include "cli/help/examples.h"
 
 #include <CLI/CLI.hpp>
 #include <string>

@@ -1,4 +1,4 @@
-#include "worker/data/pack_lock.h"
+#include "worker/data/pack/pack_lock.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "worker/data/pack_lock.h"
+#include "worker/data/pack/pack_lock.h"
 #include "worker/data/testing/packed_text.h"
 
 namespace ringleader::data {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "worker/data/pack_folder.h"
+#include "worker/data/pack/pack_folder.h"
 
 namespace ringleader::data {
 

@@ -1,4 +1,4 @@
-#include "worker/data/pack_sources.h"
+#include "worker/data/pack/pack_sources.h"
 
 #include <algorithm>
 #include <system_error>

@@ -1,4 +1,4 @@
-#include "worker/data/pack_folder.h"
+#include "worker/data/pack/pack_folder.h"
 
 #include <algorithm>
 #include <cstring>
@@ -14,8 +14,8 @@
 #include "base/files.h"
 #include "base/status_macros.h"
 #include "worker/data/foreign_format.h"
-#include "worker/data/pack_lock.h"
-#include "worker/data/pack_sources.h"
+#include "worker/data/pack/pack_lock.h"
+#include "worker/data/pack/pack_sources.h"
 
 namespace ringleader::data {
 namespace {
