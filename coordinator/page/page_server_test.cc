@@ -67,7 +67,7 @@ TEST_F(PageServerTest, JobsComeInPagesAndByFilter) {
   EXPECT_EQ(GetJson("/api/jobs?page_size=3&page_token=" + token)["jobs"].size(), 2u);
   EXPECT_EQ(GetJson("/api/jobs?filter=name%3Dj2")["jobs"].size(), 1u);
   EXPECT_EQ(GetJson("/api/jobs?page_size=3&filter=name=j2")["jobs"].size(), 1u);
-  EXPECT_EQ(GetJson("/api/jobs?filter=name=j2+AND+state%3DPENDING")["jobs"].size(), 1u);
+  EXPECT_EQ(GetJson("/api/jobs?filter=name=j2%20AND%20state%3DPENDING")["jobs"].size(), 1u);
   EXPECT_THAT(Error("/api/jobs?filter=colour%3Dred", 400), HasSubstr("expected state"));
   EXPECT_THAT(Error("/api/job", 404), HasSubstr("there is no /api/job"));
   EXPECT_THAT(Error("/api/jobs?page_size=many", 400), HasSubstr("page_size: a number"));
