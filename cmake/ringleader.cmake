@@ -42,8 +42,8 @@ if(RINGLEADER_SANITIZE)
   endif()
 endif()
 
-# ringleader_refuse_spills(SOURCE.cu ...): a kernel whose registers spill is an error of the assembler; of compilers other than the one
-# that deploy/install_deps.sh installs, which share registers out in their own way, a warning.
+# ringleader_refuse_spills(SOURCE.cu ...): a kernel whose registers spill is an error of CUDA 13.0's assembler, with which they are
+# tuned, and a warning of others, which share registers out in their own way.
 function(ringleader_refuse_spills)
   set(options -Xptxas=--warn-on-spills)
   if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13.0 AND CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 13.1)

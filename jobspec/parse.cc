@@ -1,7 +1,6 @@
 #include <yaml-cpp/depthguard.h>
 #include <yaml-cpp/yaml.h>
 
-#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -234,13 +233,6 @@ std::string OverriddenPath(const std::string& text) {
   return text.substr(0, text.find('='));
 }
 
-// Whether each pattern that has the field has a default of its own for it.
-bool IsOfOnePattern(const Field& field) {
-  return std::ranges::any_of(Fields(), [&](const Field& other) {
-    return other.path == field.path && other.default_value != field.default_value;
-  });
-}
-
 // Whether `file` says of the field what its default would be.
 bool IsDefault(const Field& field, const v1::JobSpec& file) {
   v1::JobSpec said = file, left_out = file;
@@ -269,8 +261,8 @@ void DropMisfits(const std::vector<std::string>& overrides, const v1::JobSpec& f
   for (const Field& field : Fields()) {
     if (paths.contains(std::string(field.path)) || !IsSet(*spec, field.path)) continue;
     const bool fits_no_longer = AnyFits(field.path, before) && !AnyFits(field.path, effective);
-    // What a pattern's default is, is none of another's choice.
-    if (fits_no_longer || (other_pattern && IsOfOnePattern(field) && IsDefault(field, file))) {
+    // The former pattern's default is no choice for the new one.
+    if (fits_no_longer || (other_pattern && HasDefaultByPattern(field) && IsDefault(field, file))) {
       Clear(field.path, spec);
     }
   }

@@ -113,7 +113,6 @@ std::optional<int> ParseArguments(CLI::App& app, int argc, char** argv) {
 std::optional<int> ParseFlags(CLI::App& app, int argc, char** argv) {
   app.config_formatter(std::make_shared<YamlConfig>(app));
   app.set_config("--config", "", "YAML file with any of these flags (without the dashes)");
-  app.allow_config_extras(CLI::config_extras_mode::error);
   app.set_version_flag("--version", std::string(kVersion));
   return ParseArguments(app, argc, argv);
 }

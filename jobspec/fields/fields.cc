@@ -326,6 +326,12 @@ const Field* FindField(std::string_view path) {
   return nullptr;
 }
 
+bool HasDefaultByPattern(const Field& field) {
+  return std::ranges::any_of(Fields(), [&](const Field& other) {
+    return other.path == field.path && other.default_value != field.default_value;
+  });
+}
+
 std::string NearestField(std::string_view path) {
   // Long garbage cannot be near anything; it must not cost time either.
   path = path.substr(0, 128);

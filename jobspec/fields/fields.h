@@ -46,6 +46,8 @@ struct Field {
 // each, of one type and range.
 std::span<const Field> Fields();
 const Field* FindField(std::string_view path);  // its first row
+// Whether the rows of the field's path have defaults that differ.
+bool HasDefaultByPattern(const Field& field);
 
 // The known path nearest to `path` by edit distance, or one that ends in the same name; empty where
 // none is so near that it may be meant.

@@ -1,7 +1,5 @@
 #include "jobspec/fields/reference.h"
 
-#include <algorithm>
-
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "jobspec/fields/fields.h"
@@ -137,10 +135,7 @@ std::string ReferenceSummary() {
   for (const Field& field : Fields()) {
     if (&field != FindField(field.path)) continue;
     std::string value(field.default_value);
-    const bool differs = std::ranges::any_of(Fields(), [&](const Field& other) {
-      return other.path == field.path && other.default_value != field.default_value;
-    });
-    if (differs) value = "by pattern";
+    if (HasDefaultByPattern(field)) value = "by pattern";
     if (field.need == Need::kRequired) value = "required";
     absl::StrAppend(&text, absl::StrFormat("  %-30s %s\n", std::string(field.path),
                                            value.empty() ? "optional" : value));

@@ -33,7 +33,7 @@ class Bench {
       : job_(job), config_(config), device_(device) {}
 
   // RESOURCE_EXHAUSTED: perhaps the sequence is too long for the memory that is left. Other errors
-  // are none to be met with, and told in the log.
+  // mean that this is broken, and the log tells of them.
   absl::StatusOr<balance::Timing> Run(const balance::GridPoint& point) {
     absl::StatusOr<balance::Timing> timing;
     try {
