@@ -59,21 +59,23 @@ trap 'exit 130' INT TERM
 # A job that was broken off begins anew: nothing of earlier services is needed.
 rm -rf "$run/coordinator" "$run"/worker-quality-*
 start_coordinator
+hardware="$(nproc) CPU cores" ring=2 nodes=$at_once
+if [[ $engine != cpu ]]; then
+  ring=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 2 | wc -l)
+  hardware=$(nvidia-smi --query-gpu=name --format=csv,noheader | sort | uniq -c | sed -E 's/^ *([0-9]+) /\1 x /; s/^1 x //' | paste -sd,)
+fi
 # A worker's slots are GPUs of their own; several workers share one.
 if [[ $plan == tuning* ]]; then
   for ((i = 1; i <= at_once; ++i)); do start_worker "quality-$i" --trainers 2; done
 else
   start_workers "$at_once" quality
+  if ((ring > 1)); then start_worker quality-ring --trainers "$ring" && ((++nodes)); fi
 fi
-await_nodes "$at_once"
-hardware="$(nproc) CPU cores"
-if [[ $engine != cpu ]]; then
-  hardware=$(nvidia-smi --query-gpu=name --format=csv,noheader | sort | uniq -c | sed -E 's/^ *([0-9]+) /\1 x /; s/^1 x //' | paste -sd,)
-fi
+await_nodes "$nodes"
 commit=$(cat "$root/COMMIT" 2>/dev/null || git -C "$root" rev-parse --short HEAD 2>/dev/null || echo unknown)
 code=0
 python3 "$root/bench/quality/suite.py" --dir "$run" --plan "$plan" --engine "$engine" --text "$text" \
-  --seconds "$((seconds - SECONDS))" --began-before "$SECONDS" --at-once "$at_once" --ringctl "$bin/ringctl" \
+  --seconds "$((seconds - SECONDS))" --began-before "$SECONDS" --at-once "$at_once" --ring "$ring" --ringctl "$bin/ringctl" \
   --hardware "$hardware" --commit "$commit" --command "$command" || code=$?
 [[ ! -e $run/quality.json ]] || python3 "$root/bench/quality/report.py" "$run/quality.json" --output "${output:-$run}"
 exit "$code"

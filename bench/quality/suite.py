@@ -42,6 +42,7 @@ class Stage:
     apart: bool = True  # whether documents of a sequence see nothing of each other
     lengths: tuple = ()  # of its training documents, each of which is a sample then, and `batch` counts samples
     groups: int = 1  # data-parallel
+    ring: int = 1  # GPUs that share a sequence, if there are as many
     eval_documents: int = 0  # of each kind; 0: the plan's
 
 
@@ -92,7 +93,7 @@ PLANS = {
                 repeat_seeds=[101, 102]),
     # Seconds on a CPU: every step of the way, and nothing learned.
     "smoke": Plan(hidden=64, layers=1, heads=2, symbols=64, tokens=512,
-                  curriculum=[Stage(64, 2, 1, 1e-3, symbols=32, kinds=("recall",)), Stage(512, 2, 1, 1e-3)], more=Stage(512, 4, 1, 1e-3),
+                  curriculum=[Stage(64, 2, 1, 1e-3, symbols=32, kinds=("recall",)), Stage(512, 2, 1, 1e-3, ring=2)], more=Stage(512, 4, 1, 1e-3),
                   texts=[Stage(128, 2, 1, 1e-3, kinds=("text",), tokens=1024, apart=False)],
                   densities=[0.5], weights={"recall": 1, "needles": 1, "text": 1}, eval_documents=1,
                   eval_weights={"needles": 2}, repeats=[("dense", 1.0), ("key-groups", 0.5)], repeat_seeds=[101]),
@@ -105,7 +106,7 @@ PLANS["long"] = dataclasses.replace(
                   for stage in PLANS["gpu"].curriculum),
                 Stage(16384, 100, 4, 6e-4, rounds=4, weights=LONG, tokens=16384),
                 Stage(32768, 100, 2, 6e-4, rounds=4, weights=LONG, tokens=32768),
-                Stage(131072, 100, 1, 3e-4, rounds=6, weights=LONG)],
+                Stage(131072, 100, 1, 6e-4, rounds=10, weights=LONG, ring=2)],
     more=Stage(131072, 60, 1, 3e-4, weights=LONG), texts=[], densities=[0.05, 0.1], eval_documents=1,
     eval_weights={"text": 4}, repeats=[],
     patterns=tuple(name for name in attentions(0.1, 131072) if "stride" not in name))
@@ -308,7 +309,7 @@ class Suite:
                          "seed": seed, "eval_sequences": eval_sequences, **extra},
             "checkpoint": {"directory": str(folder), "every_steps": 0, "keep_last": 1},
             "parallelism": {"data": stage.groups},
-            "resources": {"trainers": stage.groups, "engine": self.flags.engine},
+            "resources": {"trainers": stage.groups * min(stage.ring, self.flags.ring), "engine": self.flags.engine},
             "scheduling": {"max_retries": 0}}
         job_file = self.dir / "jobs" / f"{name}.yaml"  # JSON is YAML
         job_file.write_text(json.dumps(spec, indent=1))
@@ -447,6 +448,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=math.inf)
     parser.add_argument("--began-before", type=float, default=0.0, help="seconds that the services took to start")
     parser.add_argument("--at-once", type=int, default=1)
+    parser.add_argument("--ring", type=int, default=1, help="trainers that a job may have on a worker")
     parser.add_argument("--ringctl", required=True)
     parser.add_argument("--hardware", required=True)
     parser.add_argument("--commit", required=True)

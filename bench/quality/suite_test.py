@@ -20,7 +20,7 @@ def answers(**rights):
 
 def suite_in(folder, began_before=0):
     flags = dict.fromkeys(("commit", "engine", "hardware", "text", "command"), "")
-    return suite.Suite(argparse.Namespace(**flags, plan="smoke", dir=folder, seconds=1, began_before=began_before, at_once=1))
+    return suite.Suite(argparse.Namespace(**flags, plan="smoke", dir=folder, seconds=1, began_before=began_before, at_once=1, ring=1))
 
 
 class SuiteTest(unittest.TestCase):

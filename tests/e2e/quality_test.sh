@@ -19,6 +19,7 @@ code=0 began=$SECONDS
 took=$((SECONDS - began))
 grep -q "quality: dense attention has not learned recall-near (" "$work/second.log" ||
   fail "an untrained model has learned"
+grep -q '"trainers": 2' "$work"/suite/jobs/dense-512-64-1.yaml || fail "no two trainers shared a sequence"
 cp "$work/results/quality.json" "$work/second.json"
 rm -rf "$work/suite/data"  # what is done needs no data: nothing is trained again
 "${suite[@]}" >"$work/third.log" 2>&1 || fail "the finished suite ended with $?"
