@@ -133,6 +133,7 @@ PLANS["tuning"] = dataclasses.replace(PLANS["gpu"], tuned=Stage(
     eval_documents=16, eval_weights={"frequent-words": 4})
 PLANS["tuning-smoke"] = dataclasses.replace(PLANS["smoke"], tuned=Stage(
     512, 6, 4, 1e-3, lengths=(64, 512, 64, 64), groups=2), tuned_density=0.5)
+HELD_OUT = "held out"  # the seed of documents that nothing is trained on
 SEED = 100  # of what goes on from the dense model; repeats have others
 
 
@@ -225,11 +226,10 @@ class Suite:
     def eval_weights_of(self, stage):
         return {kind: self.plan.eval_weights.get(kind, 1) for kind in self.weights_of(stage)}
 
-    def data(self, stage, documents, held_out):
-        """A folder of token shards: text comes from the corpus's last tenth if `held_out`, else from the rest."""
-        symbols, weights, seed = stage.symbols or self.plan.symbols, self.weights_of(stage), "train"
-        if held_out:
-            weights, seed = self.eval_weights_of(stage), "held out"
+    def data(self, stage, documents, seed):
+        """A folder of token shards: text comes from the corpus's last tenth if `seed` is HELD_OUT, else from the rest."""
+        held_out = seed == HELD_OUT
+        symbols, weights = stage.symbols or self.plan.symbols, (self.eval_weights_of if held_out else self.weights_of)(stage)
         lengths = () if held_out else stage.lengths
         parts = [seed, stage.length, symbols, *stage.kinds, *(weights.values() if stage.weights else []), *lengths]
         folder = self.dir / "data" / "-".join(str(part).replace(" ", "-") for part in parts)
@@ -257,13 +257,15 @@ class Suite:
         documents = (stage.eval_documents or self.plan.eval_documents) * sum(self.eval_weights_of(stage).values())
         documents *= self.tokens_of(stage) // stage.length
         # One document more: the last token of a sequence is predicted from the one behind it.
-        return self.data(stage, documents + 1, True), documents * stage.length // self.tokens_of(stage)
+        return self.data(stage, documents + 1, HELD_OUT), documents * stage.length // self.tokens_of(stage)
 
-    def training(self, stage):
+    def training(self, stage, attempt):
+        """Each attempt at a stage has documents of its own: a few long ones that come again are learned by heart."""
+        seed = f"train {attempt}" if attempt else "train"
         if stage.lengths:
-            return self.data(stage, stage.steps * stage.batch, False)
+            return self.data(stage, stage.steps * stage.batch, seed)
         wanted = min(stage.steps * stage.batch * self.tokens_of(stage), EPOCH_TOKENS)
-        return self.data(stage, wanted // stage.length + 1, False)
+        return self.data(stage, wanted // stage.length + 1, seed)
 
     def config(self):
         path = self.dir / "config.json"
@@ -282,14 +284,14 @@ class Suite:
         """A model of one or two layers has none between its first and its last."""
         return "fp8" if self.plan.layers > 2 else "fp8_all_layers"
 
-    def job(self, name, stage, init, attention, seed, precision=None):
+    def job(self, name, stage, init, attention, seed, precision=None, attempt=0):
         """Trains, and returns the job's report; its model is then in jobs/NAME/model. `precision`: None is the default;
-        `attention`: {} is, too."""
+        `attention`: {} is, too; `attempt`: at a stage of the curriculum, from 1 on."""
         report = self.dir / "jobs" / f"{name}.json"
         if report.exists():
             return json.loads(report.read_text())
         with self.making:
-            train = self.training(stage)
+            train = self.training(stage, attempt)
             eval_folder, eval_sequences = self.held_out(stage)
         self.check_time(max(30.0, 1.3 * self.longest))
         self.has_worked = True
@@ -343,7 +345,7 @@ class Suite:
         for stage in self.plan.curriculum:
             for attempt in range(1, stage.rounds + 1):
                 name = f"dense-{stage.length}-{stage.symbols or self.plan.symbols}-{attempt}"
-                found = self.job(name, stage, init, {"pattern": "dense"}, seed=attempt)
+                found = self.job(name, stage, init, {"pattern": "dense"}, seed=attempt, attempt=attempt)
                 init = str(self.dir / "jobs" / name / "model")
                 reports.append(found)
                 by_task = ", ".join(f"{task} {share:.0%}" for task, share in shares(found["last_evaluation"]).items())

@@ -29,6 +29,16 @@ class SuiteTest(unittest.TestCase):
         self.assertEqual(found, {"needles": {"share": 0.95, "learned": True},
                                  "variables": {"share": 0.949, "learned": False}})
 
+    def test_no_attempt_at_a_stage_has_the_documents_of_another(self):
+        with tempfile.TemporaryDirectory() as folder:
+            one, stage = suite_in(folder), suite.PLANS["smoke"].more
+            with mock.patch.object(one, "data") as data:
+                for attempt in range(3):
+                    one.training(stage, attempt)
+                one.held_out(stage)
+            seeds = [call.args[2] for call in data.call_args_list]
+            self.assertEqual(len(set(seeds)), 4, seeds)
+
     def test_text_becomes_one_task_and_keeps_its_parts(self):
         def by_place(loss_of_last):
             parts = {task: {"asked": 10, "right": 4, "loss": 2.0} for task in tasks.TEXT}
