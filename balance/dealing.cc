@@ -8,6 +8,8 @@
 #include <tuple>
 #include <utility>
 
+#include "base/numbers/ceil_div.h"
+
 namespace ringleader::balance {
 namespace {
 
@@ -118,7 +120,7 @@ class Packer {
         rules_.one_sample ? OneEach(samples) : Even(samples, Fewest(samples));
     for (MicroBatch& batch : batches) {
       std::sort(batch.samples.begin(), batch.samples.end());
-      batch.padded = (batch.tokens + rules_.multiple - 1) / rules_.multiple * rules_.multiple;
+      batch.padded = RoundUp(batch.tokens, rules_.multiple);
       batch.microseconds = batch.microseconds * 1000 / permille;
     }
     std::sort(batches.begin(), batches.end(), [](const MicroBatch& a, const MicroBatch& b) {
@@ -203,6 +205,17 @@ std::vector<int64_t> WeightsOf(std::span<const uint64_t> tokens, const SampleWei
 
 }  // namespace
 
+DealingRules RulesForSamples(int groups, int64_t capacity, const ring::Division& division,
+                             bool goes_by_distance) {
+  return {.groups = groups,
+          .capacity = capacity,
+          .multiple = std::lcm(division.tile, division.Multiple()),
+          // Blocks are chosen for a whole micro-batch, unless documents lie by themselves: a sample
+          // that shares it with others would attend to something else wherever it is dealt with
+          // others.
+          .one_sample = !division.by_documents && !goes_by_distance};
+}
+
 size_t Dealing::MostMicroBatches() const {
   size_t most = 0;
   for (const auto& group : groups) most = std::max(most, group.size());
@@ -257,7 +270,7 @@ Dealing DealInOrder(std::span<const uint64_t> tokens, const SampleWeights& weigh
     dealing.groups[i % rules.groups].push_back(
         {.samples = {static_cast<uint32_t>(i)},
          .tokens = length,
-         .padded = (length + rules.multiple - 1) / rules.multiple * rules.multiple,
+         .padded = RoundUp(length, rules.multiple),
          .microseconds = microseconds[i] * 1000 / rules.PermilleOf(i % rules.groups)});
   }
   return dealing;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "balance/sample_weights.h"
+#include "ring/division.h"
 
 namespace ringleader::balance {
 
@@ -27,6 +28,12 @@ struct DealingRules {
     return group < group_permille.size() ? std::max(1u, group_permille[group]) : 1000;
   }
 };
+
+// The rules of `groups` that train samples, in micro-batches of up to `capacity` tokens that are
+// whole tiles and lie as `division` has it. `goes_by_distance`: whether what attention's pattern
+// chooses is a matter of distance alone (patterns/pattern.h).
+DealingRules RulesForSamples(int groups, int64_t capacity, const ring::Division& division,
+                             bool goes_by_distance);
 
 struct MicroBatch {
   std::vector<uint32_t> samples;  // numbers in the step, ascending

@@ -219,5 +219,30 @@ TEST(DealingTest, AThousandGroupsAreDealtEvenly) {
   EXPECT_LT(dealing.Imbalance(), 1.2);
 }
 
+TEST(RulesForSamplesTest, MicroBatchesAreWholeTilesThatDivideByTheLayout) {
+  ring::Division division = {
+      .layout = kernels::LayoutKind::kStriped, .ranks = 4, .tile = 64, .stripe = 32};
+  const DealingRules rules = RulesForSamples(3, 4096, division, /*goes_by_distance=*/true);
+  EXPECT_EQ(rules.groups, 3);
+  EXPECT_EQ(rules.capacity, 4096);
+  EXPECT_EQ(rules.multiple, 128);
+  EXPECT_TRUE(rules.group_permille.empty());
+  division.stripe = 48;
+  EXPECT_EQ(RulesForSamples(3, 4096, division, true).multiple, 192);
+  division.ranks = 1;
+  EXPECT_EQ(RulesForSamples(3, 4096, division, true).multiple, 64);
+  division.heads = 3;
+  EXPECT_EQ(RulesForSamples(3, 4096, division, true).multiple, 192);
+}
+
+TEST(RulesForSamplesTest, SamplesShareAMicroBatchWhereNoneChangesWhatAnotherSees) {
+  const ring::Division whole = {.layout = kernels::LayoutKind::kStriped};
+  const ring::Division apart = {.layout = kernels::LayoutKind::kStriped, .by_documents = true};
+  EXPECT_TRUE(RulesForSamples(1, 64, whole, /*goes_by_distance=*/false).one_sample);
+  EXPECT_FALSE(RulesForSamples(1, 64, whole, /*goes_by_distance=*/true).one_sample);
+  EXPECT_FALSE(RulesForSamples(1, 64, apart, /*goes_by_distance=*/false).one_sample);
+  EXPECT_FALSE(RulesForSamples(1, 64, apart, /*goes_by_distance=*/true).one_sample);
+}
+
 }  // namespace
 }  // namespace ringleader::balance

@@ -157,6 +157,21 @@ TEST_F(ConfigTest, OfManyKeysThoseAreNamedThatMayBeMeant) {
   }
 }
 
+// A device has no end, and a pipe may have no writer.
+TEST_F(ConfigTest, WhatIsNoFileIsRefused) {
+  ASSERT_EQ(mkfifo(dir_.File("pipe").c_str(), 0600), 0);
+  for (const std::string& path : {std::string("/dev/zero"), dir_.File("pipe"), dir_.File("")}) {
+    ::testing::internal::CaptureStderr();
+    EXPECT_EQ(Parse({"--config", path}), 64);
+    EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+                HasSubstr("--config: " + path + " is no regular file; give a YAML file"));
+  }
+  std::filesystem::resize_file(File(""), kMaxConfigFileBytes + 1);
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(Parse({"--config", dir_.File("config.yaml")}), 64);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("has more than 1048576 bytes"));
+}
+
 // As ringctl does: a mistake of whoever typed it is 64, whatever kind it is of.
 TEST_F(ConfigTest, MistakesOnTheCommandLineHaveOneExitCode) {
   for (const std::vector<std::string>& arguments :
@@ -244,6 +259,8 @@ TEST(TlsTest, MistakesAreNamed) {
   options = certificates.Options("server");
   options.ca_path = certificates.File("absent");
   EXPECT_THAT(complaint(options), HasSubstr("--tls-ca: cannot read"));
+  options.ca_path = "/dev/zero";
+  EXPECT_THAT(complaint(options), HasSubstr("--tls-ca: /dev/zero is a device; a file is expected"));
   options.ca_path = certificates.File("server.key");
   EXPECT_THAT(complaint(options), HasSubstr("holds no PEM certificate"));
   options.cert_path = "";
@@ -375,7 +392,6 @@ TEST(BackOffTest, DoublesUpToTheLongest) {
   EXPECT_EQ(after(4'000'000'000), absl::Minutes(5));
 }
 
-// Files that somebody else names: what is none is refused, and nothing waits for a pipe's writer.
 // Reading it may take longer than a process may stand still.
 TEST(ChecksumTest, OfMuchDataIsProgressAndTheSameInWhateverPieces) {
   const std::string data(size_t{40} << 20, 'x');
@@ -387,34 +403,6 @@ TEST(ChecksumTest, OfMuchDataIsProgressAndTheSameInWhateverPieces) {
   stream.Update(data.data(), data.size() - 1000);
   EXPECT_EQ(stream.Digest(), whole);
   EXPECT_EQ(whole, XXH3_64bits(data.data(), data.size()));
-}
-
-TEST(ReadRegularFileTest, TakesFilesOfTheSizeAllowedAlone) {
-  const TempDir folder;
-  std::ofstream(folder.File("four")) << "four";
-  EXPECT_EQ(*ReadRegularFile(folder.File("four"), 4), "four");
-  EXPECT_THAT(ReadRegularFile(folder.File("four"), 3).status().message(),
-              HasSubstr("four has 4 bytes; at most 3 are allowed"));
-  EXPECT_TRUE(absl::IsNotFound(ReadRegularFile(folder.File("none"), 4).status()));
-  EXPECT_THAT(ReadRegularFile(folder.File(""), 4).status().message(), HasSubstr("is a folder"));
-  ASSERT_EQ(mkfifo(folder.File("pipe").c_str(), 0600), 0);
-  EXPECT_THAT(ReadRegularFile(folder.File("pipe"), 4).status().message(), HasSubstr("is a pipe"));
-  EXPECT_THAT(ReadRegularFile("/dev/zero", 4).status().message(), HasSubstr("is a device"));
-  std::ofstream(folder.File("sparse"));
-  std::filesystem::resize_file(folder.File("sparse"), uint64_t{1} << 32);
-  EXPECT_THAT(ReadRegularFile(folder.File("sparse"), 1 << 20).status().message(),
-              HasSubstr("has 4294967296 bytes"));
-}
-
-TEST(ReadRegularFileTest, AFileIsReadWholeHoweverLongItMayBe) {
-  const TempDir folder;
-  const std::string text(100'000, 'x');
-  std::ofstream(folder.File("file")) << text;
-  EXPECT_EQ(*ReadRegularFile(folder.File("file"), size_t{1} << 40), text);
-  EXPECT_EQ(*ReadRegularFile(folder.File("file"), 100'000), text);
-  EXPECT_FALSE(ReadRegularFile(folder.File("file"), 99'999).ok());
-  // The system gives it no size.
-  EXPECT_THAT(*ReadRegularFile("/proc/self/status", 1 << 20), HasSubstr("VmPeak"));
 }
 
 TEST(TryLockFileTest, OneOpeningHasIt) {

@@ -13,6 +13,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "base/process/progress.h"
 #include "base/status_macros.h"
 
@@ -114,7 +115,9 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   return std::move(text).str();
 }
 
-absl::StatusOr<std::string> ReadRegularFile(const std::string& path, size_t max_bytes) {
+namespace {
+
+absl::StatusOr<std::string> ReadBounded(const std::string& path, size_t max_bytes, Pipe pipe) {
   // Without O_NONBLOCK, opening a pipe waits for somebody who writes into it.
   const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
   if (fd < 0) {
@@ -126,18 +129,20 @@ absl::StatusOr<std::string> ReadRegularFile(const std::string& path, size_t max_
   const absl::Cleanup close_it = [fd] { close(fd); };
   struct stat about = {};
   if (fstat(fd, &about) != 0) return Failed("look at", path);
-  if (!S_ISREG(about.st_mode)) {
+  const bool is_pipe = S_ISFIFO(about.st_mode) && pipe == Pipe::kRead;
+  if (!S_ISREG(about.st_mode) && !is_pipe) {
     return absl::InvalidArgumentError(absl::StrCat(path, " is a ",
                                                    S_ISDIR(about.st_mode)    ? "folder"
                                                    : S_ISFIFO(about.st_mode) ? "pipe"
                                                                              : "device",
                                                    "; a file is expected"));
   }
-  const auto too_large = [&](uint64_t bytes) {
+  // From here on, whoever writes into a pipe is waited for.
+  if (is_pipe && fcntl(fd, F_SETFL, 0) != 0) return Failed("wait for", path);
+  if (static_cast<uint64_t>(about.st_size) > max_bytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat(path, " has ", bytes, " bytes; at most ", max_bytes, " are allowed"));
-  };
-  if (static_cast<uint64_t>(about.st_size) > max_bytes) return too_large(about.st_size);
+        absl::StrCat(path, " has ", about.st_size, " bytes; at most ", max_bytes, " are allowed"));
+  }
   // One byte more than there is, for it may grow while it is read.
   std::string text(static_cast<size_t>(about.st_size) + 1, '\0');
   size_t size = 0;
@@ -149,9 +154,29 @@ absl::StatusOr<std::string> ReadRegularFile(const std::string& path, size_t max_
     if (got == 0) break;
     size += static_cast<size_t>(got);
   }
-  if (size > max_bytes) return too_large(size);
+  if (size > max_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, " has more than the ", max_bytes, " bytes that are allowed"));
+  }
   text.resize(size);
   return text;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ReadRegularFile(const std::string& path, size_t max_bytes) {
+  return ReadBounded(path, max_bytes, Pipe::kRefused);
+}
+
+absl::StatusOr<std::string> ReadFlagFile(absl::string_view flag, const std::string& path,
+                                         size_t max_bytes, Pipe pipe) {
+  absl::StatusOr<std::string> text = ReadBounded(path, max_bytes, pipe);
+  if (text.ok()) return text;
+  absl::string_view why = text.status().message();
+  const bool is_closed = absl::ConsumePrefix(&why, absl::StrCat("open ", path, ": "));
+  return absl::Status(text.status().code(),
+                      is_closed ? absl::StrCat(flag, ": cannot read ", path, ": ", why)
+                                : absl::StrCat(flag, ": ", why));
 }
 
 }  // namespace ringleader

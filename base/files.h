@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 
 namespace ringleader {
 
@@ -36,5 +37,13 @@ absl::StatusOr<std::string> ReadFile(const std::string& path);
 // refused without waiting for its other end; a file on a mount whose server is gone still blocks
 // (base/process/time_limit.h).
 absl::StatusOr<std::string> ReadRegularFile(const std::string& path, size_t max_bytes);
+
+enum class Pipe { kRefused, kRead };
+
+// The same of what somebody named by `flag` ("--measured"), with which errors begin. Pipe::kRead: a
+// pipe will do, such as `<(command)` or /dev/stdin, and is read to its end; to one that nobody
+// writes into that is its beginning.
+absl::StatusOr<std::string> ReadFlagFile(absl::string_view flag, const std::string& path,
+                                         size_t max_bytes, Pipe pipe = Pipe::kRefused);
 
 }  // namespace ringleader

@@ -40,7 +40,7 @@ absl::StatusOr<Job> Load(const std::string& path) {
 absl::StatusOr<v1::ListLatencyResponse> Read(const std::string& measured) {
   v1::ListLatencyResponse all;
   if (!std::filesystem::exists(measured)) return all;
-  ASSIGN_OR_RETURN(const std::string text, ReadFile(measured));
+  ASSIGN_OR_RETURN(const std::string text, ReadFlagFile("--measured", measured, size_t{256} << 20));
   if (!google::protobuf::util::JsonStringToMessage(text, &all).ok()) {
     return absl::InvalidArgumentError(measured + " is not what `ringctl latency -o json` prints");
   }

@@ -423,7 +423,7 @@ TEST_F(CliTest, SettingsComeFromFlagEnvironmentFileInThatOrder) {
   EXPECT_EQ(Run({"list", "--config", Path("none.yaml")}).code, kNotFound);
   const Result folder = Run({"list", "--config", Path(".config")});
   EXPECT_EQ(folder.code, kUsage);
-  EXPECT_THAT(folder.err, HasSubstr("Is a directory"));
+  EXPECT_THAT(folder.err, HasSubstr("is a folder; a file is expected"));
 }
 
 // Its address would be left out, and another coordinator be spoken to.
@@ -435,7 +435,7 @@ TEST_F(CliTest, SettingsThatCannotBeReadAreAnError) {
   ASSERT_EQ(is_root ? seteuid(65534) : 0, 0);
   const Result result = Run({"list", "--config", Path("mine.yaml"), "--retry-for", "0"});
   ASSERT_EQ(is_root ? seteuid(0) : 0, 0);
-  EXPECT_THAT(result.err, HasSubstr("mine.yaml cannot be read: Permission denied"));
+  EXPECT_THAT(result.err, HasSubstr("mine.yaml: Permission denied"));
   EXPECT_NE(result.code, kUnavailable);
 }
 

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <iostream>
 
+#include "base/process/signals.h"
 #include "base/standard_streams.h"
 #include "cli/app.h"
 
@@ -24,6 +25,7 @@ int TerminalColumns() {
 int main(int argc, char** argv) {
   using ringleader::cli::Context;
   ringleader::TakeStandardStreams();
+  ringleader::FailTooLargeWrites();
   // gRPC's own log lines say again, for its developers, what errors say.
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   const std::vector<std::string> arguments(argv + 1, argv + argc);

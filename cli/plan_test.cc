@@ -1,6 +1,7 @@
 // `ringctl plan` as a user runs it, with and without a coordinator.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -105,6 +106,21 @@ TEST_F(CliTest, PlansGoByWhatWasMeasuredAndSayHowFarOffTheyAre) {
   EXPECT_THAT(plan({"--steps", Path("steps")}).err, HasSubstr("holds no step"));
 }
 
+// Before, a length was advised under which the same heads were refused.
+TEST_F(CliTest, PlansLookAtTheModelsHeadsFirst) {
+  Write("config.json", R"({"model_type": "llama", "num_hidden_layers": 4, "hidden_size": 1024,
+      "intermediate_size": 688, "num_attention_heads": 16, "num_key_value_heads": 2, "vocab_size": 320})");
+  for (const char* command : {"plan", "validate", "submit"}) {
+    const Result result = Run({command, Path("job.yaml"), "--set", "parallelism.heads=3", "--set",
+                               "parallelism.context=6", "--set", "resources.trainers=6"});
+    EXPECT_EQ(result.code, kUsage) << command;
+    EXPECT_THAT(result.err, HasSubstr("parallelism.heads: 3 trainers cannot share out 16 heads "
+                                      "over 2 KV heads evenly; give one of 1, 2, 4, 8, 16\n"))
+        << command;
+    EXPECT_THAT(result.err, Not(HasSubstr("data.sequence_length"))) << command;
+  }
+}
+
 TEST_F(CliTest, DensityIsANumber) {
   for (const char* density : {"nan", "NaN", "-nan", "inf", "0", "1.5", "x"}) {
     const Result result = Run({"plan", Path("job.yaml"), "--density", density});
@@ -205,6 +221,34 @@ TEST_F(CliTest, PlansGoByTheReportsOfARunningJob) {
   const Result nothing = Run({"plan"});
   EXPECT_EQ(nothing.code, kUsage);
   EXPECT_THAT(nothing.err, HasSubstr("name a job file, or by --job a job of the coordinator"));
+}
+
+// A device has no end, and a pipe may have no writer.
+TEST_F(CliTest, WhatIsNoFileIsNamedAndNotReadForEver) {
+  const std::vector<std::string> samples = {
+      "plan",  Path("job.yaml"),        "--set", "data.batching=samples",
+      "--set", "parallelism.context=1", "--set", "parallelism.data=4"};
+  const auto with = [&](const std::string& flag, const std::string& path) {
+    std::vector<std::string> command = samples;
+    command.insert(command.end(), {flag, path});
+    return Run(command);
+  };
+  ASSERT_EQ(mkfifo(Path("pipe").c_str(), 0600), 0);
+  for (const char* flag : {"--measured", "--lengths", "--steps", "--token-file", "--config"}) {
+    const Result device = with(flag, "/dev/zero");
+    EXPECT_EQ(device.code, kUsage) << flag;
+    const std::string name = flag == std::string("--config") ? "configuration file" : flag;
+    EXPECT_THAT(device.err, HasSubstr(name + ": /dev/zero is a device; a file is expected"));
+    const Result pipe = with(flag, Path("pipe"));
+    EXPECT_EQ(pipe.code, kUsage) << flag;
+    EXPECT_THAT(pipe.err, HasSubstr(Path("pipe")));
+    Write("huge", "");
+    std::filesystem::resize_file(folder_ / "huge", uint64_t{1} << 40);
+    EXPECT_THAT(with(flag, Path("huge")).err, HasSubstr("has 1099511627776 bytes; at most "));
+  }
+  EXPECT_THAT(Run({"plan", "/dev/zero"}).err,
+              HasSubstr("job file: /dev/zero is a device; a file is expected"));
+  EXPECT_EQ(Run({"plan", Path("none.yaml")}).code, kNotFound);
 }
 
 TEST_F(CliTest, PlansOfSamplesGoByTheirLengths) {

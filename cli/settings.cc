@@ -1,12 +1,11 @@
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <map>
+#include <sstream>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "base/files.h"
 #include "base/net/token.h"
 #include "base/process/config.h"
 #include "base/status_macros.h"
@@ -53,13 +52,10 @@ std::string ConfigPath(const Context& context, bool* is_required) {
   return "";
 }
 
-absl::Status ReadFile(const std::string& path, const std::map<std::string, std::string*>& settings,
-                      bool* insecure) {
-  std::ifstream file(path);
-  if (!file) {
-    return absl::PermissionDeniedError(
-        absl::StrCat(path, " cannot be read: ", std::strerror(errno)));
-  }
+absl::Status ReadSettings(const std::string& path,
+                          const std::map<std::string, std::string*>& settings, bool* insecure) {
+  ASSIGN_OR_RETURN(std::string text, ReadFlagFile("configuration file", path, kMaxConfigFileBytes));
+  std::istringstream file(std::move(text));
   const auto wrong = [&](absl::string_view what) {
     return absl::InvalidArgumentError(absl::StrCat(path, ": ", what));
   };
@@ -133,14 +129,14 @@ absl::Status ResolveSettings(Context* context) {
     if (!fs::exists(path, error)) {
       return absl::NotFoundError(absl::StrCat("no configuration file ", path));
     }
-    RETURN_IF_ERROR(ReadFile(path,
-                             {{"address", &context->address},
-                              {"output", &context->format_name},
-                              {"tls-cert", &context->tls.cert_path},
-                              {"tls-key", &context->tls.key_path},
-                              {"tls-ca", &context->tls.ca_path},
-                              {"token-file", &context->token_path}},
-                             &context->tls.insecure));
+    RETURN_IF_ERROR(ReadSettings(path,
+                                 {{"address", &context->address},
+                                  {"output", &context->format_name},
+                                  {"tls-cert", &context->tls.cert_path},
+                                  {"tls-key", &context->tls.key_path},
+                                  {"tls-ca", &context->tls.ca_path},
+                                  {"token-file", &context->token_path}},
+                                 &context->tls.insecure));
   }
   if (context->address.empty()) context->address = kDefaultAddress;
   RETURN_IF_ERROR(ResolveToken(context->environment("RINGLEADER_TOKEN"), has_token_flag, context));

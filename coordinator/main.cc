@@ -291,5 +291,6 @@ int Main(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   ringleader::TakeStandardStreams();
+  ringleader::FailTooLargeWrites();
   return ringleader::Main(argc, argv);
 }

@@ -13,8 +13,10 @@
 namespace ringleader::jobspec {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::Job;
+using ::testing::Not;
 using testing::Same;
 
 TEST(DefaultsTest, FillWhatFitsAndNothingElse) {
@@ -186,6 +188,17 @@ TEST(DefaultsTest, ShortDocumentsAreDenseWhereTheyLieByThemselves) {
   EXPECT_EQ(dense_below({documents, "attention.pattern=block_topk"}), 3072);
   EXPECT_EQ(dense_below({documents, "attention.pattern=block_topk", "attention.selection=causal"}),
             0);
+  // Under another mask there is none, and nobody is told to give what he did not write.
+  v1::JobSpec masked = Job(
+      {documents, "attention.pattern=block_topk", "attention.select=", "attention.vertical_mass=",
+       "attention.slash_mass=", "attention.mask=full", "data.hidden_token=256"});
+  EXPECT_THAT(std::string(Validate(masked).message()),
+              AllOf(HasSubstr("parallelism.layout: documents goes with attention.mask: causal "
+                              "alone"),
+                    Not(HasSubstr("dense_below"))));
+  masked.mutable_attention()->set_dense_below(500);
+  EXPECT_THAT(std::string(Validate(masked).message()),
+              HasSubstr("attention.dense_below: short documents attend causally; give 0"));
   v1::JobSpec dense = Job({documents, "attention.pattern=dense"});
   ApplyDefaults(&dense);
   EXPECT_FALSE(dense.attention().has_dense_below());

@@ -71,7 +71,8 @@ TEST_F(FilesTest, AJobFileThatIsNone) {
   EXPECT_EQ(LoadJobFile((folder_ / "none.yaml").string(), {}).status().code(),
             absl::StatusCode::kNotFound);
   EXPECT_FALSE(LoadJobFile(folder_.string(), {}).ok());
-  EXPECT_FALSE(LoadJobFile("/dev/zero", {}).ok());
+  EXPECT_EQ(LoadJobFile("/dev/zero", {}).status().message(),
+            "job file: /dev/zero is a device; a file is expected");
   std::ofstream(folder_ / "empty.yaml") << "";
   const absl::Status empty = LoadJobFile((folder_ / "empty.yaml").string(), {}).status();
   EXPECT_EQ(empty.code(), absl::StatusCode::kInvalidArgument);

@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "model_shape/model_config.h"
 #include "ringleader/v1/job_spec.pb.h"
 
 namespace ringleader::jobspec {
@@ -43,8 +44,14 @@ void ApplyDefaults(v1::JobSpec* spec);
 
 // Everything that can be checked without looking at files: ranges, names, fields that do not fit
 // the pattern, trainers = context * data, how the sequence divides. Defaults may be filled in or
-// not. Paths must be absolute.
-absl::Status Validate(const v1::JobSpec& spec);
+// not. Paths must be absolute. With the `model` that the specification names, where it is known(),
+// also what CheckModel() says.
+absl::Status Validate(const v1::JobSpec& spec, const model::ModelConfig& model = {});
+
+// Whether a valid specification goes with the model that it names: heads, layers, precision. Where
+// that is not known() it does. Whoever makes a job or a plan asks, so that none is made that no
+// plan could be made for.
+absl::Status CheckModel(const v1::JobSpec& spec, const model::ModelConfig& model);
 
 // Checks that this program knows every enumerator: those of a newer program arrive as numbers.
 // Validate checks it, too; who takes a specification without validating it asks here.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "model_shape/model_config.h"
 #include "ringleader/v1/job_spec.pb.h"
 
 namespace ringleader::jobspec {
@@ -26,6 +27,8 @@ class Mistakes {
 
   // OK without any; else INVALID_ARGUMENT: the line of one, or their number and a line each.
   absl::Status status() const;
+  // What status() says, in the order in which it was found.
+  std::vector<std::string> lines() const;
 
  private:
   static constexpr size_t kMost = 20;
@@ -39,6 +42,12 @@ class Mistakes {
 
 // What jobspec::Validate() finds. A path that is wrong already is not looked at again, nor what
 // depends on it.
-void FindMistakes(const v1::JobSpec& spec, Mistakes* mistakes);
+void FindMistakes(const v1::JobSpec& spec, Mistakes* mistakes,
+                  const model::ModelConfig& model = {});
+
+// What of the specification does not go with the `model` that it names, of fields that are not
+// wrong by themselves; nothing where that is not known(). Defaults may be filled in or not.
+void FindModelMistakes(const v1::JobSpec& spec, const model::ModelConfig& model,
+                       Mistakes* mistakes);
 
 }  // namespace ringleader::jobspec

@@ -2,11 +2,10 @@
 #include <yaml-cpp/yaml.h>
 
 #include <filesystem>
-#include <fstream>
 #include <set>
-#include <sstream>
 
 #include "absl/strings/str_cat.h"
+#include "base/files.h"
 #include "base/status_macros.h"
 #include "jobspec/fields/fields.h"
 #include "jobspec/fields/scalars.h"
@@ -331,21 +330,11 @@ absl::StatusOr<v1::JobSpec> ParseJobFile(std::string_view yaml, const ParseOptio
 
 absl::StatusOr<v1::JobSpec> LoadJobFile(const std::string& path,
                                         const std::vector<std::string>& overrides) {
+  ASSIGN_OR_RETURN(const std::string text, ReadFlagFile("job file", path, kMaxBytes));
   std::error_code error;
-  if (!fs::is_regular_file(path, error)) {
-    return absl::NotFoundError(absl::StrCat(path, ": no such file"));
-  }
-  if (const auto size = fs::file_size(path, error); error || size > kMaxBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": more than ", kMaxBytes, " bytes; this is no job file"));
-  }
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return absl::PermissionDeniedError(absl::StrCat(path, ": cannot be read"));
-  std::stringstream text;
-  text << file.rdbuf();  // of nothing it fails
   const fs::path absolute = fs::absolute(path, error);
   Mistakes mistakes;
-  ASSIGN_OR_RETURN(v1::JobSpec spec, ReadFields(text.str(),
+  ASSIGN_OR_RETURN(v1::JobSpec spec, ReadFields(text,
                                                 {.overrides = overrides,
                                                  .base_directory = absolute.parent_path().string(),
                                                  .file_name = path},

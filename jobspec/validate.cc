@@ -136,11 +136,13 @@ v1::AttentionSpec::Pattern DefaultPattern(const v1::JobSpec& spec) {
 }
 
 // Below which length attending to everything takes less time than choosing, where each document is
-// a call of its own (docs/balance.md, Short documents); elsewhere it takes more.
+// a call of its own (docs/balance.md, Short documents); elsewhere it takes more. Under other masks
+// there is no such way, and a default must not be what a job is refused for.
 uint64_t DefaultDenseBelow(const v1::JobSpec& spec) {
   constexpr uint64_t kMeasured = 3072;
   const auto options = AttentionOptionsOf(spec.attention());
   const bool chooses = options.ok() && options->selection == patterns::Selection::kFull &&
+                       options->mask == patterns::Mask::kCausal &&
                        !patterns::DefinitionOf(options->pattern).is_known_before_data();
   return chooses && IsByDocuments(spec.parallelism().layout()) ? kMeasured : 0;
 }
@@ -226,6 +228,7 @@ absl::Status CheckDenseBelow(const v1::JobSpec& spec) {
       "others; give 0, or data.document_mask: true");
 }
 
+// `mistakes` has what does not go with the model.
 void CheckParallelism(const v1::JobSpec& spec, Mistakes* mistakes) {
   const v1::ParallelismSpec& parallelism = spec.parallelism();
   const uint64_t context = parallelism.context();
@@ -251,6 +254,7 @@ void CheckParallelism(const v1::JobSpec& spec, Mistakes* mistakes) {
     return;
   }
   const uint32_t heads = HeadRanks(parallelism);
+  const bool fits_model = !mistakes->Touch({"parallelism.heads", "parallelism.head_groups"});
   if (context % heads != 0) {
     mistakes->Add(
         "parallelism.heads",
@@ -260,6 +264,7 @@ void CheckParallelism(const v1::JobSpec& spec, Mistakes* mistakes) {
   }
   mistakes->Add(HeadGroups(parallelism) > 1 ? "parallelism.head_groups" : "parallelism.heads",
                 CheckHeadRanks(spec));
+  if (!fits_model) return;  // what follows asks for what goes with these heads
   const uint32_t window = parallelism.ring_window();
   if (window > 0 && context / heads % window != 0) {
     mistakes->Add("parallelism.ring_window",
@@ -317,7 +322,7 @@ void CheckTraining(const v1::JobSpec& spec, Mistakes* mistakes) {
   }
 }
 
-absl::Status CheckModel(const v1::ModelSpec& model) {
+absl::Status CheckModelSpec(const v1::ModelSpec& model) {
   if (model.init() == "random" && model.config().empty()) {
     return Invalid(
         "model.config: required with model.init: random; give the path of a config.json");
@@ -344,35 +349,6 @@ absl::Status CheckPatternsLength(const v1::JobSpec& spec) {
 }
 
 }  // namespace
-
-void Mistakes::Add(std::string_view path, std::string_view line) {
-  if (!full()) found_.push_back({std::string(path), std::string(line)});
-}
-
-void Mistakes::Add(std::string_view path, const absl::Status& outcome) {
-  if (!outcome.ok()) Add(path, std::string(outcome.message()));
-}
-
-bool Mistakes::Has(std::string_view path) const {
-  return std::ranges::any_of(found_, [&](const Mistake& one) { return one.path == path; });
-}
-
-bool Mistakes::Touch(std::initializer_list<std::string_view> paths) const {
-  return std::ranges::any_of(paths, [&](std::string_view path) {
-    const std::string below = std::string(path) + ".";
-    return Has(path) || std::ranges::any_of(found_, [&](const Mistake& one) {
-             return one.path.starts_with(below);
-           });
-  });
-}
-
-absl::Status Mistakes::status() const {
-  if (found_.empty()) return absl::OkStatus();
-  if (found_.size() == 1) return absl::InvalidArgumentError(found_[0].line);
-  std::string text = absl::StrCat(found_.size(), full() ? " mistakes or more:" : " mistakes:");
-  for (const Mistake& one : found_) absl::StrAppend(&text, "\n  ", one.line);
-  return absl::InvalidArgumentError(text);
-}
 
 absl::Status CheckByDocuments(const v1::JobSpec& spec) {
   if (spec.data().batching() != v1::DataSpec::SAMPLES && !spec.data().document_mask()) {
@@ -454,7 +430,7 @@ void ApplyDefaults(v1::JobSpec* spec) {
   }
 }
 
-void FindMistakes(const v1::JobSpec& given, Mistakes* mistakes) {
+void FindMistakes(const v1::JobSpec& given, Mistakes* mistakes, const model::ModelConfig& model) {
   v1::JobSpec spec = given;
   ApplyDefaults(&spec);
   if (!spec.name().empty() && !IsJobName(spec.name())) {
@@ -475,7 +451,8 @@ void FindMistakes(const v1::JobSpec& given, Mistakes* mistakes) {
   // not go together.
   if (mistakes->full()) return;  // more may be wrong than was written down
   const Mistakes alone = *mistakes;
-  if (!alone.Touch({"model"})) mistakes->Add("model", CheckModel(spec.model()));
+  FindModelMistakes(spec, model, mistakes);
+  if (!alone.Touch({"model"})) mistakes->Add("model", CheckModelSpec(spec.model()));
   if (!alone.Touch({"attention"})) mistakes->Add("attention", CheckAttention(spec.attention()));
   if (!alone.Touch({"data", "attention"})) {
     mistakes->Add("attention.dense_below", CheckDenseBelow(spec));
@@ -488,9 +465,9 @@ void FindMistakes(const v1::JobSpec& given, Mistakes* mistakes) {
   if (!alone.Touch({"training", "attention"})) CheckTraining(spec, mistakes);
 }
 
-absl::Status Validate(const v1::JobSpec& given) {
+absl::Status Validate(const v1::JobSpec& given, const model::ModelConfig& model) {
   Mistakes mistakes;
-  FindMistakes(given, &mistakes);
+  FindMistakes(given, &mistakes, model);
   return mistakes.status();
 }
 

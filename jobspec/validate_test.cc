@@ -269,6 +269,9 @@ TEST(ValidateTest, HeadsAreSharedOutByADivisorOfTheContext) {
   EXPECT_THAT(Complaint({"parallelism.heads=2", "attention.pattern=dense",
                          "parallelism.layout=documents", "data.document_mask=true"}),
               HasSubstr("parallelism.heads: 2 does not go with parallelism.layout: documents"));
+  EXPECT_THAT(Complaint({"parallelism.heads=2", "parallelism.layout=documents"}),
+              HasSubstr("parallelism.heads: 2 does not go with parallelism.layout: documents"))
+      << "not with the attention.dense_below that it has by itself there";
   EXPECT_THAT(Complaint({"parallelism.heads=2", "data.sequence_length=16448"}),
               HasSubstr("context / heads × tile = 2 × 64 and by context = 4, together by 128"));
   EXPECT_EQ(Complaint({"parallelism.heads=4", "data.sequence_length=16444"}), "")

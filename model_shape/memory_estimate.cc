@@ -108,9 +108,67 @@ std::vector<RecomputePlan> DevicePlans(const ModelConfig& config, const MemoryWi
   return plans;
 }
 
+// Sets what ranks hold of the model to read it.
+void CountParameters(const ParameterLayout& layout, const ModelConfig& config,
+                     const TrainingShape& shape, ParameterSharding sharding,
+                     TrainingMemory* memory) {
+  const std::vector<ParameterBlock>& blocks = layout.blocks;
+  const int64_t cast = CastLayersOf(config.layers, shape.precision).count();
+  const int64_t layer = blocks[1].elements;
+  const bool is_whole = sharding == ParameterSharding::kWhole;
+  if (!is_whole) {
+    const bool only_casts = cast == config.layers && shape.always_casts;
+    memory->parameters =
+        shape.element_bytes * (blocks.front().elements + blocks.back().elements) +
+        2 * layer * (only_casts ? 1 : shape.element_bytes);  // in layers' two places
+  } else if (cast == 0 || !shape.always_casts) {
+    // Steps that cast hold less.
+    memory->parameters = shape.element_bytes * layout.PaddedElements(shape.ranks);
+    return;
+  } else {
+    memory->parameters = shape.element_bytes * (layout.elements - cast * layer);
+  }
+  if (cast == 0) return;
+  // A byte an element, of this rank's own or all; of all layers the rows' scales, norms and biases.
+  const Widths w(config);
+  const int64_t weights = w.hidden * (w.packed() + w.attended) + config.mlp_weights();
+  const int64_t rows = w.packed() + 2 * w.hidden + 2 * w.inner;
+  memory->casts =
+      is_whole ? cast * layer : std::min(cast * layer, layout.ShardElements(shape.ranks));
+  memory->casts += cast * (rows * kFloat + (layer - weights) * shape.element_bytes);
+}
+
 TrainingMemory EstimateWith(const ParameterLayout& layout, const ModelConfig& config,
                             const TrainingShape& shape, const RecomputePlan& plan,
-                            ParameterSharding sharding);
+                            ParameterSharding sharding) {
+  const std::vector<ParameterBlock>& blocks = layout.blocks;
+  // What is not there once a rank: embedding, two layers, final block.
+  const int64_t in_use = blocks.front().elements + 2 * blocks[1].elements + blocks.back().elements;
+  TrainingMemory memory;
+  CountParameters(layout, config, shape, sharding, &memory);
+  memory.optimizer = 4 * layout.ShardElements(shape.ranks) * kFloat;
+  if (shape.ranks > 1) {
+    memory.buckets = kFloat * in_use;
+    // The owner's part of a block as a peer sends it; between GPUs, NCCL adds it up on its way.
+    const int64_t largest = std::ranges::max(blocks, {}, &ParameterBlock::elements).elements;
+    if (shape.device_is_host) {
+      memory.buckets += kFloat * std::min(largest, layout.ShardElements(shape.ranks));
+    }
+  }
+  const int64_t kept = std::min(plan.kept_layers, config.layers);
+  const int64_t away = std::min(plan.host_layers, config.layers - kept);
+  const int64_t whole = KeptBytesPerToken(config, shape.element_bytes, Recompute::kNone);
+  const int64_t layer = KeptBytesPerToken(config, shape.element_bytes, plan.recompute);
+  memory.saved = shape.tokens * (kept * whole + (config.layers - kept - away) * layer);
+  memory.saved += shape.choice_bytes;
+  memory.host_saved = shape.tokens * away * layer;
+  const int64_t copies = 3 * layout.ShardElements(shape.ranks) * kFloat +
+                         layout.elements * kFloat / shape.ranks_per_node;
+  if (shape.device_is_host) memory.copies = copies;
+  if (away > 0) memory.host_copies = copies;
+  memory.working = WorkingBytes(config, shape) + shape.choice_working_bytes;
+  return memory;
+}
 
 // Searches, and remembers what came nearest for the error.
 class Planner {
@@ -220,72 +278,6 @@ int64_t KeptBytesPerToken(const ModelConfig& config, int64_t element_bytes, Reco
   if (recompute == Recompute::kNone) bytes += (w.hidden + 2 * w.inner) * element_bytes;
   return bytes;
 }
-
-namespace {
-
-// Sets what ranks hold of the model to read it.
-void CountParameters(const ParameterLayout& layout, const ModelConfig& config,
-                     const TrainingShape& shape, ParameterSharding sharding,
-                     TrainingMemory* memory) {
-  const std::vector<ParameterBlock>& blocks = layout.blocks;
-  const int64_t cast = CastLayersOf(config.layers, shape.precision).count();
-  const int64_t layer = blocks[1].elements;
-  const bool is_whole = sharding == ParameterSharding::kWhole;
-  if (!is_whole) {
-    const bool only_casts = cast == config.layers && shape.always_casts;
-    memory->parameters =
-        shape.element_bytes * (blocks.front().elements + blocks.back().elements) +
-        2 * layer * (only_casts ? 1 : shape.element_bytes);  // in layers' two places
-  } else if (cast == 0 || !shape.always_casts) {
-    // Steps that cast hold less.
-    memory->parameters = shape.element_bytes * layout.PaddedElements(shape.ranks);
-    return;
-  } else {
-    memory->parameters = shape.element_bytes * (layout.elements - cast * layer);
-  }
-  if (cast == 0) return;
-  // A byte an element, of this rank's own or all; of all layers the rows' scales, norms and biases.
-  const Widths w(config);
-  const int64_t weights = w.hidden * (w.packed() + w.attended) + config.mlp_weights();
-  const int64_t rows = w.packed() + 2 * w.hidden + 2 * w.inner;
-  memory->casts =
-      is_whole ? cast * layer : std::min(cast * layer, layout.ShardElements(shape.ranks));
-  memory->casts += cast * (rows * kFloat + (layer - weights) * shape.element_bytes);
-}
-
-TrainingMemory EstimateWith(const ParameterLayout& layout, const ModelConfig& config,
-                            const TrainingShape& shape, const RecomputePlan& plan,
-                            ParameterSharding sharding) {
-  const std::vector<ParameterBlock>& blocks = layout.blocks;
-  // What is not there once a rank: embedding, two layers, final block.
-  const int64_t in_use = blocks.front().elements + 2 * blocks[1].elements + blocks.back().elements;
-  TrainingMemory memory;
-  CountParameters(layout, config, shape, sharding, &memory);
-  memory.optimizer = 4 * layout.ShardElements(shape.ranks) * kFloat;
-  if (shape.ranks > 1) {
-    memory.buckets = kFloat * in_use;
-    // The owner's part of a block as a peer sends it; between GPUs, NCCL adds it up on its way.
-    const int64_t largest = std::ranges::max(blocks, {}, &ParameterBlock::elements).elements;
-    if (shape.device_is_host) {
-      memory.buckets += kFloat * std::min(largest, layout.ShardElements(shape.ranks));
-    }
-  }
-  const int64_t kept = std::min(plan.kept_layers, config.layers);
-  const int64_t away = std::min(plan.host_layers, config.layers - kept);
-  const int64_t whole = KeptBytesPerToken(config, shape.element_bytes, Recompute::kNone);
-  const int64_t layer = KeptBytesPerToken(config, shape.element_bytes, plan.recompute);
-  memory.saved = shape.tokens * (kept * whole + (config.layers - kept - away) * layer);
-  memory.saved += shape.choice_bytes;
-  memory.host_saved = shape.tokens * away * layer;
-  const int64_t copies = 3 * layout.ShardElements(shape.ranks) * kFloat +
-                         layout.elements * kFloat / shape.ranks_per_node;
-  if (shape.device_is_host) memory.copies = copies;
-  if (away > 0) memory.host_copies = copies;
-  memory.working = WorkingBytes(config, shape) + shape.choice_working_bytes;
-  return memory;
-}
-
-}  // namespace
 
 TrainingMemory EstimateMemory(const ModelConfig& config, const TrainingShape& shape,
                               const RecomputePlan& plan, ParameterSharding sharding) {

@@ -1,11 +1,14 @@
 #include "model_shape/model_config.h"
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status_macros.h"
@@ -19,6 +22,12 @@ using Json = nlohmann::json;
 constexpr int64_t kMaxLayers = 10'000;
 // Beyond these, products of widths and tokens leave 64 bits.
 constexpr int64_t kMaxWidth = int64_t{1} << 20;
+
+// For messages.
+std::string Show(const Json& value) {
+  std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return text.size() > 60 ? text.substr(0, 60) + "..." : text;
+}
 
 // Reads the members of one JSON object; keeps the first error, so that the parser below reads like
 // the format.
@@ -92,11 +101,6 @@ class Reader {
     return otherwise.value_or("");
   }
 
-  static std::string Show(const Json& value) {
-    std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
-    return text.size() > 60 ? text.substr(0, 60) + "..." : text;
-  }
-
   const Json& object_;
   const std::string where_;
   absl::Status status_;
@@ -127,6 +131,43 @@ Json RuleOf(const Json& section) {
   return rule;
 }
 
+// What a rule may say, whichever it is: what another one reads is left unread. "finetuned" says how
+// a model was made.
+constexpr const char* kRopeKeys[] = {"attention_factor",
+                                     "beta_fast",
+                                     "beta_slow",
+                                     "factor",
+                                     "finetuned",
+                                     "high_freq_factor",
+                                     "low_freq_factor",
+                                     "mscale",
+                                     "mscale_all_dim",
+                                     "original_max_position_embeddings",
+                                     "partial_rotary_factor",
+                                     "rope_theta",
+                                     "rope_type",
+                                     "truncate",
+                                     "type"};
+
+// A rule for each type of layer: {"full_attention": {...}, "sliding_attention": {...}}.
+void RejectRulesByLayer(const Json& rule, const char* section, Reader& in) {
+  for (const auto& [key, value] : rule.items()) {
+    if (!value.is_object()) continue;
+    in.Fail(section, absl::StrFormat("is given by layer type (%s), which is not supported; give "
+                                     "one rule for all layers",
+                                     Show(key)));
+  }
+}
+
+void RejectUnknownRopeKeys(const Json& rule, const char* section, Reader& in) {
+  for (const auto& [key, value] : rule.items()) {
+    if (value.is_null() || std::ranges::find(kRopeKeys, key) != std::end(kRopeKeys)) continue;
+    in.Fail(section, absl::StrFormat("has %s, which is not known here and may change what the "
+                                     "model computes; remove it if it does not; known: %s",
+                                     Show(key), absl::StrJoin(kRopeKeys, ", ")));
+  }
+}
+
 // The scaling rule stands in "rope_scaling" (transformers 4) or "rope_parameters" (5, with theta
 // inside). Versions differ in which of two that differ they take.
 absl::Status ParseRope(const Json& root, const std::string& source, ModelConfig& config) {
@@ -145,6 +186,8 @@ absl::Status ParseRope(const Json& root, const std::string& source, ModelConfig&
     top.Fail(section, "must be an object");
     return top.status();
   }
+  RejectRulesByLayer(root[section], section, top);
+  RETURN_IF_ERROR(top.status());
 
   Reader in(root[section], absl::StrFormat("%s: %s", source, section));
   rope.theta = in.PositiveReal("rope_theta", rope.theta);
@@ -198,6 +241,7 @@ absl::Status ParseRope(const Json& root, const std::string& source, ModelConfig&
       in.Fail("high_freq_factor", "must be above low_freq_factor");
     }
   }
+  RejectUnknownRopeKeys(root[section], section, top);
   in.Take(top.status());
   return in.status();
 }

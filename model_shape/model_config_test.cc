@@ -9,6 +9,8 @@
 #include <random>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/numbers/ceil_div.h"
 #include "model_shape/parameter_layout.h"
 #include "model_shape/rope_frequencies.h"
 
@@ -125,6 +127,59 @@ TEST(ModelConfigTest, RopeRulesThatDifferAreRefused) {
   lengths["original_max_position_embeddings"] = 32;
   EXPECT_THAT(std::string(Parse(lengths).status().message()),
               HasSubstr("\"original_max_position_embeddings\""));
+}
+
+// As models have it whose layers attend in windows and without: the rule of neither may be dropped.
+TEST(ModelConfigTest, RopeByLayerTypeIsRefused) {
+  for (const char* section : {"rope_parameters", "rope_scaling"}) {
+    Json json = Qwen2();
+    json[section] = {
+        {"full_attention", {{"rope_type", "linear"}, {"factor", 8.0}, {"rope_theta", 1e6}}}};
+    EXPECT_EQ(Parse(json).status().message(),
+              absl::StrCat("config.json: \"", section,
+                           "\" is given by layer type (\"full_attention\"), which is not "
+                           "supported; give one rule for all layers"));
+    json[section]["rope_type"] = "default";
+    EXPECT_THAT(std::string(Parse(json).status().message()), HasSubstr("is given by layer type"));
+  }
+}
+
+TEST(ModelConfigTest, KeysOfRopeThatAreNotKnownAreRefused) {
+  Json json = Qwen2();
+  json["rope_scaling"] = {{"type", "dynamic"}, {"factor", 4.0}, {"alpha", 1000.0}};
+  EXPECT_THAT(std::string(Parse(json).status().message()),
+              AllOf(HasSubstr("config.json: \"rope_scaling\" has \"alpha\", which is not known"),
+                    HasSubstr("remove it if it does not; known: attention_factor, ")));
+  json["rope_scaling"]["alpha"] = nullptr;
+  EXPECT_TRUE(Parse(json).ok()) << Parse(json).status();
+
+  // What transformers writes of each rule, and what it may hold.
+  const Json yarn = {{"rope_type", "yarn"},
+                     {"factor", 4.0},
+                     {"rope_theta", 5000.0},
+                     {"truncate", false},
+                     {"beta_fast", 32},
+                     {"beta_slow", 1},
+                     {"attention_factor", 1.25},
+                     {"mscale", 1.0},
+                     {"mscale_all_dim", 1.0},
+                     {"finetuned", true},
+                     {"type", "yarn"},
+                     {"partial_rotary_factor", 1.0},
+                     {"original_max_position_embeddings", 16}};
+  const Json llama3 = {{"rope_type", "llama3"},   {"factor", 4.0},
+                       {"rope_theta", 5000.0},    {"low_freq_factor", 1.0},
+                       {"high_freq_factor", 4.0}, {"original_max_position_embeddings", 16}};
+  for (const Json& rule :
+       {yarn, llama3, Json({{"rope_type", "default"}, {"rope_theta", 5000.0}}),
+        Json({{"rope_type", "linear"}, {"factor", 2.0}, {"rope_theta", 5000.0}}),
+        Json({{"rope_type", "dynamic"}, {"factor", 2.0}, {"rope_theta", 5000.0}})}) {
+    json = Qwen2();
+    json["rope_parameters"] = rule;
+    const auto config = Parse(json);
+    ASSERT_TRUE(config.ok()) << config.status();
+    EXPECT_EQ(config->rope.theta, 5000.0) << rule;
+  }
 }
 
 struct BadConfig {
@@ -267,7 +322,7 @@ TEST(ParameterLayoutTest, EveryGroupStartsAligned) {
                          absl::StrContains(slot.name, "v_proj") ||
                          absl::StrContains(slot.name, "up_proj");
     constexpr int64_t kAlign = ParameterLayout::kAlignment;
-    EXPECT_EQ(slot.offset, goes_on ? end : (end + kAlign - 1) / kAlign * kAlign) << slot.name;
+    EXPECT_EQ(slot.offset, goes_on ? end : RoundUp(end, kAlign)) << slot.name;
     end = slot.offset + slot.elements;
   }
 }

@@ -7,14 +7,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/numbers/ceil_div.h"
 #include "base/numbers/split_mix.h"
 
 namespace ringleader::model {
 namespace {
-
-int64_t RoundUp(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
 
 // FNV-1a: stable over machines and library versions, unlike std::hash.
 uint64_t HashName(const std::string& name) {
@@ -79,7 +76,7 @@ class Builder {
 // Shards are of one size, whatever parameter their borders cut: the optimizer works element by
 // element.
 int64_t ParameterLayout::ShardElements(int ranks) const {
-  return RoundUp((elements + ranks - 1) / ranks, kAlignment);
+  return RoundUp(CeilDiv(elements, ranks), kAlignment);
 }
 
 int64_t ParameterLayout::ParameterCount() const {

@@ -171,9 +171,6 @@ absl::Status CheckHeadRanks(const AttentionOptions& options) {
                         options.head_ranks, options.head_groups));
   }
   std::string other;
-  if (options.by_documents) {
-    other = "parallelism.layout: documents; give parallelism.layout: striped";
-  }
   if (options.adapt_heads) {
     other = absl::StrFormat("attention.head_budgets: %s, which compares all heads; give equal",
                             options.adapt_by_probe ? "by_probe" : "by_recall");
@@ -183,6 +180,10 @@ absl::Status CheckHeadRanks(const AttentionOptions& options) {
   }
   if (options.balance.anchor != kernels::Anchor::kNone) {
     other = "attention.balance.anchor, which compares what all heads keep; give none";
+  }
+  // Last, to be told first: without it attention.dense_below has another default.
+  if (options.by_documents) {
+    other = "parallelism.layout: documents; give parallelism.layout: striped";
   }
   if (other.empty()) return absl::OkStatus();
   return Invalid(

@@ -4,6 +4,8 @@
 #include <span>
 #include <vector>
 
+#include "base/numbers/ceil_div.h"
+
 namespace ringleader::ring {
 
 using kernels::ShardLayout;
@@ -32,7 +34,7 @@ struct Run {
 
 // The tiles of `key` that hold a position of [first, end).
 Run TilesWithin(const Shard& key, int tile, int64_t first, int64_t end) {
-  const int64_t keys = key.tokens, key_tiles = (keys + tile - 1) / tile;
+  const int64_t keys = key.tokens, key_tiles = CeilDiv(keys, tile);
   // Positions grow with the local index, so these are a run.
   const int64_t behind =
       FirstWhere(key_tiles, [&](int64_t b) { return key.layout.Position(b * tile) >= end; });

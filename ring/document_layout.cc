@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "absl/strings/str_format.h"
+#include "base/numbers/ceil_div.h"
 #include "base/status_macros.h"
 
 namespace ringleader::ring {
@@ -95,7 +96,7 @@ absl::StatusOr<DocumentLayout> DocumentLayout::CreateApart(
     layout.spread_tokens_.push_back(held);
     layout.local_tokens_ = std::max(layout.local_tokens_, held + Sum(layout.WholeLengths(rank)));
   }
-  layout.local_tokens_ = (layout.local_tokens_ + stripe - 1) / stripe * stripe;
+  layout.local_tokens_ = RoundUp(layout.local_tokens_, stripe);
   return layout;
 }
 
@@ -143,7 +144,7 @@ void DocumentLayout::VisitSpread(
 
 int64_t DocumentLayout::ring_tokens() const {
   const int64_t largest = *std::ranges::max_element(spread_tokens_);
-  return (largest + stripe_ - 1) / stripe_ * stripe_ * ranks_;
+  return RoundUp(largest, stripe_) * ranks_;
 }
 
 std::vector<int64_t> DocumentLayout::Positions(int rank) const {

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "base/numbers/ceil_div.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "ringleader/kernels/shard_layout.h"
@@ -198,7 +199,7 @@ TEST(DocumentLayoutTest, ApartASpreadDocumentIsDealtAsASequence) {
                                      .ranks = problem.ranks,
                                      .rank = rank,
                                      .stripe = problem.stripe,
-                                     .tokens = (length + round - 1) / round * round};
+                                     .tokens = RoundUp(length, round)};
         int64_t held = 0;
         for (int64_t j = 0; j < stripes.local_tokens(); ++j) {
           if (stripes.Position(j) >= length) continue;

@@ -7,6 +7,8 @@
 #include <iterator>
 #include <utility>
 
+#include "base/numbers/ceil_div.h"
+
 namespace ringleader::ring {
 namespace {
 
@@ -18,7 +20,7 @@ ShardLayout InBlocks(const ShardLayout& layout, int tile) {
   return {.kind = layout.kind,
           .ranks = layout.ranks,
           .stripe = layout.stripe / tile,
-          .tokens = (layout.tokens + tile - 1) / tile};
+          .tokens = CeilDiv(layout.tokens, tile)};
 }
 
 // Blocks of a run that lies on one rank.

@@ -80,13 +80,13 @@ class Scripts(unittest.TestCase):
                          {"peer.json", "peer.sparse.csv", "peer.dense.csv", "peer.log"})
 
     def test_compare_peer_keeps_what_there_is_where_the_peer_fails(self):
-        run = self.compare(PEER_FAILS="262144")
+        run = self.compare(PEER_FAILS="131072")  # neither the first nor the last
         self.assertEqual(run.returncode, 1, run.stderr)
-        self.assertIn("compare_peer: failed: the peer, exit code 1; the peer at 262144 tokens", run.stderr)
+        self.assertIn("compare_peer: failed: the peer at 131072 tokens, exit code 1\n", run.stderr)
         rows = self.rows()
-        self.assertEqual((rows["sparse", 131072]["ratio"], rows["dense", 32768]["ratio"]), (2, 2))
-        row = rows["sparse", 262144]
-        self.assertEqual(row["ours_tokens_per_second"], 262144)
+        self.assertEqual((rows["sparse", 262144]["ratio"], rows["dense", 32768]["ratio"]), (2, 2))
+        row = rows["sparse", 131072]
+        self.assertEqual(row["ours_tokens_per_second"], 131072)
         self.assertEqual((row["peer_tokens_per_second"], row["peer_peak_gib"], row["ratio"]), (None, None, None))
 
     def test_compare_peer_keeps_what_there_is_where_our_trainers_fail(self):

@@ -87,7 +87,7 @@ class Help(unittest.TestCase):
                     self.assertEqual(run.stdout.splitlines(), head(ROOT / path))
 
     def test_help_of_generators(self):
-        for path in ("deploy/grafana/dashboards.py", "deploy/kubernetes/gang.py"):
+        for path in ("deploy/grafana/dashboards.py", "deploy/kubernetes/gang.py", "bench/longca/picture.py"):
             with self.subTest(script=path):
                 run = self.call(sys.executable, self.tree / path, "--help", folder=self.elsewhere)
                 self.assertEqual(run.returncode, 0, run.stderr)

@@ -12,12 +12,9 @@
 namespace ringleader {
 namespace {
 
-// Longer files are no certificates.
-constexpr size_t kMaxBytes = 1 << 20;
-
 std::optional<Validity> Of(const std::string& path, bool first_to_end) {
   if (path.empty()) return std::nullopt;
-  const auto pem = ReadRegularFile(path, kMaxBytes);
+  const auto pem = ReadRegularFile(path, kMaxPemBytes);
   if (!pem.ok()) return std::nullopt;
   const std::vector<Validity> all = ValiditiesOfPem(*pem);
   if (all.empty()) return std::nullopt;

@@ -1,6 +1,7 @@
 // The names in the certificate that a peer has shown.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,6 +13,9 @@ class AuthContext;
 }
 
 namespace ringleader {
+
+// Longer files are no certificates and keys.
+inline constexpr size_t kMaxPemBytes = size_t{1} << 20;
 
 // The names in a certificate that was verified. It may have several of a kind.
 struct CertificateNames {

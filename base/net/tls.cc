@@ -9,15 +9,13 @@
 #include <openssl/x509.h>
 
 #include <CLI/CLI.hpp>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <map>
-#include <sstream>
 #include <tuple>
 
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
+#include "base/files.h"
+#include "base/net/certificate_names.h"
 #include "base/status_macros.h"
 
 namespace ringleader {
@@ -31,13 +29,9 @@ absl::StatusOr<std::string> ReadPem(const std::string& flag, const std::string& 
     return absl::InvalidArgumentError(absl::StrFormat(
         "--%s is missing: TLS needs --tls-cert, --tls-key and --tls-ca together", flag));
   }
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  if (!file || !(text << file.rdbuf())) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("--%s: cannot read %s: %s", flag, path, std::strerror(errno)));
-  }
-  return text.str();
+  absl::StatusOr<std::string> text = ReadFlagFile("--" + flag, path, kMaxPemBytes);
+  if (!text.ok()) return absl::InvalidArgumentError(text.status().message());
+  return text;
 }
 
 using BioPtr = std::unique_ptr<BIO, decltype(&BIO_free)>;

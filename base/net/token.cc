@@ -4,11 +4,11 @@
 #include <openssl/sha.h>
 
 #include <algorithm>
-#include <fstream>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "base/files.h"
 #include "base/status_macros.h"
 
 namespace ringleader {
@@ -43,16 +43,15 @@ absl::Status CheckTokenText(const std::string& text, const std::string& source) 
 }
 
 absl::StatusOr<std::string> ReadTokenFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
   // A little more than a token and white space: what is longer is none.
-  std::string text(2 * kMaxTokenBytes, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (!file.is_open() || file.bad()) {
+  const absl::StatusOr<std::string> text =
+      ReadFlagFile("--token-file", path, 2 * kMaxTokenBytes, Pipe::kRead);
+  if (absl::IsInvalidArgument(text.status())) return text.status();
+  if (!text.ok()) {
     return absl::FailedPreconditionError(
-        absl::StrCat("--token-file: cannot read ", path, "; check the path and its permissions"));
+        absl::StrCat(text.status().message(), "; check the path and its permissions"));
   }
-  text.resize(static_cast<size_t>(file.gcount()));
-  const std::string token(absl::StripAsciiWhitespace(text));
+  const std::string token(absl::StripAsciiWhitespace(*text));
   RETURN_IF_ERROR(CheckTokenText(token, absl::StrCat("--token-file: ", path)));
   return token;
 }

@@ -5,9 +5,11 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <filesystem>
 #include <istream>
 #include <memory>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/process/version.h"
 #include "base/text/controls.h"
@@ -72,6 +74,24 @@ class YamlConfig : public CLI::Config {
   const CLI::App& app_;
 };
 
+// Before CLI11 opens it, which would wait for a pipe's writer and read a device without end.
+CLI::Validator ConfigFile() {
+  return CLI::Validator(
+      [](std::string& path) {
+        std::error_code error;
+        const auto kind = std::filesystem::status(path, error);
+        // CLI11 says itself that there is none.
+        if (!std::filesystem::exists(kind)) return std::string();
+        if (!std::filesystem::is_regular_file(kind)) {
+          return EscapeControls(path) + " is no regular file; give a YAML file";
+        }
+        if (std::filesystem::file_size(path, error) <= kMaxConfigFileBytes) return std::string();
+        return absl::StrCat(EscapeControls(path), " has more than ", kMaxConfigFileBytes,
+                            " bytes; give a YAML file with flags alone");
+      },
+      "");
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<ConfigLine>> ReadConfig(std::istream& input) {
@@ -112,7 +132,8 @@ std::optional<int> ParseArguments(CLI::App& app, int argc, char** argv) {
 
 std::optional<int> ParseFlags(CLI::App& app, int argc, char** argv) {
   app.config_formatter(std::make_shared<YamlConfig>(app));
-  app.set_config("--config", "", "YAML file with any of these flags (without the dashes)");
+  app.set_config("--config", "", "YAML file with any of these flags (without the dashes)")
+      ->check(ConfigFile());
   app.set_version_flag("--version", std::string(kVersion));
   return ParseArguments(app, argc, argv);
 }

@@ -2,6 +2,7 @@
 // (--config FILE).
 #pragma once
 
+#include <cstddef>
 #include <iosfwd>
 #include <optional>
 #include <string>
@@ -21,6 +22,8 @@ struct ConfigLine {
   std::vector<std::string> values;
 };
 
+inline constexpr size_t kMaxConfigFileBytes = size_t{1} << 20;
+
 // All lines of a file, which is YAML. INVALID_ARGUMENT says what is wrong with it.
 absl::StatusOr<std::vector<ConfigLine>> ReadConfig(std::istream& input);
 
@@ -29,7 +32,8 @@ absl::StatusOr<std::vector<ConfigLine>> ReadConfig(std::istream& input);
 std::optional<int> ParseArguments(CLI::App& app, int argc, char** argv);
 
 // The same with --config and --version, which it adds to `app`. The command line wins over the
-// file; a name in the file that is no flag is a mistake.
+// file; a name in the file that is no flag is a mistake, and so is what is no regular file of at
+// most kMaxConfigFileBytes.
 std::optional<int> ParseFlags(CLI::App& app, int argc, char** argv);
 
 // What the program runs with, after defaults, file and command line, as YAML that --config takes.

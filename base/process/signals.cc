@@ -24,6 +24,10 @@ sigset_t ShutdownSignals() {
 
 }  // namespace
 
+void FailTooLargeWrites() {
+  signal(SIGXFSZ, SIG_IGN);
+}
+
 void BlockShutdownSignals() {
   const sigset_t set = ShutdownSignals();
   pthread_sigmask(SIG_BLOCK, &set, nullptr);

@@ -5,6 +5,11 @@
 
 namespace ringleader {
 
+// Call in main() of every program, before it writes: a file that would grow beyond a limit of the
+// process (ulimit -f) or of the file system fails the write, as a full disk does, with EFBIG. By
+// default SIGXFSZ ends the process without a word.
+void FailTooLargeWrites();
+
 // Call in main() before any thread starts: blocks these signals in this thread and all that it
 // will start, and ignores SIGPIPE.
 void BlockShutdownSignals();

@@ -5,10 +5,10 @@ direction, in it a group of bars for each mask, and a color for each kernel or s
     bench/longca/picture.py TABLE.csv...     beside each table, TABLE.svg
 """
 
+import argparse
 import csv
 import html
 import pathlib
-import sys
 
 COLORS = ("#1f77b4", "#2ca02c", "#9467bd", "#ff7f0e", "#d62728", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf")
 BAR, LINE, HEIGHT = 28, 14, 190
@@ -59,6 +59,8 @@ def picture(rows, path):
 
 
 if __name__ == "__main__":
-    for table in map(pathlib.Path, sys.argv[1:]):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", metavar="TABLE.csv", nargs="+", type=pathlib.Path)
+    for table in parser.parse_args().tables:
         with open(table, newline="") as file:
             picture(list(csv.DictReader(file)), table.with_suffix(".svg"))

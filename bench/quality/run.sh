@@ -5,7 +5,7 @@
 #   bench/quality/run.sh --dir DIR [--plan gpu|4096|8192|65536|long|tuning|smoke|tuning-smoke] [--engine cuda|cpu] [--text DIR] [--seconds N] [--at-once N]
 #                        [--bin DIR] [--output FOLDER]
 #
-#   --plan     4096, 8192, 65536: the same in sequences of so many tokens, XAttention's longer strides at 65,536 alone; long: of 131,072, at 5 and 10 %;
+#   --plan     4096, 8192, 65536: the same in sequences of so many tokens, XAttention's longer strides at 65,536 alone; long: of 131,072, at 5 and 10 %, learned on two GPUs if there are;
 #              tuning: instead, patterns with and without attention.balance, of two data-parallel groups, on two GPUs;
 #              DIR/tuning.json has what was found (bench/balance.sh --recall makes rows of it)
 #   --dir      keeps what is done; a call that ran out of time (exit code 75) is repeated, and goes on there

@@ -77,7 +77,7 @@ absl::StatusOr<std::string> PredictFromLengths(const Flags& flags, const v1::Job
   }
   planner::Pricer pricer(spec, model, cluster, flags.measured);
   ASSIGN_OR_RETURN(*plan->mutable_prediction(),
-                   planner::PredictSamples(spec, model, costs, *plan, lengths, pricer));
+                   planner::PredictSamples(spec, costs, *plan, lengths, pricer));
   return absl::StrFormat("predicted from %d lengths of %s", lengths.size(), whose);
 }
 
@@ -205,9 +205,11 @@ absl::StatusOr<int> Plan(const Context& context, Flags flags) {
   jobspec::ApplyDefaults(&spec);
   std::string note;
   if (is_scaled) note = Scale(int64_t{flags.nodes} * flags.gpus, &spec);
-  RETURN_IF_ERROR(jobspec::Validate(spec));
+  const absl::StatusOr<model::ModelConfig> config = ModelOf(spec, asked);
+  const model::ModelConfig model = config.value_or(model::ModelConfig());
+  RETURN_IF_ERROR(jobspec::Validate(spec, model));
   RETURN_IF_ERROR(CheckDocuments(flags, spec));
-  ASSIGN_OR_RETURN(const model::ModelConfig model, ModelOf(spec, asked));
+  RETURN_IF_ERROR(config.status());
   std::string visited;
   if (asked.reports.has_value()) {
     ASSIGN_OR_RETURN(visited, UseReports(spec, *asked.reports, &flags));

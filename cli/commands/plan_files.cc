@@ -3,9 +3,9 @@
 #include <google/protobuf/util/json_util.h>
 
 #include <algorithm>
-#include <fstream>
 #include <iterator>
 #include <set>
+#include <sstream>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -30,18 +30,21 @@ using google::protobuf::util::JsonStringToMessage;
 // Of which a job's density is the mean, as where the coordinator looks for better shapes.
 constexpr size_t kRecentReports = 16;
 
+// Above what a coordinator keeps of a job or of all machines.
+constexpr size_t kMaxFileBytes = size_t{256} << 20;
+
 }  // namespace
 
 absl::StatusOr<std::vector<uint64_t>> ReadLengths(const std::string& file) {
-  std::ifstream in(file);
-  if (!in) return absl::NotFoundError(absl::StrFormat("--lengths %s: cannot be read", file));
+  ASSIGN_OR_RETURN(std::string text, ReadFlagFile("--lengths", file, kMaxFileBytes, Pipe::kRead));
+  std::istringstream in(std::move(text));
   std::vector<uint64_t> lengths;
   std::string line;
   for (int number = 1; std::getline(in, line); ++number) {
-    const absl::string_view text = absl::StripAsciiWhitespace(line);
-    if (text.empty()) continue;
+    const absl::string_view entry = absl::StripAsciiWhitespace(line);
+    if (entry.empty()) continue;
     uint64_t tokens = 0;
-    if (!absl::SimpleAtoi(text, &tokens) || tokens == 0) {
+    if (!absl::SimpleAtoi(entry, &tokens) || tokens == 0) {
       return absl::InvalidArgumentError(
           absl::StrFormat("--lengths %s:%d: a number of tokens is expected", file, number));
     }
@@ -67,7 +70,8 @@ absl::StatusOr<std::vector<uint64_t>> PackedLengths(const v1::DataSpec& spec) {
 }
 
 absl::StatusOr<v1::ListLatencyResponse> ReadMeasured(const std::string& file) {
-  ASSIGN_OR_RETURN(const std::string text, ReadFile(file));
+  ASSIGN_OR_RETURN(const std::string text,
+                   ReadFlagFile("--measured", file, kMaxFileBytes, Pipe::kRead));
   v1::ListLatencyResponse all;
   if (const auto status = JsonStringToMessage(text, &all); !status.ok()) {
     const std::string why(status.message());  // further lines show the place
@@ -143,8 +147,8 @@ absl::StatusOr<JobReports> ReadReports(Client* client, const std::string& name) 
 }
 
 absl::StatusOr<std::vector<double>> ReadStepSeconds(const std::string& file) {
-  std::ifstream in(file);
-  if (!in) return absl::NotFoundError(absl::StrFormat("--steps %s: cannot be read", file));
+  ASSIGN_OR_RETURN(std::string text, ReadFlagFile("--steps", file, kMaxFileBytes, Pipe::kRead));
+  std::istringstream in(std::move(text));
   std::vector<double> seconds;
   std::string line;
   for (int number = 1; std::getline(in, line); ++number) {

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "jobspec/jobspec.h"
+#include "jobspec/mistakes.h"
 #include "jobspec/values/model_spec.h"
 #include "model_shape/companion_files.h"
 #include "worker/data/loader.h"
@@ -70,16 +71,6 @@ absl::Status CheckPackedAlike(const v1::DataSpec& data) {
   return data::CheckPackedAlike(data.train(), *train, data.eval(), *eval);
 }
 
-absl::Status CheckLayers(const v1::JobSpec& spec, const model::ModelConfig& model) {
-  for (const uint32_t layer : spec.attention().dense_layers()) {
-    if (layer < model.layers) continue;
-    return absl::InvalidArgumentError(absl::StrCat("layer ", layer,
-                                                   " does not exist; the model has ", model.layers,
-                                                   " layers, 0 to ", model.layers - 1));
-  }
-  return absl::OkStatus();
-}
-
 // Checks that it can be made. Whether trainers may write into it depends on whose user they run as.
 absl::Status CheckFolder(const fs::path& folder) {
   fs::path existing = folder;
@@ -91,14 +82,24 @@ absl::Status CheckFolder(const fs::path& folder) {
   return absl::FailedPreconditionError(absl::StrCat(existing.string(), " is a file, not a folder"));
 }
 
+// Of a file with mistakes it says what does not go with the model, too: else it might advise, say,
+// another data.sequence_length for a parallelism.heads that the model does not have.
+absl::Status CheckSpec(const JobFile& file, const v1::JobSpec& spec) {
+  absl::Status valid = jobspec::Validate(spec);
+  if (valid.ok()) return valid;
+  if (file.check_files) {
+    const auto model = model::LoadModelConfig(jobspec::ModelConfigPath(spec.model()));
+    if (model.ok()) valid = jobspec::Validate(spec, *model);
+  }
+  return absl::Status(valid.code(), absl::StrCat(file.path, ": ", valid.message()));
+}
+
 }  // namespace
 
 absl::StatusOr<CheckedJob> CheckJob(const JobFile& file) {
   CheckedJob job;
   ASSIGN_OR_RETURN(job.spec, jobspec::LoadJobFile(file.path, file.overrides));
-  if (const absl::Status valid = jobspec::Validate(job.spec); !valid.ok()) {
-    return absl::Status(valid.code(), absl::StrCat(file.path, ": ", valid.message()));
-  }
+  RETURN_IF_ERROR(CheckSpec(file, job.spec));
   if (!file.check_files) return job;
   if (const absl::Status files = jobspec::CheckFiles(job.spec); absl::IsNotFound(files)) {
     return absl::NotFoundError(
@@ -113,7 +114,11 @@ absl::StatusOr<CheckedJob> CheckJob(const JobFile& file) {
   const char* const model_field = has_folder ? "model.config" : "model.init";
   if (auto model = model::LoadModelConfig(jobspec::ModelConfigPath(spec.model())); model.ok()) {
     job.model = *std::move(model);
-    problems.Add("attention.dense_layers", CheckLayers(spec, job.model));
+    jobspec::Mistakes mistakes;
+    jobspec::FindModelMistakes(spec, job.model, &mistakes);
+    for (const std::string& line : mistakes.lines()) {
+      problems.Add("", absl::InvalidArgumentError(line));
+    }
   } else {
     problems.Add(model_field, model.status());
   }

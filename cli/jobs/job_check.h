@@ -22,9 +22,9 @@ struct CheckedJob {
 };
 
 // Reads and checks a job file and, where they are to be found here, what it names, as trainers do
-// when they begin: the model's architecture and heads, its dense layers, the files that go with its
-// export, the vocabulary and length of the tokens, the folder of checkpoints. All that is wrong
-// comes at once; the code is that of the first.
+// when they begin: the model's architecture, whether its heads, layers and widths are what
+// the job asks for, the files that go with its export, the vocabulary and length of the tokens, the
+// folder of checkpoints. All that is wrong comes at once; the code is that of the first.
 absl::StatusOr<CheckedJob> CheckJob(const JobFile& file);
 
 }  // namespace ringleader::cli

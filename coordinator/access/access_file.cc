@@ -3,9 +3,6 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <sstream>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
@@ -13,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/files.h"
 #include "base/status_macros.h"
 #include "coordinator/store/store.h"
 
@@ -121,20 +119,9 @@ std::string Describe(const CertificateNames& names) {
 }  // namespace
 
 absl::StatusOr<std::string> AccessFile::Read(const std::string& path) {
-  std::error_code error;
-  if (!std::filesystem::is_regular_file(path, error)) {
-    return absl::FailedPreconditionError(absl::StrCat("--access: ", path, " is no file"));
-  }
-  std::ifstream file(path, std::ios::binary);
-  std::string text(kMaxFileBytes + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (file.bad() || !file.is_open()) {
-    return absl::FailedPreconditionError(absl::StrCat("--access: cannot read ", path));
-  }
-  text.resize(static_cast<size_t>(file.gcount()));
-  if (text.size() <= kMaxFileBytes) return text;
-  return absl::FailedPreconditionError(
-      absl::StrCat("--access: ", path, " is larger than ", kMaxFileBytes, " bytes"));
+  absl::StatusOr<std::string> text = ReadFlagFile("--access", path, kMaxFileBytes);
+  if (!text.ok()) return absl::FailedPreconditionError(text.status().message());
+  return text;
 }
 
 absl::StatusOr<AccessFile> AccessFile::Parse(const std::string& text, const std::string& path) {

@@ -7,7 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "jobspec/values/attention_spec.h"
-#include "patterns/check_options.h"
+#include "jobspec/values/model_spec.h"
 #include "ring/head_shares.h"
 
 namespace ringleader::planner {
@@ -31,11 +31,7 @@ v1::JobSpec WithGroups(const v1::JobSpec& spec, uint32_t groups) {
 // What a job with this number would be refused for.
 absl::Status CheckChoice(const v1::JobSpec& spec, const model::ModelConfig& model) {
   RETURN_IF_ERROR(jobspec::CheckHeadRanks(spec));
-  ASSIGN_OR_RETURN(patterns::AttentionOptions attention,
-                   jobspec::AttentionOptionsOf(spec.attention()));
-  attention.head_ranks = static_cast<int>(jobspec::HeadRanks(spec.parallelism()));
-  attention.head_groups = static_cast<int>(jobspec::HeadGroups(spec.parallelism()));
-  RETURN_IF_ERROR(patterns::CheckHeads(attention, model.heads, model.kv_heads));
+  RETURN_IF_ERROR(jobspec::CheckModelsHeads(spec, model));
   const uint32_t window = spec.parallelism().ring_window();
   const uint32_t ring = jobspec::RingRanks(spec.parallelism());
   if (window == 0 || ring % window == 0) return absl::OkStatus();

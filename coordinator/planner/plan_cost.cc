@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/numbers/ceil_div.h"
 #include "coordinator/planner/simulate/pricer.h"
 #include "jobspec/values/attention_spec.h"
 #include "patterns/carried/carried_rows.h"
@@ -55,7 +56,7 @@ PlanCost CostOf(const v1::JobSpec& spec, const model::ModelConfig& model, int la
   // A walk is one forward or backward; what is exposed takes walks on infinitely fast links, too.
   // Returns the bytes of what is kept.
   const auto add = [&](uint64_t length, int64_t of_layouts, int64_t walks) {
-    const int64_t blocks = (static_cast<int64_t>(length) + attention->tile - 1) / attention->tile;
+    const int64_t blocks = CeilDiv(static_cast<int64_t>(length), attention->tile);
     const int64_t heads = SampledHeads(*attention, static_cast<int>(ranks), blocks);
     const int64_t tiles =
         pattern.listed_tiles == nullptr ? 0 : pattern.listed_tiles(*attention, blocks);

@@ -20,10 +20,7 @@
 #include "coordinator/planner/simulate/pricer.h"
 #include "jobspec/jobspec.h"
 #include "jobspec/values/attention_spec.h"
-#include "jobspec/values/model_spec.h"
 #include "model_shape/model_config.h"
-#include "model_shape/precision.h"
-#include "patterns/check_options.h"
 #include "patterns/pattern.h"
 
 namespace ringleader::planner {
@@ -62,34 +59,6 @@ absl::Status CheckCluster(const v1::JobSpec& spec, const ClusterShape& cluster) 
         heads > 1 ? absl::StrFormat(", which parallelism.heads (%d) divides", heads) : "");
   }
   return absl::OkStatus();
-}
-
-// What the engines' attention takes (kernels/reference, kernels/sm90).
-absl::Status CheckHeadDim(v1::ResourcesSpec::Engine engine, int64_t head_dim) {
-  if (engine == v1::ResourcesSpec::CUDA) {
-    if (head_dim == 64 || head_dim == 128) return absl::OkStatus();
-    return Invalid(
-        "model: its heads have %d dimensions; with resources.engine: cuda 64 and 128 are supported",
-        head_dim);
-  }
-  if (head_dim >= 1 && head_dim <= 256) return absl::OkStatus();
-  return Invalid("model: its heads have %d dimensions; up to 256 are supported", head_dim);
-}
-
-absl::Status CheckModel(const v1::JobSpec& spec, const model::ModelConfig& model) {
-  RETURN_IF_ERROR(CheckHeadDim(spec.resources().engine(), model.head_dim));
-  for (const uint32_t layer : spec.attention().dense_layers()) {
-    if (layer >= model.layers) {
-      return Invalid(
-          "attention.dense_layers: layer %d does not exist; the model has %d layers, 0 to %d",
-          layer, model.layers, model.layers - 1);
-    }
-  }
-  ASSIGN_OR_RETURN(patterns::AttentionOptions attention,
-                   jobspec::AttentionOptionsOf(spec.attention()));
-  attention.head_ranks = static_cast<int>(jobspec::HeadRanks(spec.parallelism()));
-  attention.head_groups = static_cast<int>(jobspec::HeadGroups(spec.parallelism()));
-  return patterns::CheckHeads(attention, model.heads, model.kv_heads);
 }
 
 void AddReasons(const ParallelismSpec& asked, const GroupShape& group,
@@ -171,8 +140,6 @@ absl::StatusOr<v1::StepPlan> Try(const Candidate& candidate, const v1::JobSpec& 
         "chosen by pattern and nodes alone: the model's config.json cannot be read here");
     return plan;
   }
-  ASSIGN_OR_RETURN(const model::Precision precision, jobspec::PrecisionOf(spec.training()));
-  RETURN_IF_ERROR(model::CheckPrecision(model, precision));
   const MemoryEstimate memory = EstimateMemory(spec, model, cluster, candidate.ring);
   RETURN_IF_ERROR(CheckMemory(memory, spec, model, cluster));
   ASSIGN_OR_RETURN(*plan.mutable_prediction(), pricer->Compare(plan, cost_model));
@@ -246,7 +213,7 @@ struct Way {
 absl::StatusOr<Way> PrepareWay(const v1::JobSpec& spec, const model::ModelConfig& model,
                                const ClusterShape& cluster, const v1::StepPlan* kept) {
   RETURN_IF_ERROR(CheckCluster(spec, cluster));
-  if (model.known()) RETURN_IF_ERROR(CheckModel(spec, model));
+  RETURN_IF_ERROR(jobspec::CheckModel(spec, model));
   Way way = {.spec = spec, .group = RingGroupOf(spec, cluster)};
   const bool by_documents = kept != nullptr && jobspec::IsByDocuments(kept->layout());
   ASSIGN_OR_RETURN(way.candidates, Candidates(spec, way.group, by_documents));

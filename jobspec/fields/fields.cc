@@ -206,7 +206,7 @@ constexpr Field kFieldsAfterPatterns[] = {
      "Steps in a row with a NaN or infinite gradient, or without a token to predict, that are "
      "skipped before the attempt fails."},
     {"training.deterministic", Need::kDefault, "false", {}, kAlways,
-     "The same losses to the last bit whenever the job runs on as many trainers of the same kind, on as many nodes or "
+     "The same losses to the last bit whenever the job runs on as many trainers of the same kind (on CPUs of as many cores), on as many nodes or "
      "with `parallelism.layout` and `ring` named: on GPUs, sums in a fixed order, which takes longer. The CPU engine always does that."},
 
     {"training.precision", Need::kDefault, "bfloat16", {}, kAlways,

@@ -30,6 +30,9 @@ absl::StatusOr<model::MemoryWishes> MemoryWishesOf(const v1::ResourcesSpec& reso
 
 // training.precision.
 absl::StatusOr<model::Precision> PrecisionOf(const v1::TrainingSpec& training);
+// Whether the model's heads go with those that the job shares out and with its pattern, whose
+// defaults are filled in.
+absl::Status CheckModelsHeads(const v1::JobSpec& spec, const model::ModelConfig& model);
 // What the estimate of a rank's memory needs to know of it, in a shape of whatever else.
 absl::Status SetPrecision(const v1::JobSpec& spec, model::TrainingShape* shape);
 

@@ -25,14 +25,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/ops/check_status.h"
 #include "kernels/ops/token_view.h"
 #include "kernels/ops/visit/visit.h"
 
 namespace ringleader::kernels::ops {
-
-inline void ThrowIfNotOk(const absl::Status& status) {
-  TORCH_CHECK(status.ok(), std::string(status.message()));
-}
 
 template <typename Element>
 TokenMajor<const Element> Read(const torch::Tensor& x) {
@@ -82,25 +79,25 @@ class AttentionCalls {
                                             .scale = scale_};
       if (at_once) {
         args.rounded_out = WriteTo<Element>(out[b]);
-        ThrowIfNotOk(engine_.Run(args, rows_));
+        Check(engine_.Run(args, rows_));
         continue;
       }
       const Tensor sums = engine_.StartSums(out[b]);
       args.out = AddTo(sums);
-      ThrowIfNotOk(engine_.Run(args, rows_));
+      Check(engine_.Run(args, rows_));
       if (visit_.max_columns() > 0) {
         const Columns columns = Gather(keys[b], values[b], b);
-        ThrowIfNotOk(engine_.Run(ColumnForwardArgs<Element>{.q = Read<Element>(queries[b]),
-                                                            .keys = Data(columns.keys),
-                                                            .values = Data(columns.values),
-                                                            .columns = visit_.Columns(b),
-                                                            .tiles = visit_.Tiles(b),
-                                                            .query_layout = sizes_.layout(),
-                                                            .out = AddTo(sums),
-                                                            .lse = lse_of_b,
-                                                            .scale = scale_}));
+        Check(engine_.Run(ColumnForwardArgs<Element>{.q = Read<Element>(queries[b]),
+                                                     .keys = Data(columns.keys),
+                                                     .values = Data(columns.values),
+                                                     .columns = visit_.Columns(b),
+                                                     .tiles = visit_.Tiles(b),
+                                                     .query_layout = sizes_.layout(),
+                                                     .out = AddTo(sums),
+                                                     .lse = lse_of_b,
+                                                     .scale = scale_}));
       }
-      ThrowIfNotOk(engine_.Finish(sums, lse_of_b, out[b]));
+      Check(engine_.Finish(sums, lse_of_b, out[b]));
     }
     return {out.to(q.scalar_type()).transpose(1, 2), lse};
   }
@@ -125,7 +122,7 @@ class AttentionCalls {
     const Tensor dv = torch::empty_like(dk);
     for (int64_t b = 0; b < sizes_.batch; ++b) {
       const Tensor delta = torch::empty({sizes_.heads, sizes_.tokens}, FloatsLike(q));
-      ThrowIfNotOk(engine_.Delta(d_outputs[b], outputs[b], delta));
+      Check(engine_.Delta(d_outputs[b], outputs[b], delta));
       // A row's sum grows with its logits by their shares of it.
       if (d_lse) delta.sub_((*d_lse)[b]);
       const Sums sums = {.dq = torch::zeros(dq[b].sizes(), FloatsLike(q)),
@@ -133,22 +130,21 @@ class AttentionCalls {
                          .dv = torch::zeros(dv[b].sizes(), FloatsLike(q))};
       const float* const lse_of_b = logarithms[b].template const_data_ptr<float>();
       typename Engine::Groups groups;
-      ThrowIfNotOk(
-          engine_.Run(AttentionBackwardArgs<Element>{.q = Read<Element>(queries[b]),
-                                                     .k = Read<Element>(keys[b]),
-                                                     .v = Read<Element>(values[b]),
-                                                     .d_out = Read<Element>(d_outputs[b]),
-                                                     .lse = lse_of_b,
-                                                     .delta = delta.const_data_ptr<float>(),
-                                                     .dq = AddTo(sums.dq),
-                                                     .dk = AddTo(sums.dk),
-                                                     .dv = AddTo(sums.dv),
-                                                     .query_layout = visit_.query_layout(),
-                                                     .key_layout = visit_.key_layout(),
-                                                     .tiles = TilesOf(b, &groups),
-                                                     .scale = scale_,
-                                                     .deterministic = deterministic},
-                      rows_));
+      Check(engine_.Run(AttentionBackwardArgs<Element>{.q = Read<Element>(queries[b]),
+                                                       .k = Read<Element>(keys[b]),
+                                                       .v = Read<Element>(values[b]),
+                                                       .d_out = Read<Element>(d_outputs[b]),
+                                                       .lse = lse_of_b,
+                                                       .delta = delta.const_data_ptr<float>(),
+                                                       .dq = AddTo(sums.dq),
+                                                       .dk = AddTo(sums.dk),
+                                                       .dv = AddTo(sums.dv),
+                                                       .query_layout = visit_.query_layout(),
+                                                       .key_layout = visit_.key_layout(),
+                                                       .tiles = TilesOf(b, &groups),
+                                                       .scale = scale_,
+                                                       .deterministic = deterministic},
+                        rows_));
       if (visit_.max_columns() > 0) {
         ColumnsBackward(queries[b], keys[b], values[b], d_outputs[b], lse_of_b, delta, sums, b,
                         deterministic);
@@ -183,7 +179,7 @@ class AttentionCalls {
     if (visit_.has_groups()) {
       const absl::StatusOr<KeyGroups> listed =
           engine_.ListGroups(visit_.Groups(b), sizes_, visit_.most_groups(), groups);
-      ThrowIfNotOk(listed.status());
+      Check(listed.status());
       tiles.groups = *listed;
     }
     return tiles;
@@ -193,10 +189,10 @@ class AttentionCalls {
     const Tensor keys =
         torch::zeros({sizes_.heads, visit_.max_columns(), sizes_.head_dim}, k.options());
     Columns columns = {keys, torch::zeros_like(keys)};
-    ThrowIfNotOk(engine_.GatherColumns(Read<Element>(k), Read<Element>(v), sizes_.layout(),
-                                       visit_.Columns(b), static_cast<int32_t>(sizes_.heads),
-                                       static_cast<Element*>(columns.keys.mutable_data_ptr()),
-                                       static_cast<Element*>(columns.values.mutable_data_ptr())));
+    Check(engine_.GatherColumns(Read<Element>(k), Read<Element>(v), sizes_.layout(),
+                                visit_.Columns(b), static_cast<int32_t>(sizes_.heads),
+                                static_cast<Element*>(columns.keys.mutable_data_ptr()),
+                                static_cast<Element*>(columns.values.mutable_data_ptr())));
     return columns;
   }
 
@@ -208,22 +204,21 @@ class AttentionCalls {
     const Columns columns = Gather(k, v, b);
     const Tensor d_keys = torch::zeros(columns.keys.sizes(), FloatsLike(q)),
                  d_values = torch::zeros_like(d_keys);
-    ThrowIfNotOk(
-        engine_.Run(ColumnBackwardArgs<Element>{.q = Read<Element>(q),
-                                                .d_out = Read<Element>(d_out),
-                                                .keys = Data(columns.keys),
-                                                .values = Data(columns.values),
-                                                .columns = visit_.Columns(b),
-                                                .tiles = visit_.Tiles(b),
-                                                .query_layout = sizes_.layout(),
-                                                .lse = lse,
-                                                .delta = delta.const_data_ptr<float>(),
-                                                .dq = AddTo(sums.dq),
-                                                .d_keys = d_keys.mutable_data_ptr<float>(),
-                                                .d_values = d_values.mutable_data_ptr<float>(),
-                                                .scale = scale_,
-                                                .deterministic = deterministic}));
-    ThrowIfNotOk(engine_.ScatterColumns(
+    Check(engine_.Run(ColumnBackwardArgs<Element>{.q = Read<Element>(q),
+                                                  .d_out = Read<Element>(d_out),
+                                                  .keys = Data(columns.keys),
+                                                  .values = Data(columns.values),
+                                                  .columns = visit_.Columns(b),
+                                                  .tiles = visit_.Tiles(b),
+                                                  .query_layout = sizes_.layout(),
+                                                  .lse = lse,
+                                                  .delta = delta.const_data_ptr<float>(),
+                                                  .dq = AddTo(sums.dq),
+                                                  .d_keys = d_keys.mutable_data_ptr<float>(),
+                                                  .d_values = d_values.mutable_data_ptr<float>(),
+                                                  .scale = scale_,
+                                                  .deterministic = deterministic}));
+    Check(engine_.ScatterColumns(
         d_keys.const_data_ptr<float>(), d_values.const_data_ptr<float>(), sizes_.layout(),
         visit_.Columns(b), static_cast<int32_t>(sizes_.heads), AddTo(sums.dk), AddTo(sums.dv)));
   }

@@ -77,12 +77,12 @@ std::tuple<torch::Tensor, torch::Tensor> ChooseMoba(Engine& engine, const torch:
   if (documents) key_starts = KeyStarts(*documents);
   for (int64_t b = 0; b < sizes.batch; ++b) {
     const MeanKeys counted = {.starts = StartsOf(key_starts, b)};
-    ThrowIfNotOk(engine.Run(TileKeySumsStep{.layout = sizes.layout(),
-                                            .counted = counted,
-                                            .tile = static_cast<int32_t>(tile),
-                                            .sums = key_sums.mutable_data_ptr<float>()},
-                            queries[b], keys[b]));
-    ThrowIfNotOk(
+    Check(engine.Run(TileKeySumsStep{.layout = sizes.layout(),
+                                     .counted = counted,
+                                     .tile = static_cast<int32_t>(tile),
+                                     .sums = key_sums.mutable_data_ptr<float>()},
+                     queries[b], keys[b]));
+    Check(
         engine.Run(QueryGateStep{.key_sums = key_sums.const_data_ptr<float>(),
                                  .counted = counted,
                                  .query_layout = sizes.layout(),
@@ -121,9 +121,7 @@ std::tuple<torch::Tensor, torch::Tensor, torch::Tensor> ChooseKeyGroups(
                       narrow_queries = torch::empty({sizes.tokens, sizes.heads, kScoreDims}, bytes),
                       narrow_keys = torch::empty({sizes.tokens, sizes.kv_heads, kScoreDims}, bytes);
   for (int64_t b = 0; b < sizes.batch; ++b) {
-    const auto run = [&](const BlockStep& step) {
-      ThrowIfNotOk(engine.Run(step, queries[b], keys[b]));
-    };
+    const auto run = [&](const BlockStep& step) { Check(engine.Run(step, queries[b], keys[b])); };
     run(DimEnergyStep{.tokens = sizes.tokens,
                       .rows = sizes.tokens,
                       .energy = energy.mutable_data_ptr<int64_t>(),
@@ -166,16 +164,15 @@ torch::Tensor ChooseXAttention(Engine& engine, const torch::Tensor& q, const tor
   torch::Tensor chosen = torch::empty({sizes.batch, sizes.heads, blocks, BlockWords(blocks)},
                                       q.options().dtype(torch::kInt));
   for (int64_t b = 0; b < sizes.batch; ++b) {
-    ThrowIfNotOk(
-        engine.Run(AntidiagonalGateStep{.query_layout = sizes.layout(),
-                                        .seen = {.document_starts = StartsOf(documents, b)},
-                                        .tile = static_cast<int32_t>(tile),
-                                        .stride = static_cast<int32_t>(stride),
-                                        .scale = static_cast<float>(scale),
-                                        .threshold = static_cast<float>(threshold),
-                                        .density = static_cast<float>(density),
-                                        .chosen = Bits(chosen[b])},
-                   queries[b], keys[b]));
+    Check(engine.Run(AntidiagonalGateStep{.query_layout = sizes.layout(),
+                                          .seen = {.document_starts = StartsOf(documents, b)},
+                                          .tile = static_cast<int32_t>(tile),
+                                          .stride = static_cast<int32_t>(stride),
+                                          .scale = static_cast<float>(scale),
+                                          .threshold = static_cast<float>(threshold),
+                                          .density = static_cast<float>(density),
+                                          .chosen = Bits(chosen[b])},
+                     queries[b], keys[b]));
   }
   return chosen;
 }
@@ -236,7 +233,7 @@ std::tuple<torch::Tensor, torch::Tensor, torch::Tensor, torch::Tensor> ChooseCol
     diagonals.push_back(torch::zeros({sizes.heads, words}, longs));
     column_positions.push_back(torch::empty({sizes.heads, options.max_columns}, longs));
     column_counts.push_back(torch::empty({sizes.heads}, q.options().dtype(torch::kInt)));
-    ThrowIfNotOk(engine.VerticalSlash(
+    Check(engine.VerticalSlash(
         rows[b], keys[b], sizes, positions.const_data_ptr<int64_t>(),
         starts ? (*starts)[b].template const_data_ptr<int64_t>() : nullptr,
         static_cast<float>(scale), options,
@@ -271,8 +268,8 @@ std::tuple<torch::Tensor, torch::Tensor, torch::Tensor, torch::Tensor> TileLists
                       columns = torch::empty({capacity}, ints),
                       column_offsets = torch::empty_like(row_offsets),
                       rows = torch::empty({capacity}, ints);
-  ThrowIfNotOk(engine.BuildLists(chosen, tokens, tile, block_size, row_offsets, columns,
-                                 column_offsets, rows));
+  Check(engine.BuildLists(chosen, tokens, tile, block_size, row_offsets, columns, column_offsets,
+                          rows));
   return {row_offsets, columns, column_offsets, rows};
 }
 

@@ -25,10 +25,6 @@ cudaStream_t Stream() {
   return c10::cuda::getCurrentCUDAStream().stream();
 }
 
-void Check(const absl::Status& status) {
-  TORCH_CHECK(status.ok(), std::string(status.message()));
-}
-
 void CheckCuda(const torch::Tensor& x, torch::ScalarType type, const char* name) {
   TORCH_CHECK(x.defined() && x.is_cuda() && x.scalar_type() == type, name,
               " must be a CUDA tensor of ", type,

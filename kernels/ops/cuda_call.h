@@ -1,5 +1,4 @@
-// The border between LibTorch and the raw kernels: Status becomes c10::Error here, tensors become
-// pointers and shapes.
+// The border between LibTorch and the raw kernels: tensors become pointers and shapes here.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -7,6 +6,7 @@
 #include <torch/types.h>
 
 #include "absl/status/status.h"
+#include "kernels/ops/check_status.h"
 #include "kernels/ops/token_view.h"
 #include "kernels/sm90/attention.h"
 
@@ -18,9 +18,6 @@ absl::Status LoadTorchCuda();
 
 // The stream that LibTorch uses for the current device in this thread.
 cudaStream_t Stream();
-
-// Throws c10::Error with the message of a status that is not OK.
-void Check(const absl::Status& status);
 
 // Throws unless `x` is a CUDA tensor of `type` whose last dimension is dense.
 void CheckCuda(const torch::Tensor& x, torch::ScalarType type, const char* name);

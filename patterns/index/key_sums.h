@@ -8,9 +8,10 @@
 
 namespace ringleader::patterns {
 
-// The keys that means count: of the block in which a document begins, its own.
+// The keys that means count: of the block in which a document begins, its own, and no padding.
 inline kernels::MeanKeys MeanKeysOf(const IndexInputs& inputs) {
-  return {.starts = inputs.documents == nullptr ? nullptr : inputs.documents->key_starts.data()};
+  return {.starts = inputs.documents == nullptr ? nullptr : inputs.documents->key_starts.data(),
+          .content = ContentOf(inputs)};
 }
 
 // Gathers the sums of these keys of each tile of the sequence, in its order: [tiles, kv_heads,

@@ -127,6 +127,8 @@ def test_what_models_ask_for_and_it_lacks(dense):
     ids = tokens_of(1, 64)
     with pytest.raises(NotImplementedError, match="sliding_window"):
         model_of("mistral", huggingface.NAME, sliding_window=32)(ids)
+    with pytest.raises(NotImplementedError, match="output_attentions"):
+        model_of("qwen2", huggingface.NAME)(ids, output_attentions=True)
     with pytest.raises(NotImplementedError, match="attention_dropout"):
         model_of("qwen2", huggingface.NAME, attention_dropout=0.1).train()(ids)
     with pytest.raises(NotImplementedError, match="attention_mask as"):

@@ -1,6 +1,8 @@
 """Arguments that would mean something else, or lead outside of memory, are refused by name."""
 
 import functools
+import math
+import re
 
 import pytest
 import torch
@@ -107,6 +109,12 @@ AT_ONCE = {
                        "prefix is torch.float32"),
     "a bool prefix": (lambda: kernels.key_intervals("prefix_causal", TOKENS, prefix=torch.tensor([[True]])),
                       "prefix is torch.bool"),
+    **{f"{prefix!r} as a prefix of {name}": (
+        lambda name=name, prefix=prefix: kernels.key_intervals(
+            name, TOKENS, prefix=prefix, documents=document_ids(2, TOKENS) if "documents" in name else None),
+        f"prefix is {re.escape(repr(prefix))}; it must be an integer, or a tensor")
+       for name in ("prefix_causal", "prefix_documents")
+       for prefix in (2.7, math.nan, math.inf, 3.0, True, "3", None, [3])},
     "no queries that estimate": (lambda: kernels.VerticalSlash(estimate_queries=-3)(*q_k_v()[:2]), "estimate_queries is -3"),
     "no columns": (lambda: attend(kernels.VerticalSlash(max_columns=0)), "max_columns is 0; it must be a positive integer"),
     "fewer columns than none": (lambda: attend(kernels.VerticalSlash(max_columns=-1)), "max_columns is -1; it must be a positive"),

@@ -92,6 +92,20 @@ TEST(CoordinatorFlagsTest, WhatIsOldGoesAfterAsManyDaysAsFlagsSay) {
   EXPECT_THAT(callers, ElementsAre("ended-5", "ended-15"));
 }
 
+// CLI11's ranges let NaN pass, and print all digits of their limits.
+TEST(CoordinatorFlagsTest, NumbersOfSecondsAreFinite) {
+  for (const char* flag : {"--plan-seconds", "--measure-seconds", "--plan-mebibytes", "--heartbeat",
+                           "--retention-interval", "--trace-step-seconds"}) {
+    for (const char* value : {"nan", "inf"}) {
+      CoordinatorProcess coordinator({flag, value});
+      coordinator.Spawn();
+      EXPECT_EQ(coordinator.process().Wait(), 64);
+      EXPECT_THAT(coordinator.log(),
+                  HasSubstr(absl::StrCat(flag, ": '", value, "' is not allowed; give a finite")));
+    }
+  }
+}
+
 TEST(CoordinatorFlagsTest, MetricsAreForWhoeverReachesThemOnlyIfAFlagSaysSo) {
   const TempDir dir;
   const auto start = [&](std::vector<std::string> more) {

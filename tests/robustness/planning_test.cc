@@ -207,12 +207,20 @@ TEST_F(PlanningTest, AJobWithoutAPlanFailsAndTheNextOneRuns) {
   v1::JobSpec spec = Job("impossible", 2);
   spec.mutable_attention()->set_pattern(v1::AttentionSpec::VERTICAL_SLASH);
   spec.mutable_attention()->add_dense_layers(99);
+  EXPECT_THAT(Create(spec).error_message(), HasSubstr("layer 99 does not exist"))
+      << "what no node could change is refused at once";
+  spec.mutable_attention()->clear_dense_layers();
+  // Of 4.1e12 parameters a trainer has half, and half a TiB of memory.
+  std::ofstream(coordinator_.File("vast.json")) << R"({
+      "model_type": "qwen2", "vocab_size": 257, "hidden_size": 65536, "intermediate_size": 262144,
+      "num_hidden_layers": 60, "num_attention_heads": 512, "num_key_value_heads": 512})";
+  spec.mutable_model()->set_config(coordinator_.File("vast.json"));
   const grpc::Status created = Create(spec);
   ASSERT_TRUE(created.ok()) << created.error_message();
   ASSERT_TRUE(Create(Job("next", 2)).ok());
   const FakeWorker third({.node = "n2", .trainers = 2}, coordinator_.Channel());
   EXPECT_TRUE(Eventually([&] { return Get("impossible").state() == v1::Job::FAILED; }));
-  EXPECT_THAT(Get("impossible").state_reason(), HasSubstr("layer 99 does not exist"));
+  EXPECT_THAT(Get("impossible").state_reason(), HasSubstr("no plan: the model does not fit"));
   EXPECT_TRUE(Eventually([&] { return third.trainers_running() == 2; })) << coordinator_.log();
   EXPECT_EQ(Get("next").attempts_size(), 1);
   BystanderGoesOn();

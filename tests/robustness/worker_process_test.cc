@@ -276,6 +276,13 @@ TEST_F(WorkerProcessTest, MistakesAreNamed) {
                                                                       {"--drain-timeout", "0"}}) {
     EXPECT_THAT(Complaint({{flag, value}}), HasSubstr(flag));
   }
+  for (const char* flag : {"--hang-timeout", "--pulse-timeout", "--drain-timeout"}) {
+    for (const char* value : {"nan", "inf", "1e999"}) {
+      EXPECT_THAT(
+          Complaint({{flag, value}}),
+          HasSubstr(absl::StrCat(flag, ": '", value, "' is not allowed; give a finite number")));
+    }
+  }
   std::ofstream(coordinator_.File("config.yaml")) << "coordinater: 127.0.0.1:1\n";
   EXPECT_THAT(Complaint({{"--config", coordinator_.File("config.yaml")}}),
               HasSubstr("coordinater"));

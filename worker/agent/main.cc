@@ -21,6 +21,7 @@
 #include "base/net/message_size.h"
 #include "base/net/node_limits.h"
 #include "base/net/tls.h"
+#include "base/numbers/finite_number.h"
 #include "base/process/config.h"
 #include "base/process/limits.h"
 #include "base/process/logging.h"
@@ -94,14 +95,17 @@ void AddFlags(CLI::App& app, Flags* flags) {
   app.add_option("--hang-timeout", flags->hang_timeout_seconds,
                  "Seconds without progress, in the same phase of the same step, after which a "
                  "trainer is killed")
+      ->check(FiniteNumber())
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--pulse-timeout", flags->pulse_timeout_seconds,
                  "Seconds without a sign of life after which a trainer is killed")
+      ->check(FiniteNumber())
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--drain-timeout", flags->drain_timeout_seconds,
                  "Seconds that trainers have to write a checkpoint and leave after SIGTERM")
+      ->check(FiniteNumber())
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--log-buffer-bytes", flags->log_buffer_bytes,
@@ -253,5 +257,6 @@ int Main(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   ringleader::TakeStandardStreams();
+  ringleader::FailTooLargeWrites();
   return ringleader::agent::Main(argc, argv);
 }

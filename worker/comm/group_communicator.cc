@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "base/numbers/ceil_div.h"
 #include "base/status_macros.h"
 
 namespace ringleader::comm {
@@ -145,7 +146,7 @@ absl::Status GroupCommunicator::AllReduce(Channel channel, T* data, size_t count
   for (size_t done = 0; done < count; done += kRoundElements) {
     T* round = data + done;
     const size_t elements = std::min(kRoundElements, count - done);
-    const size_t share = (elements + ranks - 1) / ranks;
+    const size_t share = CeilDiv(elements, ranks);
     const auto begin = [&](size_t r) { return std::min(r * share, elements); };
     const auto length = [&](size_t r) { return begin(r + 1) - begin(r); };
     const size_t mine = length(rank_);

@@ -175,6 +175,24 @@ TEST_F(DataTest, ADamagedManifestIsAnErrorThatNamesIt) {
   }
 }
 
+TEST_F(DataTest, CountsThatAreNotThoseOfItsShardsAreADamagedManifest) {
+  AddText("a", "some text");
+  AddText("b", "more");
+  ASSERT_TRUE(Pack(Options()).ok());
+  const Manifest manifest = *ReadManifest(Train());
+  Manifest other = manifest;
+  ++other.tokens;
+  ASSERT_TRUE(WriteManifest(Train(), other).ok());
+  EXPECT_THAT(TokenFolder::Open(Train()).status().message(), HasSubstr("manifest.json is damaged"));
+  other = manifest;
+  ++other.documents;
+  ASSERT_TRUE(WriteManifest(Train(), other).ok());
+  EXPECT_THAT(TokenFolder::Open(Train()).status().message(),
+              HasSubstr("its shards hold 2 documents, it says 3"));
+  ASSERT_TRUE(WriteManifest(Train(), manifest).ok());
+  EXPECT_TRUE(TokenFolder::Open(Train()).ok());
+}
+
 // Token ids 1 and up, 0 the separator, two tasks.
 class MarksTest : public DataTest {
  protected:

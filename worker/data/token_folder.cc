@@ -130,7 +130,7 @@ absl::StatusOr<TokenFolder> TokenFolder::Open(const std::string& folder) {
   if (const absl::Status names = CheckTasks(result.manifest_.tasks); !names.ok()) {
     return damaged(ManifestPath(folder), names.message());
   }
-  uint64_t end = 0;
+  uint64_t end = 0, documents = 0;
   for (const std::string& name : result.manifest_.shards) {
     const std::string path = absl::StrCat(folder, "/", name);
     ASSIGN_OR_RETURN(auto shard, TokenShard::Open(path));
@@ -148,6 +148,7 @@ absl::StatusOr<TokenFolder> TokenFolder::Open(const std::string& folder) {
                                            shard->token(i), result.manifest_.vocabulary));
     }
     end += shard->tokens();
+    documents += shard->document_starts().size();
     result.ends_.push_back(end);
     result.shards_.push_back(std::move(shard));
   }
@@ -155,6 +156,10 @@ absl::StatusOr<TokenFolder> TokenFolder::Open(const std::string& folder) {
     return absl::DataLossError(
         absl::StrFormat("%s is damaged: its shards hold %d tokens, it says %d; pack the text again",
                         ManifestPath(folder), end, result.manifest_.tokens));
+  }
+  if (documents != result.manifest_.documents) {
+    return damaged(ManifestPath(folder), absl::StrFormat("its shards hold %d documents, it says %d",
+                                                         documents, result.manifest_.documents));
   }
   return result;
 }

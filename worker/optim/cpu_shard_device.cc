@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "base/numbers/ceil_div.h"
 #include "base/status_macros.h"
 #include "worker/attention/stats/stopwatch.h"
 
@@ -18,7 +19,7 @@ using torch::Tensor;
 constexpr int64_t kBlockElements = int64_t{1} << 16;
 
 int64_t Blocks(int64_t elements) {
-  return (elements + kBlockElements - 1) / kBlockElements;
+  return CeilDiv(elements, kBlockElements);
 }
 
 class CpuTransfer : public ShardTransfer {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/numbers/ceil_div.h"
+
 namespace ringleader::optim {
 
 std::vector<DecayRange> CutByDecay(const model::ParameterLayout& layout, int64_t begin,
@@ -10,7 +12,7 @@ std::vector<DecayRange> CutByDecay(const model::ParameterLayout& layout, int64_t
   std::vector<DecayRange> matrices;
   for (const model::ParameterSlot& slot : layout.slots) {
     if (!slot.is_matrix()) continue;
-    const int64_t slot_end = (slot.offset + slot.elements + kAlign - 1) / kAlign * kAlign;
+    const int64_t slot_end = RoundUp(slot.offset + slot.elements, kAlign);
     if (!matrices.empty() && slot.offset <= matrices.back().end) {
       matrices.back().end = std::max(matrices.back().end, slot_end);
     } else {

@@ -7,6 +7,7 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/numbers/ceil_div.h"
 #include "base/status_macros.h"
 #include "kernels/fused/cuda_status.h"
 
@@ -94,7 +95,7 @@ absl::Status ShardCopier::Copy(std::span<const Section> sections, int64_t elemen
 }
 
 absl::Status ShardCopier::CopySection(const Section& section, int64_t elements) {
-  const int64_t count = (elements + kPieceElements - 1) / kPieceElements;
+  const int64_t count = CeilDiv(elements, kPieceElements);
   const auto size_of = [&](int64_t i) {
     return std::min(kPieceElements, elements - i * kPieceElements);
   };

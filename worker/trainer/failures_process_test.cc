@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,16 @@ TEST_F(TrainerProcessTest, FewerStepsThanTheCheckpointHasAreRefused) {
   const v1::TrainerResult result = Failure(spec);
   EXPECT_THAT(result.message(), HasSubstr("is of step 6, training.steps is 5"));
   EXPECT_FALSE(result.retryable());
+}
+
+// What a test would look at next is not there: it ends, and the program goes on to the others.
+TEST_F(TrainerProcessTest, AnAttemptThatFailsEndsTheTestOfIt) {
+  v1::JobSpec spec = Job(1);
+  spec.mutable_data()->set_sequence_length(1 << 20);
+  EXPECT_THROW(RunToEnd(spec), std::runtime_error);
+  EXPECT_THROW(StopEarly(spec), std::runtime_error);
+  testing::FakeAgent agent(Path("agent"), spec, testing::TinyPlan(spec), /*ranks=*/1);
+  EXPECT_THROW(agent.Spawn("/none", directory_.path().string()), std::runtime_error);
 }
 
 TEST_F(TrainerProcessTest, DoesNotBeginAnewWhereACheckpointShouldBe) {
@@ -271,9 +282,7 @@ TEST_F(TrainerProcessTest, AFullDiskIsNamedAndKeepsEarlierCheckpoints) {
 TEST_F(TrainerProcessTest, ACheckpointThatCannotBeSavedEndsNothing) {
   v1::JobSpec spec = Job(1);
   spec.mutable_training()->set_steps(1'000'000);
-  const auto before = signal(SIGXFSZ, SIG_IGN);  // as programs that it starts take over
   const auto agent = Start(spec);
-  signal(SIGXFSZ, before);
   size_t saved = 0;
   const auto saves_another = [&] {
     return agent->WaitFor(

@@ -17,8 +17,6 @@
 namespace ringleader::trainer {
 namespace {
 
-using testing::AllReachedStep;
-using testing::FakeAgent;
 using ::testing::HasSubstr;
 using testing::RankLog;
 
@@ -28,11 +26,6 @@ class OwnershipProcessTest : public testing::AttemptTest {
     v1::JobSpec spec = Job(ranks);
     spec.mutable_training()->set_steps(1'000'000);
     return spec;
-  }
-  void AwaitStep(FakeAgent& agent, uint64_t step) {
-    ASSERT_TRUE(agent.WaitFor([step](const std::vector<RankLog>& logs) {
-      return AllReachedStep(logs, step);
-    })) << Output();
   }
   // How the process ended; all zeros if it did not by `deadline` (BootNow()).
   static siginfo_t EndOf(pid_t pid, absl::Time deadline) {
@@ -97,8 +90,7 @@ TEST_F(OwnershipProcessTest, AnAttemptThatWasReplacedPublishesNothingAndEnds) {
   })) << Output();
   ASSERT_EQ(kill(old->pid(0), SIGSTOP), 0);
   ++fencing_token_;
-  const std::vector<RankLog> newer = StopEarly(spec);
-  ASSERT_FALSE(newer.empty());
+  StopEarly(spec);
   const std::set<std::string> before = Checkpoints(spec);
   ASSERT_EQ(kill(old->pid(0), SIGCONT), 0);
   const std::vector<RankLog> logs = old->Finish();

@@ -64,6 +64,7 @@ absl::StatusOr<JobService::Checked> JobService::Check(const v1::JobSpec& spec,
   RETURN_IF_ERROR(jobspec::Validate(checked.spec));
   RETURN_IF_ERROR(jobspec::CheckPaths(checked.spec, allowed_paths_, jobspec::RootCheck::kText));
   ASSIGN_OR_RETURN(checked.shape, LookAtFiles(checked.spec, client));
+  RETURN_IF_ERROR(jobspec::CheckModel(checked.spec, jobspec::ModelOf(checked.shape)));
   return checked;
 }
 

@@ -1,6 +1,10 @@
 // JobService over real gRPC.
 #include <google/protobuf/unknown_field_set.h>
 
+#include <filesystem>
+#include <fstream>
+#include <string>
+
 #include "base/protocol_version.h"
 #include "coordinator/api/testing/server_fixture.h"
 #include "coordinator/store/testing/damage.h"
@@ -79,6 +83,32 @@ TEST_F(JobServiceTest, RefusesASpecificationThatCannotWork) {
   ASSERT_TRUE(jobs_->ValidateJob(Context().get(), validate, &response).ok());
   EXPECT_THAT(response.pending_reason(), HasSubstr("4"));
   EXPECT_EQ(Get("jobs/a", &job).error_code(), grpc::StatusCode::NOT_FOUND);  // nothing was created
+}
+
+// Before, a job was made, and failed at once for want of a plan.
+TEST_F(JobServiceTest, RefusesASpecificationThatTheModelDoesNotGoWith) {
+  const std::string config = ::testing::TempDir() + "/two_layers.json";
+  std::ofstream(config) << R"({"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 256,
+      "intermediate_size": 688, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320})";
+  v1::CreateJobRequest request;
+  *request.mutable_spec() = Spec("a");
+  request.mutable_spec()->mutable_model()->set_config(config);
+  request.mutable_spec()->mutable_training()->set_precision(v1::TrainingSpec::FP8);
+  v1::Job job;
+  const grpc::Status status = jobs_->CreateJob(Context().get(), request, &job);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(),
+              HasSubstr("training.precision: fp8 leaves a model's first and last layer"));
+  v1::ValidateJobRequest validate;
+  *validate.mutable_spec() = request.spec();
+  v1::ValidateJobResponse response;
+  EXPECT_EQ(jobs_->ValidateJob(Context().get(), validate, &response).error_message(),
+            status.error_message());
+  EXPECT_EQ(Get("jobs/a", &job).error_code(), grpc::StatusCode::NOT_FOUND);
+  // Of a model that is not to be seen here nothing is known.
+  std::filesystem::remove(config);
+  const grpc::Status unseen = jobs_->CreateJob(Context().get(), request, &job);
+  EXPECT_TRUE(unseen.ok()) << unseen.error_message();
 }
 
 TEST_F(JobServiceTest, ListsInPagesAndByFilter) {

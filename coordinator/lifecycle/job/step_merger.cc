@@ -168,6 +168,109 @@ class LayerSums {
   uint64_t column_tiles_ = 0, balanced_ = 0, anchor_missed_ = 0;
 };
 
+// Leaves out what a report says of one rank or one group.
+void LeaveOutRank(v1::StepReport* report) {
+  report->set_rank(-1);
+  report->clear_layers();
+  report->clear_lengths();
+  report->clear_ring_bytes();
+  report->clear_whole_ring_bytes();
+  report->clear_documents();
+  report->clear_group();
+  report->clear_rank_tokens();
+  report->clear_rank_tiles();
+  report->clear_rank_paces();
+  report->clear_most_tiles();
+  report->clear_most_tiles_rank();
+}
+
+// The figures of a whole report: the most of what ranks take side by side, the sum of what they
+// send.
+void MergeTotals(const v1::StepReport& report, v1::StepReport* merged) {
+  merged->set_step_seconds(std::max(merged->step_seconds(), report.step_seconds()));
+  merged->set_peak_memory_bytes(std::max(merged->peak_memory_bytes(), report.peak_memory_bytes()));
+  merged->set_skipped(merged->skipped() || report.skipped());
+  CombinePhases(
+      report.phases(), [](double a, double b) { return std::max(a, b); }, merged->mutable_phases());
+  merged->set_group_micro_batches(
+      std::max(merged->group_micro_batches(), report.group_micro_batches()));
+  merged->set_group_tokens(std::max(merged->group_tokens(), report.group_tokens()));
+  merged->set_head_bytes(std::max(merged->head_bytes(), report.head_bytes()));
+  merged->set_ring_bytes(merged->ring_bytes() + report.ring_bytes());
+  merged->set_whole_ring_bytes(merged->whole_ring_bytes() + report.whole_ring_bytes());
+  merged->add_rank_paces(PaceOf(report));
+  if (report.time().seconds() > merged->time().seconds()) *merged->mutable_time() = report.time();
+}
+
+void MergeLayers(const std::vector<v1::StepReport>& reports, v1::StepReport* merged) {
+  std::map<uint32_t, LayerSums> layers;
+  for (const v1::StepReport& report : reports) {
+    for (const v1::LayerReport& layer : report.layers()) layers[layer.layer()].Add(layer);
+  }
+  for (const auto& [index, sums] : layers) {
+    v1::LayerReport* const layer = merged->add_layers();
+    layer->set_layer(index);
+    sums.Write(layer);
+  }
+}
+
+void MergeLengths(const std::vector<v1::StepReport>& reports, v1::StepReport* merged) {
+  std::map<uint64_t, v1::LengthReport> lengths;  // by tokens
+  for (const v1::StepReport& report : reports) {
+    for (const v1::LengthReport& bin : report.lengths()) {
+      v1::LengthReport& sum = lengths[bin.tokens()];
+      sum.set_tokens(bin.tokens());
+      sum.set_micro_batches(sum.micro_batches() + bin.micro_batches());
+      sum.set_visited_tiles(sum.visited_tiles() + bin.visited_tiles());
+      sum.set_causal_tiles(sum.causal_tiles() + bin.causal_tiles());
+    }
+  }
+  for (auto& [tokens, bin] : lengths) *merged->add_lengths() = std::move(bin);
+}
+
+void MergeDocuments(const std::vector<v1::StepReport>& reports, v1::StepReport* merged) {
+  std::map<uint64_t, uint64_t> documents;  // by tokens
+  std::set<uint32_t> counted;              // groups whose documents these are
+  for (const v1::StepReport& report : reports) {
+    // All ranks of a group say the same of them.
+    if (report.documents().empty() || !counted.insert(report.group()).second) continue;
+    for (const v1::DocumentReport& bin : report.documents()) {
+      documents[bin.tokens()] += bin.count();
+    }
+  }
+  for (const auto& [tokens, count] : documents) {
+    v1::DocumentReport* const bin = merged->add_documents();
+    bin->set_tokens(tokens);
+    bin->set_count(count);
+  }
+}
+
+// Sets how many tiles each rank visited, and how unevenly they lay among ranks and ring steps.
+void SetLoads(const std::vector<v1::StepReport>& reports, v1::StepReport* merged) {
+  std::vector<uint64_t> rank_tiles;
+  double step_imbalance = 1;
+  for (const v1::StepReport& report : reports) {
+    // A worker that ran out of room sends reports without layers: no word about the load.
+    if (report.layers().empty()) continue;
+    std::vector<uint64_t> ring_steps;
+    uint64_t column_tiles = 0;
+    for (const v1::LayerReport& layer : report.layers()) {
+      AddInto(Tiles(layer), &ring_steps);
+      column_tiles += layer.column_tiles();
+    }
+    const uint64_t tiles = std::accumulate(ring_steps.begin(), ring_steps.end(), column_tiles);
+    if (rank_tiles.empty() || tiles > merged->most_tiles()) {
+      merged->set_most_tiles(tiles);
+      merged->set_most_tiles_rank(static_cast<uint32_t>(report.rank()));
+    }
+    rank_tiles.push_back(tiles);
+    step_imbalance = std::max(step_imbalance, MaxOverMean(ring_steps));
+  }
+  merged->mutable_rank_tiles()->Add(rank_tiles.begin(), rank_tiles.end());
+  merged->set_worker_imbalance(MaxOverMean(rank_tiles));
+  merged->set_step_imbalance(step_imbalance);
+}
+
 // A fresh copy, for what was cleared keeps its memory.
 void LeaveOutDetails(v1::StepReport* report) {
   report->clear_layers();
@@ -187,84 +290,13 @@ size_t BytesOf(const v1::StepReport& report, const StepMerger::Origin& origin) {
 
 v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports) {
   v1::StepReport merged = reports.front();
-  merged.set_rank(-1);
-  merged.clear_layers();
-  merged.clear_lengths();
-  merged.clear_ring_bytes();
-  merged.clear_whole_ring_bytes();
-  merged.clear_documents();
-  merged.clear_group();
-  merged.clear_rank_tokens();
-  merged.clear_rank_tiles();
-  merged.clear_rank_paces();
-  merged.clear_most_tiles();
-  merged.clear_most_tiles_rank();
-  std::map<uint64_t, uint64_t> documents;        // by tokens
-  std::set<uint32_t> counted;                    // groups whose documents these are
-  std::map<uint64_t, v1::LengthReport> lengths;  // by tokens
-  std::map<uint32_t, LayerSums> layers;
-  std::vector<uint64_t> rank_tiles;
-  double step_imbalance = 1;
-  for (const v1::StepReport& report : reports) {
-    merged.set_step_seconds(std::max(merged.step_seconds(), report.step_seconds()));
-    merged.set_peak_memory_bytes(std::max(merged.peak_memory_bytes(), report.peak_memory_bytes()));
-    merged.set_skipped(merged.skipped() || report.skipped());
-    CombinePhases(
-        report.phases(), [](double a, double b) { return std::max(a, b); },
-        merged.mutable_phases());
-    merged.set_group_micro_batches(
-        std::max(merged.group_micro_batches(), report.group_micro_batches()));
-    merged.set_group_tokens(std::max(merged.group_tokens(), report.group_tokens()));
-    merged.set_head_bytes(std::max(merged.head_bytes(), report.head_bytes()));
-    merged.set_ring_bytes(merged.ring_bytes() + report.ring_bytes());
-    merged.set_whole_ring_bytes(merged.whole_ring_bytes() + report.whole_ring_bytes());
-    for (const v1::LengthReport& bin : report.lengths()) {
-      v1::LengthReport& sum = lengths[bin.tokens()];
-      sum.set_tokens(bin.tokens());
-      sum.set_micro_batches(sum.micro_batches() + bin.micro_batches());
-      sum.set_visited_tiles(sum.visited_tiles() + bin.visited_tiles());
-      sum.set_causal_tiles(sum.causal_tiles() + bin.causal_tiles());
-    }
-    // All ranks of a group say the same of them.
-    if (!report.documents().empty() && counted.insert(report.group()).second) {
-      for (const v1::DocumentReport& bin : report.documents()) {
-        documents[bin.tokens()] += bin.count();
-      }
-    }
-    merged.add_rank_paces(PaceOf(report));
-    if (report.time().seconds() > merged.time().seconds()) *merged.mutable_time() = report.time();
-    std::vector<uint64_t> ring_steps;
-    uint64_t column_tiles = 0;
-    for (const v1::LayerReport& layer : report.layers()) {
-      layers[layer.layer()].Add(layer);
-      AddInto(Tiles(layer), &ring_steps);
-      column_tiles += layer.column_tiles();
-    }
-    // A worker that ran out of room sends reports without layers: no word about the load.
-    if (report.layers().empty()) continue;
-    const uint64_t tiles = std::accumulate(ring_steps.begin(), ring_steps.end(), column_tiles);
-    if (rank_tiles.empty() || tiles > merged.most_tiles()) {
-      merged.set_most_tiles(tiles);
-      merged.set_most_tiles_rank(static_cast<uint32_t>(report.rank()));
-    }
-    rank_tiles.push_back(tiles);
-    step_imbalance = std::max(step_imbalance, MaxOverMean(ring_steps));
-  }
-  for (const auto& [index, sums] : layers) {
-    v1::LayerReport* layer = merged.add_layers();
-    layer->set_layer(index);
-    sums.Write(layer);
-  }
-  for (auto& [tokens, bin] : lengths) *merged.add_lengths() = std::move(bin);
-  for (const auto& [tokens, count] : documents) {
-    v1::DocumentReport* const bin = merged.add_documents();
-    bin->set_tokens(tokens);
-    bin->set_count(count);
-  }
+  LeaveOutRank(&merged);
+  for (const v1::StepReport& report : reports) MergeTotals(report, &merged);
+  MergeLayers(reports, &merged);
+  MergeLengths(reports, &merged);
+  MergeDocuments(reports, &merged);
   SetImbalances(reports, &merged);
-  merged.mutable_rank_tiles()->Add(rank_tiles.begin(), rank_tiles.end());
-  merged.set_worker_imbalance(MaxOverMean(rank_tiles));
-  merged.set_step_imbalance(step_imbalance);
+  SetLoads(reports, &merged);
   return merged;
 }
 

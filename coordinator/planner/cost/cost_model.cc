@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "base/numbers/ceil_div.h"
 #include "coordinator/planner/cost/memory.h"
 #include "jobspec/values/attention_spec.h"
 #include "jobspec/values/model_spec.h"
@@ -225,9 +226,8 @@ void CostModel::ObserveStep(const v1::JobSpec& spec, const model::ModelConfig& m
   // Phases are the slowest rank's, so they belong to the rank with the most tiles and tokens.
   const double tiles = static_cast<double>(report.most_tiles());
   const uint32_t groups = std::max(1u, spec.parallelism().data());
-  const auto sequences =
-      static_cast<double>(samples ? report.group_micro_batches()
-                                  : (spec.training().global_batch() + groups - 1) / groups);
+  const auto sequences = static_cast<double>(
+      samples ? report.group_micro_batches() : CeilDiv(spec.training().global_batch(), groups));
   const double tokens = (samples ? static_cast<double>(report.group_tokens())
                                  : sequences * static_cast<double>(spec.data().sequence_length())) /
                         context;

@@ -1,7 +1,6 @@
 #include "coordinator/planner/deal/sample_steps.h"
 
 #include <algorithm>
-#include <numeric>
 #include <random>
 #include <utility>
 #include <vector>
@@ -49,12 +48,9 @@ absl::StatusOr<balance::DealingRules> RulesOf(const v1::JobSpec& spec, const v1:
                              .by_documents = jobspec::IsByDocuments(plan.layout()),
                              .heads = jobspec::HeadRanks(spec.parallelism())};
   ASSIGN_OR_RETURN(division.layout, jobspec::LayoutOf(plan.layout()));
-  return balance::DealingRules{
-      .groups = static_cast<int>(spec.parallelism().data()),
-      .capacity = static_cast<int64_t>(spec.data().sequence_length()),
-      .multiple = std::lcm<int64_t>(attention.tile, division.Multiple()),
-      .one_sample =
-          !division.by_documents && !patterns::DefinitionOf(attention.pattern).goes_by_distance()};
+  return balance::RulesForSamples(static_cast<int>(spec.parallelism().data()),
+                                  static_cast<int64_t>(spec.data().sequence_length()), division,
+                                  patterns::DefinitionOf(attention.pattern).goes_by_distance());
 }
 
 // Adds `scale` times every figure of `from`.
@@ -169,9 +165,8 @@ absl::Status WeighSamples(const v1::JobSpec& spec, const model::ModelConfig& mod
   return absl::OkStatus();
 }
 
-absl::StatusOr<v1::Prediction> PredictSamples(const v1::JobSpec& spec,
-                                              const model::ModelConfig& /*model*/,
-                                              const CostModel& cost_model, const v1::StepPlan& plan,
+absl::StatusOr<v1::Prediction> PredictSamples(const v1::JobSpec& spec, const CostModel& cost_model,
+                                              const v1::StepPlan& plan,
                                               std::span<const uint64_t> lengths, Pricer& pricer) {
   RETURN_IF_ERROR(CheckLengths(lengths, spec.data().sequence_length()));
   ASSIGN_OR_RETURN(const balance::SampleWeights weights, WeightsOf(plan));

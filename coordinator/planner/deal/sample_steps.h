@@ -28,9 +28,8 @@ absl::Status WeighSamples(const v1::JobSpec& spec, const model::ModelConfig& mod
 // The mean of steps of training.global_batch samples, of `lengths` drawn with training.seed, dealt
 // by the plan's weights: of each what its slowest group takes. Memory is the plan's.
 // INVALID_ARGUMENT where there is no length, or one is 0 or more than data.sequence_length.
-absl::StatusOr<v1::Prediction> PredictSamples(const v1::JobSpec& spec,
-                                              const model::ModelConfig& model,
-                                              const CostModel& cost_model, const v1::StepPlan& plan,
+absl::StatusOr<v1::Prediction> PredictSamples(const v1::JobSpec& spec, const CostModel& cost_model,
+                                              const v1::StepPlan& plan,
                                               std::span<const uint64_t> lengths, Pricer& pricer);
 
 }  // namespace ringleader::planner

@@ -35,7 +35,7 @@ class SampleStepsTest : public ::testing::Test {
     const CostModel costs(spec_, model, cluster_);
     const patterns::PatternHints hints;
     Pricer pricer(spec_, model, cluster_, hints);
-    return PredictSamples(spec_, model, costs, Plan(costs), lengths, pricer);
+    return PredictSamples(spec_, costs, Plan(costs), lengths, pricer);
   }
   // Attention of the job's shape takes the square of its tokens times its density, at any length.
   balance::LatencyTable Measured(double ms_per_square) const {

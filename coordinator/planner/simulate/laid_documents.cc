@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "balance/document_dealing.h"
+#include "base/numbers/ceil_div.h"
 #include "base/status_macros.h"
 #include "patterns/check_options.h"
 #include "patterns/sample.h"
@@ -13,10 +14,6 @@
 
 namespace ringleader::planner {
 namespace {
-
-int64_t RoundUp(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
 
 // What each rank holds of documents that are apart, and which calls that makes.
 absl::Status CountApart(const patterns::AttentionOptions& attention, int ranks, int64_t stripe,
@@ -92,7 +89,7 @@ double LaidDocuments::ChosenTiles(double heads, const patterns::AttentionOptions
   double tiles = 0;
   for (const int64_t of_document : tokens) {
     if (IsShort(attention, of_document)) continue;
-    const auto blocks = static_cast<double>(RoundUp(of_document, attention.tile)) / attention.tile;
+    const auto blocks = static_cast<double>(CeilDiv(of_document, attention.tile));
     tiles += heads * blocks * (blocks + 1) / 2;
   }
   return tiles / ranks;
@@ -165,7 +162,7 @@ ring::TileLoads LaidDocuments::Loads(const patterns::AttentionOptions& attention
   double spread_tiles = 0;
   for (size_t i = 0; i < tokens.size(); ++i) {
     const bool is_dense = !are_apart || IsShort(attention, tokens[i]);
-    const int64_t blocks = (tokens[i] + attention.tile - 1) / attention.tile;
+    const int64_t blocks = CeilDiv(tokens[i], attention.tile);
     const Alone& alone = alone_of(blocks, is_dense);
     if (holders[i].has_value()) {
       loads.AddRing(*holders[i], *holders[i], alone.loads.of(0, 0));

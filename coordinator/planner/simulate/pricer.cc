@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "base/numbers/ceil_div.h"
 #include "base/status_macros.h"
 #include "coordinator/planner/simulate/ring_simulator.h"
 #include "jobspec/jobspec.h"
@@ -38,7 +39,7 @@ struct Pricer::Setting {
   LaidDocuments documents = {};
 
   int64_t Blocks(uint64_t tokens) const {
-    return (static_cast<int64_t>(tokens) + attention.tile - 1) / attention.tile;
+    return CeilDiv(static_cast<int64_t>(tokens), attention.tile);
   }
   double LocalTokens(uint64_t tokens) const {
     if (documents.are_apart) return static_cast<double>(documents.local_tokens);

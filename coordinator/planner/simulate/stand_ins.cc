@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "base/numbers/ceil_div.h"
 #include "jobspec/jobspec.h"
 #include "jobspec/values/attention_spec.h"
 #include "patterns/pattern.h"
@@ -64,7 +65,7 @@ std::vector<uint64_t> WeighedLengths(const v1::JobSpec& spec, v1::ParallelismSpe
   std::set<uint64_t> lengths;
   auto length = static_cast<double>(longest);
   for (int i = 0; i < most_lengths && length >= 1; ++i, length /= apart) {
-    const int64_t whole = (static_cast<int64_t>(length) + multiple - 1) / multiple * multiple;
+    const int64_t whole = RoundUp(static_cast<int64_t>(length), multiple);
     lengths.insert(std::min(whole, longest));
   }
   return {lengths.begin(), lengths.end()};

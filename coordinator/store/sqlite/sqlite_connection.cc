@@ -76,6 +76,11 @@ absl::Status Connection::Explain(const std::string& path, const SQLite::Exceptio
             message("the disk is full: its user's quota is used up",
                     "free space that counts against the quota, or raise it, and try again"));
       }
+      if (system_errno == EFBIG) {
+        return absl::ResourceExhaustedError(
+            message("a file may grow no more: it is as large as this process may make one",
+                    "raise the limit (ulimit -f) and try again"));
+      }
       return absl::UnavailableError(
           message("it cannot be read or written",
                   "check the file system, its quota and the process's limits"));

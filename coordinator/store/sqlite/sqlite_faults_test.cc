@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -16,6 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/process/signals.h"
 #include "base/status_macros.h"
 #include "base/testing/temp_dir.h"
 #include "coordinator/store/sqlite/sqlite_connection.h"
@@ -264,6 +266,50 @@ TEST_F(SqliteFaultsTest, AQuotaThatIsUsedUpIsAFullDisk) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("quota is used up"));
   EXPECT_TRUE(GetJob(**store, "before").ok());
   EXPECT_TRUE(CreateJob(**store, "after").ok());
+}
+
+// The same of a limit on the size of files (ulimit -f), which may be raised while the process runs.
+TEST_F(SqliteFaultsTest, AFileThatMayGrowNoMoreIsAFullDisk) {
+  auto store = OpenSqliteStore({.path = path()});
+  ASSERT_TRUE(store.ok()) << store.status();
+  ASSERT_TRUE(CreateJob(**store, "before").ok());
+  FailTooLargeWrites();
+  rlimit limit = {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
+  const rlimit full = {.rlim_cur = 4096, .rlim_max = limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &full), 0);
+  const absl::Status refused = CreateJob(**store, "refused");
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("raise the limit (ulimit -f)"));
+  EXPECT_TRUE(CreateJob(**store, "after").ok());
+}
+
+// What is written into it would be acknowledged, and gone at the next start.
+TEST_F(SqliteFaultsTest, ADatabaseThatIsNoLongerInItsPlaceTakesNoWrites) {
+  const auto other = [&] { return path() + ".other"; };
+  auto store = OpenSqliteStore({.path = path()});
+  ASSERT_TRUE(store.ok()) << store.status();
+  ASSERT_TRUE(CreateJob(**store, "before").ok());
+  std::filesystem::rename(path(), other());
+  const absl::Status gone = CreateJob(**store, "gone");
+  EXPECT_EQ(gone.code(), absl::StatusCode::kFailedPrecondition) << gone;
+  EXPECT_THAT(std::string(gone.message()), HasSubstr("is not the file that this coordinator has"));
+  std::ofstream(path()) << "another";
+  EXPECT_FALSE(CreateJob(**store, "replaced").ok());
+  std::filesystem::rename(other(), path());
+  EXPECT_TRUE(CreateJob(**store, "after").ok());
+}
+
+TEST_F(SqliteFaultsTest, ALogWithoutItsDatabaseIsNotThrownAway) {
+  std::ofstream(path() + "-wal") << "what was written last";
+  const absl::Status refused = OpenSqliteStore({.path = path()}).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("is gone, and"));
+  EXPECT_TRUE(std::filesystem::exists(path() + "-wal"));
+  EXPECT_FALSE(std::filesystem::exists(path()));
+  std::filesystem::remove(path() + "-wal");
+  EXPECT_TRUE(OpenSqliteStore({.path = path()}).ok());
 }
 
 // The default file system, which counts how often the log of writes is synced.

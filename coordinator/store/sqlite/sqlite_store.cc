@@ -1,12 +1,14 @@
 #include "coordinator/store/sqlite/sqlite_store.h"
 
 #include <spdlog/spdlog.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <atomic>
 #include <deque>
 #include <filesystem>
 #include <list>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_format.h"
@@ -33,6 +35,26 @@ constexpr size_t kMaxIdleReaders = 8;
 int64_t LogBytes(const SqliteOptions& options) {
   constexpr int64_t kLeast = 4 << 20;  // at which SQLite carries it over to the database by itself
   return std::max(kLeast, options.reserve_bytes / 4);
+}
+
+// Which file a path leads to: device and number; zeros where there is none.
+using Place = std::pair<dev_t, ino_t>;
+Place PlaceOf(const std::string& path) {
+  struct stat file = {};
+  return stat(path.c_str(), &file) == 0 ? Place(file.st_dev, file.st_ino) : Place();
+}
+
+// SQLite would begin a new database, and remove the log of the one that is gone.
+absl::Status CheckNotGone(const std::string& database) {
+  const std::string log = database + "-wal";
+  struct stat file = {};
+  if (PlaceOf(database) != Place() || stat(log.c_str(), &file) != 0 || file.st_size == 0) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "database %s is gone, and %s, which holds its last writes, is not; put the database back "
+      "or, to begin with an empty one, move that file away",
+      database, log));
 }
 
 // The only file of a database that may go at any time.
@@ -165,11 +187,21 @@ class SqliteStore : public Store {
     }
   }
 
+  // What is written into a file that its path no longer leads to is gone at the next start.
+  absl::Status CheckInPlace() const {
+    if (place_ == PlaceOf(options_.path)) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "database %s is not the file that this coordinator has open: it was removed, renamed or "
+        "replaced; stop the coordinator, put the file back and start it again",
+        options_.path));
+  }
+
   // Only the leader of the queue is here.
   void CommitGroup(const std::vector<Writer*>& group) {
     const absl::Time start = absl::Now();
     std::vector<Change> changes;
     const absl::Status committed = writer_->Try([&]() -> absl::Status {
+      RETURN_IF_ERROR(CheckInPlace());
       SQLite::Transaction transaction(writer_->database(), SQLite::TransactionBehavior::IMMEDIATE);
       uint64_t next = revision() + 1;
       for (Writer* writer : group) {
@@ -247,6 +279,7 @@ class SqliteStore : public Store {
   const std::unique_ptr<FileLock> lock_;
   DiskReserve reserve_;                       // outlives all connections
   const std::unique_ptr<Connection> writer_;  // used by the queue's leader
+  const Place place_ = PlaceOf(options_.path);
   const absl::Duration reply_offset_;
   std::atomic<uint64_t> revision_;
 
@@ -314,6 +347,7 @@ absl::Duration ReplyOffset(Connection& connection, const Clock& clock) {
 
 absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(SqliteOptions options) {
   ASSIGN_OR_RETURN(std::unique_ptr<FileLock> lock, FileLock::Take(options.path));
+  RETURN_IF_ERROR(CheckNotGone(options.path));
   RETURN_IF_ERROR(MakePrivateFile(options.path));
   for (const char* suffix : {"-wal", "-shm", ".lock"}) {
     if (std::filesystem::exists(options.path + suffix)) {

@@ -23,12 +23,13 @@ __global__ void TileSumsKernel(const TokenMajor<const __nv_bfloat16> x, const Sh
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * tile;
   const int tokens = static_cast<int>(min(static_cast<int64_t>(tile), x.tokens - begin));
   const int64_t position = layout.Position(begin);
-  const int first = static_cast<int>(counted.First(position, position + tokens) - position);
+  const int first = static_cast<int>(counted.First(position, position + tokens) - position),
+            last = static_cast<int>(counted.End(position, position + tokens) - position);
   const int head = blockIdx.y;
   const __nv_bfloat16* row = x.data + begin * x.token_stride + head * x.head_stride + threadIdx.x;
   float sum = 0.0f;
 #pragma unroll 8
-  for (int t = first; t < tokens; ++t) sum += __bfloat162float(row[t * x.token_stride]);
+  for (int t = first; t < last; ++t) sum += __bfloat162float(row[t * x.token_stride]);
   sums[(static_cast<int64_t>(blockIdx.x) * x.heads + head) * x.head_dim + threadIdx.x] = sum;
 }
 
@@ -44,12 +45,12 @@ __global__ void BlockMeansKernel(const BlockGateArgs args, int blocks) {
   const int block = blockIdx.x, head = blockIdx.y;
   const int64_t begin = static_cast<int64_t>(block) * args.block_size,
                 end = min(begin + args.block_size, args.query_layout.tokens),
-                first = args.counted.First(begin, end);
+                first = args.counted.First(begin, end), last = args.counted.End(begin, end);
   float mean = 0.0f;
-  for (int64_t b = first / args.tile; b * args.tile < end; ++b) {
+  for (int64_t b = first / args.tile; b * args.tile < last; ++b) {
     mean += args.key_sums[(b * args.kv_heads + head) * args.head_dim + threadIdx.x];
   }
-  mean /= static_cast<float>(end - first);
+  mean /= static_cast<float>(last - first);
   args.means[(static_cast<int64_t>(head) * blocks + block) * args.head_dim + threadIdx.x] = mean;
 }
 

@@ -32,11 +32,11 @@ __global__ void SplitMeansKernel(const float* key_sums, const MeanKeys counted, 
   if (block < p.blocks) {
     const int64_t begin = static_cast<int64_t>(block) * p.block_size,
                   end = min(begin + p.block_size, p.layout.tokens),
-                  first = counted.First(begin, end);
-    for (int64_t b = first / p.tile; b * p.tile < end; ++b) {
+                  first = counted.First(begin, end), last = counted.End(begin, end);
+    for (int64_t b = first / p.tile; b * p.tile < last; ++b) {
       mean += key_sums[(b * p.kv_heads + head) * d + threadIdx.x];
     }
-    mean /= static_cast<float>(end - first);
+    mean /= static_cast<float>(last - first);
   }
   const __nv_bfloat16 high = __float2bfloat16_rn(mean);
   const int64_t at = (static_cast<int64_t>(head) * p.padded_blocks + block) * d + threadIdx.x;

@@ -68,19 +68,23 @@ class LocalStarts {
 class DeviceSight {
  public:
   explicit DeviceSight(const reference::testing::RankSight& host)
-      : starts_(host.document_starts), intervals_(host.intervals), key_starts_(host.key_starts) {}
+      : starts_(host.document_starts),
+        intervals_(host.intervals),
+        key_starts_(host.key_starts),
+        content_(host.content) {}
   SeenKeys seen() const {
     return {.document_starts = starts_.size() == 0 ? nullptr : starts_.data(),
             .intervals = intervals_.size() == 0 ? nullptr : intervals_.data()};
   }
   MeanKeys counted() const {
-    return {.starts = key_starts_.size() == 0 ? nullptr : key_starts_.data()};
+    return {.starts = key_starts_.size() == 0 ? nullptr : key_starts_.data(), .content = content_};
   }
 
  private:
   const DeviceBuffer<int32_t> starts_;
   const DeviceBuffer<KeyIntervals> intervals_;
   const DeviceBuffer<int32_t> key_starts_;
+  const int64_t content_;
 };
 
 }  // namespace ringleader::kernels::index

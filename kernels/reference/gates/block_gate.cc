@@ -22,8 +22,9 @@ void TileKeySums(Engine& engine, const TokenMajor<const float>& k, const TileKey
     float* const sum = step.sums + b * row;
     const int64_t begin = b * step.tile, end = std::min(k.tokens, begin + step.tile),
                   position = step.layout.Position(begin);
-    const int64_t first = begin + step.counted.First(position, position + end - begin) - position;
-    for (int64_t i = first; i < end; ++i) {
+    const int64_t first = begin + step.counted.First(position, position + end - begin) - position,
+                  last = begin + step.counted.End(position, position + end - begin) - position;
+    for (int64_t i = first; i < last; ++i) {
       for (int head = 0; head < k.heads; ++head) {
         const float* key = k.data + i * k.token_stride + head * k.head_stride;
         for (int x = 0; x < k.head_dim; ++x) sum[head * k.head_dim + x] += key[x];
@@ -49,14 +50,14 @@ std::vector<float> BlockMeans(const BlockKeys& keys, int kv_heads, int d) {
   for (int64_t block = 0; block < blocks; ++block) {
     const int64_t begin = block * keys.block_size,
                   end = std::min(keys.tokens, begin + keys.block_size),
-                  first = keys.counted.First(begin, end);
+                  first = keys.counted.First(begin, end), last = keys.counted.End(begin, end);
     for (int head = 0; head < kv_heads; ++head) {
       float* const mean = means.data() + (head * blocks + block) * d;
-      for (int64_t b = first / keys.tile; b * keys.tile < end; ++b) {
+      for (int64_t b = first / keys.tile; b * keys.tile < last; ++b) {
         const float* sum = keys.sums + (b * kv_heads + head) * d;
         for (int x = 0; x < d; ++x) mean[x] += sum[x];
       }
-      for (int x = 0; x < d; ++x) mean[x] /= static_cast<float>(end - first);
+      for (int x = 0; x < d; ++x) mean[x] /= static_cast<float>(last - first);
     }
   }
   return means;

@@ -68,8 +68,8 @@ struct HeadBudget {
 };
 
 // Of the blocks of which a tile sees a key, the best by their means' products in fp64, whatever the
-// mask; the tile's own beside them. Under the causal one a mean is of one document's keys. Heads
-// may have half more than others.
+// mask; the tile's own beside them. Under the causal one a mean is of one document's keys, under
+// others of none of padding. Heads may have half more than others.
 TEST(BlockGateTest, TheBestOfWhatAMaskShowsAreKept) {
   constexpr int64_t kTokens = 1000, kTopK = 3;
   const HeadBudget budgets[] = {{{}, {3, 3}}, {{2, 2}, {3, 3}}, {{1, 3}, {2, 4}}, {{3, 1}, {4, 2}}};
@@ -99,9 +99,13 @@ TEST(BlockGateTest, TheBestOfWhatAMaskShowsAreKept) {
               }
               continue;
             }
-            const int64_t behind = std::min((block + 1) * block_size, kTokens);
+            int64_t behind = std::min((block + 1) * block_size, kTokens);
             int64_t counted = block * block_size;  // the first key that is
-            if (mask == Sight::Mask::kCausal) counted = std::max(counted, sight.Begin(first));
+            if (mask == Sight::Mask::kCausal) {
+              counted = std::max(counted, sight.Begin(first));
+            } else if (counted < sight.content()) {
+              behind = std::min(behind, sight.content());
+            }
             double score = 0.0;
             for (int64_t i = first; i < end; ++i) {
               for (int64_t j = counted; j < behind; ++j) {

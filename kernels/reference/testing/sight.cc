@@ -33,7 +33,9 @@ int64_t EndOf(Sight::Mask mask, int64_t position, int64_t first, int64_t end) {
 }  // namespace
 
 Sight::Sight(Mask mask, int64_t tokens, std::vector<int64_t> firsts)
-    : mask_(mask), is_packed_(!firsts.empty()) {
+    : mask_(mask),
+      is_packed_(!firsts.empty()),
+      content_(firsts.size() > 1 ? firsts.back() : tokens) {
   if (firsts.empty()) firsts = {0};
   firsts.push_back(tokens);
   for (size_t document = 0; document + 1 < firsts.size(); ++document) {
@@ -54,6 +56,7 @@ bool Sight::Meets(int64_t first, int64_t last, int64_t block, int64_t size) cons
 
 RankSight Sight::Of(const ShardLayout& layout) const {
   RankSight rank;
+  rank.content = content_;
   for (int64_t i = 0; i < layout.local_tokens(); ++i) {
     const KeyIntervals& row = rows_[layout.Position(i)];
     if (mask_ != Mask::kCausal) rank.intervals.push_back(row);

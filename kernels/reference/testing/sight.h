@@ -14,12 +14,15 @@ struct RankSight {
   std::vector<int32_t> document_starts;
   std::vector<KeyIntervals> intervals;
   std::vector<int32_t> key_starts;  // of the sequence, beside document_starts
+  int64_t content = 0;              // of the sequence: Sight::content
 
   SeenKeys seen() const {
     return {.document_starts = document_starts.empty() ? nullptr : document_starts.data(),
             .intervals = intervals.empty() ? nullptr : intervals.data()};
   }
-  MeanKeys counted() const { return {.starts = key_starts.empty() ? nullptr : key_starts.data()}; }
+  MeanKeys counted() const {
+    return {.starts = key_starts.empty() ? nullptr : key_starts.data(), .content = content};
+  }
 };
 
 class Sight {
@@ -36,6 +39,8 @@ class Sight {
   int64_t Begin(int64_t position) const { return rows_[position].begin; }
   int64_t End(int64_t position) const { return rows_[position].end; }
   bool Sees(int64_t query, int64_t key) const { return Begin(query) <= key && key < End(query); }
+  // Where padding begins: with the last of several documents.
+  int64_t content() const { return content_; }
   // Whether one of the queries [first, last] sees the block of `size` keys.
   bool Meets(int64_t first, int64_t last, int64_t block, int64_t size) const;
 
@@ -44,6 +49,7 @@ class Sight {
  private:
   Mask mask_;
   bool is_packed_;
+  int64_t content_;
   std::vector<KeyIntervals> rows_;  // by position
 };
 

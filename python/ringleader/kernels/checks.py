@@ -1,6 +1,8 @@
 """What callers pass. Types, shapes and devices are checked at once; what is in a tensor is checked where it lies, by
 torch._assert_async: at once on the CPU, and on a GPU when it comes to it, without waiting for it."""
 
+import numbers
+
 import torch
 
 
@@ -13,6 +15,13 @@ def positive(**sizes):
     for name, size in sizes.items():
         if isinstance(size, (bool, float)) or size < 1:
             raise ValueError(f"{name} is {size}; it must be a positive integer")
+
+
+def integer(shape, **values):
+    """shape: of which they may be tensors, for messages"""
+    for name, x in values.items():
+        if isinstance(x, bool) or not isinstance(x, (numbers.Integral, torch.SymInt)):
+            raise ValueError(f"{name} is {x!r}; it must be an integer, or a tensor of them, {shape}")
 
 
 def integers(shape, **tensors):

@@ -178,6 +178,9 @@ def register(blocks, name=NAME, dense_layers=()):
             if arguments.get(argument) is not None:
                 raise NotImplementedError(f"{name} has no {argument}; {type(module).__name__} asks for it: choose "
                                           "another attn_implementation for this model")
+        if arguments.get("output_attentions"):
+            raise NotImplementedError(f"{name} has no weights of attention to return, which output_attentions asks for: leave it "
+                                      "out, or choose another attn_implementation")
         if dropout > 0:
             raise NotImplementedError(f"{name} has no dropout; set config.attention_dropout = 0")
         if attention_mask is not None and not is_ours:

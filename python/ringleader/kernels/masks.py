@@ -93,8 +93,8 @@ def key_intervals(name, tokens, *, documents=None, window=1024, prefix=0, block=
         raise ValueError(f"{name} needs documents: ids [batch, tokens], or Documents")
     if not of_documents and documents is not None:
         raise ValueError(f"{name} does not look at documents; leave them out, or take a mask of documents")
-    if isinstance(prefix, torch.Tensor):
-        checks.integers("[batch, 1] or [batch, tokens]", prefix=prefix)
+    check = checks.integers if isinstance(prefix, torch.Tensor) else checks.integer
+    check("[batch, 1] or [batch, tokens]", prefix=prefix)
     starts = None
     if documents is not None:
         if isinstance(documents, torch.Tensor):

@@ -54,13 +54,15 @@ void ForChunks(int64_t tokens, int64_t chunk, Body body) {
   }
 }
 
-// Whether each row's label has a logit that is larger than every other; overwrites the logits.
+// Whether each row's label has a logit that is larger than every other. The logits are as before.
 Tensor IsLargest(const Tensor& logits, const Tensor& labels) {
   const Tensor kept = labels.ne(kIgnoreLabel);
   const Tensor index = labels.masked_fill(~kept, 0).unsqueeze(1);
   const Tensor own = logits.gather(1, index);
   logits.scatter_(1, index, -std::numeric_limits<double>::infinity());  // the others are left
-  return own.squeeze(1).gt(logits.amax(1)).logical_and_(kept);
+  const Tensor others = logits.amax(1);
+  logits.scatter_(1, index, own);
+  return own.squeeze(1).gt(others).logical_and_(kept);
 }
 
 }  // namespace
@@ -226,11 +228,9 @@ TokenScores LossPass(const TokenOps& ops, const Tensor& hidden, const Tensor& he
     Tensor logits = buffer.slice(0, 0, end - begin).slice(1, 0, vocab);
     at::mm_out(logits, rows, head.t());
     const Tensor wanted = labels.slice(0, begin, end);
+    if (!gradient) scores.right.slice(0, begin, end).copy_(IsLargest(logits, wanted));
     scores.losses.slice(0, begin, end).copy_(ops.CrossEntropy(logits, wanted, gradient));
-    if (!gradient) {
-      scores.right.slice(0, begin, end).copy_(IsLargest(logits, wanted));
-      return;
-    }
+    if (!gradient) return;
     ops.AddWeightGradient(logits, rows, d_head);
     at::mm_out(rows, logits, head);  // the hidden states have served
   });

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "base/numbers/ceil_div.h"
 
 namespace ringleader::model {
 namespace {
@@ -35,7 +36,7 @@ int Populate(char* data, int64_t bytes) {
       if (madvise(data + begin, size, MADV_POPULATE_WRITE) != 0) error = errno;
     }
   };
-  const int64_t pieces = (bytes + kPiece - 1) / kPiece;
+  const int64_t pieces = CeilDiv(bytes, kPiece);
   std::vector<std::thread> threads;
   for (int i = 0; i < std::min<int64_t>(kMaxThreads, pieces); ++i) threads.emplace_back(work);
   for (std::thread& thread : threads) thread.join();

@@ -277,7 +277,8 @@ TEST_P(TokenOpsTest, CrossEntropyOfPaddedRows) {
   Tensor labels = RandomIntegers(vocab, n);
   labels[5] = kIgnoreLabel;
   const Tensor expected = plain_.CrossEntropy(before, labels, /*gradient=*/true);
-  EXPECT_LT(Error(fused_->CrossEntropy(logits, labels, /*gradient=*/false), expected), 1e-3);
+  const Tensor copy = buffer.clone().slice(1, 0, vocab);
+  EXPECT_LT(Error(fused_->CrossEntropy(copy, labels, /*gradient=*/false), expected), 1e-3);
   EXPECT_LT(Error(fused_->CrossEntropy(logits, labels, /*gradient=*/true), expected), 1e-3);
   EXPECT_LT(Error(logits, before), GetParam().tolerance);
 }

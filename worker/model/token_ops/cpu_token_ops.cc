@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/numbers/ceil_div.h"
 #include "kernels/ops/token_view.h"
 #include "kernels/reference/math/fused.h"
 #include "kernels/reference/math/thread_pool.h"
@@ -18,7 +19,7 @@ using torch::Tensor;
 constexpr int64_t kBlockRows = 256;
 
 int64_t Blocks(int64_t rows) {
-  return (rows + kBlockRows - 1) / kBlockRows;
+  return CeilDiv(rows, kBlockRows);
 }
 
 // body(block, first row, rows) for all of [0, rows).
@@ -218,14 +219,17 @@ class CpuTokenOps : public TokenOps {
   Tensor CrossEntropy(const Tensor& logits, const Tensor& labels, bool gradient) const override {
     const Tensor kept = labels.ne(kIgnoreLabel).unsqueeze(1);        // [n, 1]
     const Tensor index = labels.unsqueeze(1).masked_fill(~kept, 0);  // [n, 1]
-    const Tensor log_p = torch::log_softmax(logits, 1);
+    // All in the logits' own memory, for there is no other tensor of a vocabulary's size.
+    Tensor p = logits;
+    p.sub_(p.amax(1, /*keepdim=*/true));
+    const Tensor wanted = p.gather(1, index);
+    const Tensor sums = p.exp_().sum(1, /*keepdim=*/true);
     // Filled, not multiplied: a row that does not count must not spread a NaN either.
-    Tensor losses = log_p.gather(1, index).neg_().masked_fill_(~kept, 0.0).squeeze(1);
+    Tensor losses = sums.log().sub_(wanted).masked_fill_(~kept, 0.0).squeeze(1);
     if (gradient) {  // softmax - one_hot(label)
-      Tensor out = logits;
-      at::exp_out(out, log_p);
-      out.scatter_add_(1, index, torch::full_like(index, -1.0, out.options()));
-      out.masked_fill_(~kept, 0.0);
+      p.div_(sums);
+      p.scatter_add_(1, index, torch::full_like(index, -1.0, p.options()));
+      p.masked_fill_(~kept, 0.0);
     }
     return losses;
   }
@@ -237,7 +241,7 @@ class CpuTokenOps : public TokenOps {
     // A thread adds up columns of its own, so that none waits for another's rows.
     constexpr int64_t kColumns = 64;
     const int64_t dim = dx.size(1);
-    pool_.For((dim + kColumns - 1) / kColumns, [&](int64_t block, int /*worker*/) {
+    pool_.For(CeilDiv(dim, kColumns), [&](int64_t block, int /*worker*/) {
       const int64_t first = block * kColumns;
       reference::EmbeddingBackward({.dx = dx.const_data_ptr<float>() + first,
                                     .tokens = tokens.const_data_ptr<int64_t>(),

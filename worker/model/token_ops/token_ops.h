@@ -116,8 +116,9 @@ class TokenOps {
   virtual void AddScaledWeightGradient(const ScaledRows& dy, const ScaledRows& x,
                                        const torch::Tensor& d_weight) const = 0;
 
-  // logits: [n, vocab] -> losses: [n] fp32, 0 where the label is kIgnoreLabel. With `gradient`, the
-  // losses' sum's gradient takes the logits' place. Rows may be padded: stride 0 >= vocab.
+  // logits: [n, vocab] -> losses: [n] fp32, 0 where the label is kIgnoreLabel. The logits may be
+  // lost: with `gradient`, the losses' sum's gradient takes their place. Rows may be padded: stride
+  // 0 >= vocab.
   virtual torch::Tensor CrossEntropy(const torch::Tensor& logits, const torch::Tensor& labels,
                                      bool gradient) const = 0;
 

@@ -2,11 +2,8 @@
 // gather parameters and those who reduce gradients.
 #pragma once
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -49,11 +46,6 @@ inline absl::Status Await(std::vector<ShardTransferPtr>& transfers) {
   }
   transfers.clear();
   return absl::OkStatus();
-}
-
-// Turns a status into the error of ParameterStore's calls, c10::Error.
-inline void Check(const absl::Status& status) {
-  TORCH_CHECK(status.ok(), std::string(status.message()));
 }
 
 }  // namespace ringleader::optim

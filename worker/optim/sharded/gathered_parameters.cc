@@ -3,10 +3,12 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "kernels/ops/check_status.h"
 #include "worker/optim/sharded/block_owners.h"
 
 namespace ringleader::optim {
 
+using kernels::ops::Check;
 using torch::Tensor;
 
 GatheredParameters::GatheredParameters(const model::ParameterLayout& layout, ShardDevice& device,

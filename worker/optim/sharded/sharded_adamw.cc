@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "kernels/ops/check_status.h"
 #include "worker/optim/decay_ranges.h"
 #include "worker/optim/sharded/block_owners.h"
 #include "worker/optim/sharded/gathered_parameters.h"
@@ -15,6 +16,7 @@
 namespace ringleader::optim {
 namespace {
 
+using kernels::ops::Check;
 using torch::Tensor;
 
 // Copies of master weights pass through device memory a piece at a time.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/numbers/ceil_div.h"
 #include "base/status_macros.h"
 
 namespace ringleader::optim {
@@ -99,7 +100,7 @@ int64_t ShardedCasts::RowsBefore(int64_t element) const {
   int64_t rows = 0;
   ForPlaces([&](const model::CastBlockPlaces::Place& place, int64_t at) {
     if (place.rows == 0) return;
-    if (element > at) rows += std::min(place.rows, (element - at - 1) / place.width() + 1);
+    if (element > at) rows += std::min(place.rows, CeilDiv(element - at, place.width()));
   });
   return rows;
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <thread>
 
+#include "base/numbers/ceil_div.h"
+
 namespace ringleader::trainer {
 
 bool HasRandomInit(const TrainingJob& job) {
@@ -22,7 +24,7 @@ absl::StatusOr<model::ModelConfig> LoadConfig(const TrainingJob& job) {
 void DrawWeights(const TrainingJob& job, const model::ModelConfig& config,
                  const model::ParameterLayout& layout, int64_t first, int64_t count,
                  float* values) {
-  const int64_t piece = (count + job.threads - 1) / job.threads;
+  const int64_t piece = CeilDiv(count, job.threads);
   std::vector<std::thread> threads;
   for (int64_t begin = 0; begin < count; begin += piece) {
     threads.emplace_back([&, begin] {

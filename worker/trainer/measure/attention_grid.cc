@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "balance/grid.h"
+#include "base/numbers/ceil_div.h"
 #include "base/status_macros.h"
 #include "patterns/pattern.h"
 #include "worker/attention/documents/document_attention.h"
@@ -90,7 +91,7 @@ class Bench {
       const torch::Device device(device_.is_host() ? torch::kCPU : torch::kCUDA);
       const Tensor drawn = torch::randn({kDrawnTokens, heads, config_.head_dim}, generator)
                                .to(torch::TensorOptions().device(device).dtype(device_.type()));
-      const int64_t times = (tokens + kDrawnTokens - 1) / kDrawnTokens;
+      const int64_t times = CeilDiv(tokens, kDrawnTokens);
       return drawn.repeat({times, 1, 1}).narrow(0, 0, tokens);
     };
     q_ = draw(config_.heads);

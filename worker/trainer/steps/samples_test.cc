@@ -126,6 +126,33 @@ INSTANTIATE_TEST_SUITE_P(
                       patterns::Pattern::kXAttention, patterns::Pattern::kKeyGroups,
                       patterns::Pattern::kAdaSpa));
 
+// Of how much padding follows is decided by the ranks. Blocks of several tiles may hold some beside
+// what is seen whole.
+TEST_F(SamplesJobTest, PaddingHasNoSayInWhatBlocksOfTilesAreChosen) {
+  const auto job_of = [&](int context, int data, patterns::Mask mask) {
+    TrainingJob job = Job(context, data, patterns::Pattern::kBlockTopK);
+    job.attention.block_size = 128;
+    job.attention.mask = mask;
+    if (mask == patterns::Mask::kBlockCausal) job.attention.mask_block = 96;
+    job.batching.hidden_share = 0.3;
+    return job;
+  };
+  for (const patterns::Mask mask : {patterns::Mask::kFull, patterns::Mask::kBlockCausal}) {
+    ASSERT_EQ(Run(job_of(1, 1, mask)), absl::OkStatus());
+    const std::vector<StepRecord> alone = hosts_[0].steps;
+    for (const auto& [context, data] : {std::pair{2, 1}, {4, 1}, {1, 2}}) {
+      ASSERT_EQ(Run(job_of(context, data, mask)), absl::OkStatus());
+      for (size_t step = 0; step < alone.size(); ++step) {
+        const StepRecord& record = hosts_[0].steps.at(step);
+        EXPECT_NEAR(record.loss, alone[step].loss, 1e-5 * alone[step].loss) << context << data;
+        EXPECT_NEAR(record.gradient_norm, alone[step].gradient_norm,
+                    1e-5 * alone[step].gradient_norm)
+            << context << data;
+      }
+    }
+  }
+}
+
 // The same samples one after another to the groups: the same losses, further from even.
 TEST_F(SamplesJobTest, SamplesMayBeDealtInOrder) {
   const auto weights = *balance::SampleWeights::Create({{64, 1}, {512, 20}});

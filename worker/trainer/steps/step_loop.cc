@@ -150,7 +150,6 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
   record.plan_version = plan_.version;
   record.learning_rate = job_.schedule.At(static_cast<int64_t>(step) - 1);
   record.group = group_;
-  double data_seconds = 0;
   balance::Dealing dealing;
   std::vector<float> moves;  // of this group's micro-batches
   {
@@ -172,39 +171,14 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
     ASSIGN_OR_RETURN(record.padding_tokens, CountPadding(dealing, samples, plan_.WeightsAt(step)));
     engine.SetHeadBudgets(head_budgets_);
     engine.BeginStep(step);
-    const std::vector<balance::MicroBatch>& mine = dealing.groups[group_];
     moves = MovesOf(dealing, samples, step);
-    for (const balance::MicroBatch& batch : mine) {
-      parts_.host->SetPlace(step, "data");
-      data::LocalSequence local;
-      {
-        const Stopwatch timer(&data_seconds);
-        ASSIGN_OR_RETURN(local, Read(*parts_.train, samples, batch, plan_.WeightsAt(step)));
-      }
-      record.rank_tokens += local.tokens.size();
-      if (job_.document_mask || job_.batching.samples) CountDocuments(local, &record);
-      parts_.host->SetPlace(step, "forward and backward");
-      RETURN_IF_ERROR(
-          engine.ForwardBackward(local, &batch == &mine.back(), moves[&batch - mine.data()]));
-    }
-    // Groups that sum their gradients once a step meet in their last micro-batch alone.
-    const size_t meetings = engine.sums_once_a_step() ? 1 : dealing.MostMicroBatches();
-    for (size_t i = mine.size(); i < meetings; ++i) engine.PassMicroBatch();
-
-    parts_.host->SetPlace(step, "optimizer");
-    ASSIGN_OR_RETURN(const StepUpdate update, engine.Update(record.learning_rate));
-    // All that a step met may be given, e.g. a prompt that is longer than a sequence.
-    record.has_labels = update.sum.tokens > 0;
-    record.loss = record.has_labels ? update.sum.loss / update.sum.tokens : last_loss_;
-    record.gradient_norm = record.has_labels ? update.gradient_norm : 0;
-    record.skipped = update.skipped || !record.has_labels;
-    last_loss_ = record.loss;
-    record.phases.checkpoint = update.snapshot_seconds;
+    RETURN_IF_ERROR(AddGradients(dealing, samples, moves, &record));
+    RETURN_IF_ERROR(Update(&record));
   }
   ASSIGN_OR_RETURN(EngineStats stats, engine.TakeStats());
   stats.phases.checkpoint = record.phases.checkpoint;
+  stats.phases.data = record.phases.data;
   record.phases = stats.phases;
-  record.phases.data = data_seconds;
   if (job_.batching.samples) {
     CountMicroBatches(dealing.groups[group_], moves, stats, &record);
   }
@@ -214,14 +188,55 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
   record.peak_memory_bytes = stats.peak_memory_bytes;
   record.head_bytes = stats.head_bytes;
   record.ring_bytes = stats.ring_bytes;
+  RETURN_IF_ERROR(CountSkipped(record));
+  return record;
+}
 
+absl::Status StepLoop::AddGradients(const balance::Dealing& dealing,
+                                    std::span<const data::Sample> samples,
+                                    const std::vector<float>& moves, StepRecord* record) {
+  StepEngine& engine = *parts_.engine;
+  const balance::SampleWeights& weights = plan_.WeightsAt(record->step);
+  const std::vector<balance::MicroBatch>& mine = dealing.groups[group_];
+  for (size_t i = 0; i < mine.size(); ++i) {
+    parts_.host->SetPlace(record->step, "data");
+    data::LocalSequence local;
+    {
+      const Stopwatch timer(&record->phases.data);
+      ASSIGN_OR_RETURN(local, Read(*parts_.train, samples, mine[i], weights));
+    }
+    record->rank_tokens += local.tokens.size();
+    if (job_.document_mask || job_.batching.samples) CountDocuments(local, record);
+    parts_.host->SetPlace(record->step, "forward and backward");
+    RETURN_IF_ERROR(engine.ForwardBackward(local, i + 1 == mine.size(), moves[i]));
+  }
+  // Groups that sum their gradients once a step meet in their last micro-batch alone.
+  const size_t meetings = engine.sums_once_a_step() ? 1 : dealing.MostMicroBatches();
+  for (size_t i = mine.size(); i < meetings; ++i) engine.PassMicroBatch();
+  return absl::OkStatus();
+}
+
+absl::Status StepLoop::Update(StepRecord* record) {
+  parts_.host->SetPlace(record->step, "optimizer");
+  ASSIGN_OR_RETURN(const StepUpdate update, parts_.engine->Update(record->learning_rate));
+  // All that a step met may be given, e.g. a prompt that is longer than a sequence.
+  record->has_labels = update.sum.tokens > 0;
+  record->loss = record->has_labels ? update.sum.loss / update.sum.tokens : last_loss_;
+  record->gradient_norm = record->has_labels ? update.gradient_norm : 0;
+  record->skipped = update.skipped || !record->has_labels;
+  last_loss_ = record->loss;
+  record->phases.checkpoint = update.snapshot_seconds;
+  return absl::OkStatus();
+}
+
+absl::Status StepLoop::CountSkipped(const StepRecord& record) {
   skipped_in_a_row_ = record.skipped ? skipped_in_a_row_ + 1 : 0;
-  if (skipped_in_a_row_ <= job_.max_skipped_steps) return record;
-  if (record.has_labels) return NonFiniteGradient(step);
+  if (skipped_in_a_row_ <= job_.max_skipped_steps) return absl::OkStatus();
+  if (record.has_labels) return NonFiniteGradient(record.step);
   return absl::FailedPreconditionError(
       absl::StrFormat("step %d has no token to predict, and the %d steps before it were skipped, "
                       "too; look at %s",
-                      step, skipped_in_a_row_ - 1, job_.train_data));
+                      record.step, skipped_in_a_row_ - 1, job_.train_data));
 }
 
 std::vector<float> StepLoop::MovesOf(const balance::Dealing& dealing,

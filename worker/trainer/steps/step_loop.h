@@ -83,6 +83,12 @@ class StepLoop {
   // Returns by how much the attention of this group's micro-batches is moved.
   std::vector<float> MovesOf(const balance::Dealing& dealing, std::span<const data::Sample> samples,
                              uint64_t step) const;
+  // Computes forward and backward over this group's micro-batches, and passes those that other
+  // groups have more of.
+  absl::Status AddGradients(const balance::Dealing& dealing, std::span<const data::Sample> samples,
+                            const std::vector<float>& moves, StepRecord* record);
+  // Has the optimizer update the model.
+  absl::Status Update(StepRecord* record);
   // Counts the documents of a micro-batch.
   static void CountDocuments(const data::LocalSequence& sequence, StepRecord* record);
   // Sets what the record says of this group's micro-batches, and of the lengths of those that
@@ -95,6 +101,8 @@ class StepLoop {
   void KeepProbe(StepRecord* record);
   // Has the next steps' budgets follow what step `step` probed, over all groups.
   absl::Status FollowProbes(uint64_t step, const std::vector<attention::LayerStats>& layers);
+  // Counts the skipped steps in a row, and fails if they are too many.
+  absl::Status CountSkipped(const StepRecord& record);
   // Returns the error of too many skipped steps, which names the rank and the parameter.
   absl::Status NonFiniteGradient(uint64_t step);
 

@@ -48,18 +48,23 @@ void StepProfiler::Save() {
   const std::string path =
       absl::StrFormat("%s/step-%010d-rank-%05d.json", directory_, first_, rank_);
   first_ = last_ = 0;
+  // A trace gets its name only when it is whole.
+  const std::string partial = directory_ + "/." + std::filesystem::path(path).filename().string();
+  std::error_code error;
   try {
     const auto trace = torch::autograd::profiler::disableProfiler();
-    std::error_code error;
     std::filesystem::create_directories(directory_, error);
-    // A trace gets its name only when it is whole.
-    const std::string partial = directory_ + "/." + std::filesystem::path(path).filename().string();
-    trace->save(partial);
-    std::filesystem::rename(partial, path);
-    std::printf("trace: %s\n", path.c_str());
-  } catch (const std::exception& error) {
-    std::printf("no trace: %s\n", error.what());
+    trace->save(partial);  // by the name of partial + ".tmp"; says nothing of a full disk
+    std::filesystem::rename(partial, path, error);
+    if (error) {
+      std::printf("no trace: %s could not be written; is the disk full?\n", path.c_str());
+    } else {
+      std::printf("trace: %s\n", path.c_str());
+    }
+  } catch (const std::exception& failure) {
+    std::printf("no trace: %s\n", failure.what());
   }
+  for (const char* suffix : {"", ".tmp"}) std::filesystem::remove(partial + suffix, error);
   std::fflush(stdout);
 }
 

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <stdexcept>
 
 namespace ringleader::trainer::testing {
 namespace {
@@ -44,6 +45,7 @@ std::unique_ptr<FakeAgent> AttemptTest::Start(const v1::JobSpec& spec, const v1:
 }
 
 std::string AttemptTest::Output() const {
+  if (log_directory_.empty()) return "no attempt was started";
   std::ostringstream text;
   for (const auto& file : std::filesystem::directory_iterator(log_directory_)) {
     text << file.path().filename() << "\n" << std::ifstream(file.path()).rdbuf();
@@ -52,33 +54,40 @@ std::string AttemptTest::Output() const {
   return text.str();
 }
 
+void AttemptTest::EndTest(const std::string& why) const {
+  throw std::runtime_error(why + "\n" + Output());
+}
+
 std::vector<RankLog> AttemptTest::RunToEnd(const v1::JobSpec& spec) {
   std::vector<RankLog> logs = Start(spec)->Finish();
   for (const RankLog& log : logs) {
-    EXPECT_TRUE(log.result.has_value() && log.result->outcome() == v1::TrainerExited::COMPLETED)
-        << Output();
-    EXPECT_EQ(log.exit_code, 0);
+    const bool completed =
+        log.result.has_value() && log.result->outcome() == v1::TrainerExited::COMPLETED;
+    if (!completed || log.exit_code != 0) EndTest("a rank did not run to its end");
   }
   return logs;
 }
 
+void AttemptTest::AwaitStep(FakeAgent& agent, uint64_t step) const {
+  const bool reached = agent.WaitFor(
+      [step](const std::vector<RankLog>& logs) { return AllReachedStep(logs, step); });
+  if (!reached) EndTest("not every rank reached step " + std::to_string(step));
+}
+
 std::vector<RankLog> AttemptTest::StopEarly(const v1::JobSpec& spec) {
   auto agent = Start(spec);
-  const bool ran =
-      agent->WaitFor([](const std::vector<RankLog>& logs) { return AllReachedStep(logs, 2); });
-  EXPECT_TRUE(ran) << Output();
-  if (!ran) return {};
+  AwaitStep(*agent, 2);
   agent->SendToAll(Stop(v1::StopTrainers::CHECKPOINT));
   std::vector<RankLog> logs = agent->Finish();
   for (const RankLog& log : logs) {
     const bool stopped =
         log.result.has_value() && log.result->outcome() == v1::TrainerExited::STOPPED;
-    EXPECT_TRUE(stopped) << (log.result ? log.result->message() : "no result") << Output();
-    if (!stopped) return {};
+    if (!stopped) EndTest(log.result ? log.result->message() : "a rank left without a result");
   }
-  const bool early = logs[0].steps.back().step() < spec.training().steps();
-  EXPECT_TRUE(early) << "the stop came too late to test anything";
-  return early ? std::move(logs) : std::vector<RankLog>();
+  if (logs[0].steps.back().step() >= spec.training().steps()) {
+    EndTest("the stop came too late to test anything");
+  }
+  return logs;
 }
 
 v1::TrainerResult AttemptTest::Failure(const v1::JobSpec& spec) {

@@ -42,11 +42,17 @@ class AttemptTest : public ::testing::Test {
   // What all ranks printed in the last attempt: shown with failures.
   std::string Output() const;
 
-  // Expects completion on all ranks.
+  // Ends the test as failed by an exception, from however deep: what it would look at is not there.
+  [[noreturn]] void EndTest(const std::string& why) const;
+
+  // Waits until all ranks have done this step, or ends the test.
+  void AwaitStep(FakeAgent& agent, uint64_t step) const;
+
+  // Returns what all ranks said until they completed, or ends the test.
   std::vector<RankLog> RunToEnd(const v1::JobSpec& spec);
 
-  // Starts the job, tells it to stop once all ranks have done two steps, and expects each to leave
-  // with a checkpoint, before the job's last step. Empty after a failed expectation.
+  // Starts the job, and tells it to stop once all ranks have done two steps. Each is to leave with
+  // a checkpoint, before the job's last step, or it ends the test.
   std::vector<RankLog> StopEarly(const v1::JobSpec& spec);
 
   // How a job that cannot run ends on the lowest rank that failed by itself. All may find the same

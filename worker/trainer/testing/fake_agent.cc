@@ -98,10 +98,12 @@ void FakeAgent::SpawnRank(int rank, const std::string& binary, const std::string
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_addopen(&actions, 1, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
   posix_spawn_file_actions_adddup2(&actions, 1, 2);
-  const int error = posix_spawn(&pids_[rank], binary.c_str(), &actions, nullptr, pointers.data(),
-                                environment.data());
+  pid_t pid = 0;
+  const int error =
+      posix_spawn(&pid, binary.c_str(), &actions, nullptr, pointers.data(), environment.data());
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0) throw std::runtime_error("cannot start " + binary);
+  pids_[rank] = pid;
 }
 
 void FakeAgent::Send(int rank, const v1::AgentMessage& message) {

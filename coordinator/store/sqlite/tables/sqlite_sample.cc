@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/numbers/ceil_div.h"
 #include "base/status_macros.h"
 #include "coordinator/store/sqlite/sqlite_transaction.h"
 
@@ -12,7 +13,7 @@ namespace {
 
 // The first step from `step` on whose report keeps its layers, however old it is.
 int64_t NextWithLayers(int64_t step) {
-  return (step - 1 + kLayerStride - 1) / kLayerStride * kLayerStride + 1;
+  return RoundUp(step - 1, kLayerStride) + 1;
 }
 
 // How to ask one table for a job's first and last step, and for the first row from a step on.

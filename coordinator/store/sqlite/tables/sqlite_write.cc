@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
+#include "base/numbers/ceil_div.h"
 #include "base/status_macros.h"
 #include "coordinator/store/sqlite/sqlite_transaction.h"
 
@@ -34,7 +35,7 @@ struct Thinned {
 Thinned ThinnedAt(int64_t newest_step, int64_t most) {
   const int64_t kept_in_full = most / 2;
   Thinned thinned = {.last = newest_step - kept_in_full};
-  while ((thinned.last + thinned.stride - 1) / thinned.stride > kept_in_full) thinned.stride *= 2;
+  while (CeilDiv(thinned.last, thinned.stride) > kept_in_full) thinned.stride *= 2;
   return thinned;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "ringleader/kernels/attention.h"
 #include "ringleader/kernels/shard_layout.h"
@@ -46,19 +47,26 @@ RINGLEADER_HOST_DEVICE inline bool SeesTile(const SeenKeys& seen, const ShardLay
 
 // The keys that a mean counts. Under a causal mask the queries behind a block that see a key of it
 // are all of one document, that of its last key: the others have ended. So the mean of a block
-// counts the keys of that document alone.
+// counts the keys of that document alone. Padding at the sequence's end is a document of its own
+// there; under another mask it is left out, so that as much of it as there is changes nothing.
 struct MeanKeys {
   static constexpr int32_t kTokens = 64;  // of which tiles and blocks are whole numbers
 
   // [tokens of the sequence / kTokens, rounded up]: the position where the document of the last of
   // each kTokens keys starts. Null: all keys count.
   const int32_t* starts = nullptr;
+  // The position where padding begins, where `starts` is null.
+  int64_t content = std::numeric_limits<int64_t>::max();
 
-  // The position of the first of the keys [begin, end) that their mean counts; all behind it do.
+  // The position of the first of the keys [begin, end) that their mean counts.
   // `end` is a multiple of kTokens or where the sequence ends.
   RINGLEADER_HOST_DEVICE int64_t First(int64_t begin, int64_t end) const {
     const int64_t start = starts == nullptr ? 0 : starts[(end - 1) / kTokens];
     return start > begin ? start : begin;
+  }
+  // The position behind the last of them. Keys that are all padding, which nobody sees, count all.
+  RINGLEADER_HOST_DEVICE int64_t End(int64_t begin, int64_t end) const {
+    return starts == nullptr && begin < content && content < end ? content : end;
   }
 };
 
