@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What patterns cost, by default on two GPUs: steps of Qwen2.5-3B's shape at 262,144 tokens in which each visits 5 % of the causal
 # tiles, beside vertical-slash in the same run; steps of dense attention and of patterns as jobs get them that name nothing else; and how
-# long choosing takes (index_bench). Writes its rows into bench/results/figures/patterns.json and the steps to CSV.
+# long choosing takes (index_bench). key_groups are measured twice, once with attention.group_heads: 2 (key_groups_of_pairs).
+# Writes its rows into bench/results/figures/patterns.json and the steps to CSV.
 #
 #   bench/pattern_speed.sh [CSV]     from a checkout or a bundle; GPUS, TOKENS, STEPS, LAYERS, MODES, DEFAULTS and BIN may be set; ENGINE=cpu
 #                                    tries the script on two CPU ranks, without rows
@@ -28,9 +29,12 @@ config=$work/qwen2.5-3b-$layers-layers.json
 sed "s/\"num_hidden_layers\": *[0-9]*/\"num_hidden_layers\": $layers/" "$root/bench/models/qwen2.5-3b.json" >"$config"
 commit=$(cat "$root/COMMIT" 2>/dev/null || git -C "$root" rev-parse --short HEAD 2>/dev/null || echo unknown)
 hardware=$({ nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null || echo CPU; } | head -n 1)
-measure() {  # MODES DENSITY CSV
+measure() {  # MODES DENSITY CSV [FLAG...]
   "$bin/training_bench" --engine "$engine" --config "$config" --gpus "$gpus" --tokens "$tokens" --mode "$1" --density "$2" \
-    --steps "$steps" --timeout 900 --commit "$commit" --hardware "$gpus x $hardware" --csv "$3"
+    --steps "$steps" --timeout 900 --commit "$commit" --hardware "$gpus x $hardware" --csv "$3" "${@:4}"
+}
+append() {  # SUFFIX CSV: what was measured there, as modes of that name
+  awk -F, -v OFS=, -v suffix="$1" 'NR > 1 {$8 = $8 suffix; print}' "$2" >>"$csv.new"
 }
 time_index() { "$bin/index_bench" --commit "$commit" --csv "$work/index.csv"; }
 if [[ $index_only ]]; then
@@ -41,7 +45,15 @@ fi
 # What an earlier call has measured stays until this one has.
 measure "$modes" 0.05 "$csv.new"
 measure "$defaults" 0 "$work/defaults.csv"
-awk -F, -v OFS=, 'NR > 1 {$8 = $8 "_by_default"; print}' "$work/defaults.csv" >>"$csv.new"
+append _by_default "$work/defaults.csv"
+if [[ ,$modes, == *,key_groups,* ]]; then
+  measure key_groups 0.05 "$work/pairs.csv" --group-heads 2
+  append _of_pairs "$work/pairs.csv"
+fi
+if [[ ,$defaults, == *,key_groups,* ]]; then
+  measure key_groups 0 "$work/pairs_by_default.csv" --group-heads 2
+  append _of_pairs_by_default "$work/pairs_by_default.csv"
+fi
 mv "$csv.new" "$csv"
 [[ $engine == cuda ]] || exit 0
 time_index

@@ -291,6 +291,9 @@ void AddOptions(CLI::App& app, Flags* flags) {
   app.add_option("--group-queries", flags->options.group_queries,
                  "attention.group_queries of key_groups, in all of a call's cases")
       ->check(CLI::IsMember({16, 64}));
+  app.add_option("--group-heads", flags->options.group_heads,
+                 "attention.group_heads of key_groups, in all of a call's cases")
+      ->check(CLI::IsMember({0, 1, 2}));
   app.add_option("--heads", flags->heads,
                  "parallelism.heads of the job: Ulysses with as many as there are GPUs, else USP")
       ->delimiter(',')

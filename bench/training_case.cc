@@ -109,6 +109,7 @@ absl::StatusOr<v1::JobSpec> MakeSpec(const CaseOptions& options, const TrainingC
     RETURN_IF_ERROR(SetPattern(run.mode, options.density, run.tokens, attention));
     if (attention->pattern() == v1::AttentionSpec::KEY_GROUPS) {
       attention->set_group_queries(options.group_queries);
+      attention->set_group_heads(options.group_heads);
     }
   } else {
     attention->set_pattern(v1::AttentionSpec::VERTICAL_SLASH);

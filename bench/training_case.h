@@ -36,6 +36,7 @@ struct CaseOptions {
   double slash_share = 0.055;
   double density = 0.05;        // of cases named by a pattern; 0: the pattern's defaults hold
   uint32_t group_queries = 64;  // attention.group_queries of key_groups
+  uint32_t group_heads = 1;     // attention.group_heads
 };
 
 // The job of a case, on the tokens that are packed in `folder`, where it has its checkpoints, too.

@@ -133,6 +133,9 @@ TEST(ValidateTest, FieldsMustFitThePattern) {
   EXPECT_EQ(Complaint({"attention.pattern=key_groups", "attention.group_queries=16"}), "");
   EXPECT_THAT(Complaint({"attention.pattern=key_groups", "attention.group_queries=32"}),
               HasSubstr("attention.group_queries is 32; allowed are 64 and 16"));
+  EXPECT_EQ(Complaint({"attention.pattern=key_groups", "attention.group_heads=2"}), "");
+  EXPECT_THAT(Complaint({"attention.pattern=key_groups", "attention.group_heads=3"}),
+              HasSubstr("attention.group_heads"));
   EXPECT_THAT(Complaint({"attention.pattern=block_topk", "attention.group_queries=16"}),
               HasSubstr("attention.group_queries: only fits attention.pattern: key_groups"));
   EXPECT_THAT(Complaint({"attention.pattern=key_groups", "attention.density=0"}),

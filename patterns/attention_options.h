@@ -89,6 +89,7 @@ struct AttentionOptions {
   // are dealt; 0: as many as there are.
   int64_t sequence_length = 0;
   int group_queries = 64;  // kKeyGroups: queries that choose together, 64 or 16
+  int group_heads = 1;     // kKeyGroups: query heads of a KV head that do: 1, 2; 0: HeadsTogether
   int tile = 128;          // 64 or 128 tokens
   kernels::LayoutKind layout = kernels::LayoutKind::kStriped;
   int stripe = 0;  // tokens, a multiple of `tile`; 0: one tile
@@ -103,6 +104,13 @@ struct AttentionOptions {
   bool deterministic = false;   // the same bits every time; the CPU engine's always are
   int threads = 1;              // of this rank's engine; CPU only
 };
+
+// Returns how many neighbouring query heads choose together, in a model or a trainer's part of one.
+inline int HeadsTogether(const AttentionOptions& options, int64_t heads, int64_t kv_heads) {
+  if (options.pattern != Pattern::kKeyGroups) return 1;
+  if (options.group_heads > 0) return options.group_heads;
+  return heads / kv_heads % 2 == 0 ? 2 : 1;
+}
 
 // kFixedBlocks: what every tile of queries keeps.
 inline kernels::FixedBlocks FixedBlocksOf(const AttentionOptions& options) {

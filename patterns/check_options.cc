@@ -201,14 +201,22 @@ absl::Status CheckHeads(const AttentionOptions& options, int64_t heads, int64_t 
         groups, shares.local_kv_heads()));
   }
   const PatternDefinition& pattern = DefinitionOf(options.pattern);
+  const int of_choice = HeadsTogether(options, heads, kv_heads);
+  if (heads / kv_heads % of_choice != 0) {
+    return Invalid(absl::StrFormat(
+        "attention.group_heads is %d; the model has %d query heads for each KV head, an odd "
+        "number: give 1",
+        of_choice, heads / kv_heads));
+  }
   const bool are_split = options.head_ranks > 1 || groups > 1;
   if (!are_split || pattern.is_known_before_data()) return absl::OkStatus();
-  if (const int64_t together = shares.local_heads() / groups; together % 2 != 0) {
+  if (const int64_t together = shares.local_heads() / groups; together % (2 * of_choice) != 0) {
     return Invalid(absl::StrFormat(
-        "%s: a trainer would attend at a time with %d of %d heads, an odd number; "
-        "attention.pattern: %s settles ties by whether a head's number is even, so that it must "
-        "have an even number; give fewer",
-        HeadFieldOf(options), together, heads, std::string(pattern.name)));
+        "%s: a trainer would attend at a time with %d of %d heads; attention.pattern: %s settles "
+        "ties by whether the number of %s is even, so that it must have a multiple of %d; give "
+        "fewer",
+        HeadFieldOf(options), together, heads, std::string(pattern.name),
+        of_choice == 1 ? "a head" : "a pair of heads", 2 * of_choice));
   }
   if (pattern.reads_kv_heads_queries && options.head_ranks > kv_heads) {
     return Invalid(absl::StrFormat(

@@ -140,9 +140,9 @@ struct PatternDefinition {
   // Returns how many times as long GPUs take for a visited tile as for one of all its queries and
   // keys. Null: as long.
   double (*gpu_tile_factor)(const AttentionOptions& options) = nullptr;
-  // What a visited tile takes in backward, over one that is visited whole by itself: what plans
-  // reckon with until it is measured.
-  double backward_factor = 1;
+  // Returns what a visited tile takes in backward, over one that is visited whole by itself: what
+  // plans reckon with until it is measured. Null: as long.
+  double (*backward_factor)(const AttentionOptions& options) = nullptr;
   // Whether GPUs can add up its sums in the same order every time.
   bool repeats_on_gpus = true;
   // What stands in a query's place while others choose, so that it has no say: 0 where its products

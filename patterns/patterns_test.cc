@@ -267,6 +267,12 @@ TEST(CheckTest, KeyGroupsTakeTilesOf64AndAShareForQueriesOfAWholeOrAFourthOfOne)
   options.group_queries = 32;
   EXPECT_THAT(std::string(CheckOptions(options, 1).message()),
               HasSubstr("attention.group_queries is 32; allowed are 64 and 16"));
+  options.group_queries = 64;
+  options.group_heads = 2;
+  EXPECT_EQ(CheckOptions(options, 1), absl::OkStatus());
+  options.group_heads = 4;
+  EXPECT_THAT(std::string(CheckOptions(options, 1).message()),
+              HasSubstr("attention.group_heads is 4; allowed are 1, 2 and 0"));
 }
 
 TEST(CheckTest, CausalSelectionGoesWithNothingThatLooksAhead) {
@@ -363,6 +369,13 @@ TEST(IndexMemoryTest, CountsListsOfSparseLayersAndGatheredKeys) {
             16 * 64 * (most + 2) * 4 + 4 * 1024 * 16 * 128 * (2 + 2 + 4));
   EXPECT_EQ(IndexMemoryOf(options, shape, 36).kept,
             int64_t{34} * (16 * (16 * (1 + 2 + 3) + 15 * 4) * 4 + 65 * 8));
+  // Of two heads that choose together there is one choice and one list.
+  options.group_heads = 2;
+  EXPECT_EQ(IndexMemoryOf(options, shape, 36).working,
+            8 * 64 * (most + 2) * 4 + 4 * 1024 * 16 * 128 * (2 + 2 + 4));
+  EXPECT_EQ(IndexMemoryOf(options, shape, 36).kept,
+            int64_t{34} * (8 * (16 * (1 + 2 + 3) + 15 * 4) * 4 + 65 * 8));
+  options.group_heads = 1;
   options.group_queries = 64;
   options.pattern = Pattern::kXAttention;
   // Short documents: a second set of results, and on several ranks of slots.

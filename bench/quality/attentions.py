@@ -41,6 +41,7 @@ def attentions(density, tokens):
         "moba": {"pattern": "moba", "block_size": max(tasks.TILE, tokens // 512), "density": density},
         "key-groups": {"pattern": "key_groups", "density": density},
         "key-groups of 16 queries": {"pattern": "key_groups", "density": density, "group_queries": 16},
+        "key-groups of pairs of heads": {"pattern": "key_groups", "density": density, "group_heads": 2},
         # Budgets follow the last probes, and a job here has few steps.
         "key-groups, by probe": {"pattern": "key_groups", "density": density, "head_budgets": "by_probe", "probe_every": 4},
         "block-topk": block_topk,

@@ -335,7 +335,7 @@ TEST(HeadsPlanTest, WhatCannotWorkIsRefusedByName) {
   EXPECT_THAT(error(HeadsJob(6, 3, 196608), Gpus(1, 6)),
               HasSubstr("parallelism.heads: 3 trainers cannot share out 16 heads over 2 KV heads"));
   EXPECT_THAT(error(HeadsJob(16, 16, 524288), Gpus(2, 8)),
-              HasSubstr("1 of 16 heads, an odd number; attention.pattern: vertical_slash"));
+              HasSubstr("1 of 16 heads; attention.pattern: vertical_slash"));
   v1::JobSpec nested = HeadsJob(16, 4, 524288);
   nested.mutable_parallelism()->set_ring(ParallelismSpec::HIERARCHICAL);
   EXPECT_THAT(error(nested, Gpus(8, 2)), HasSubstr("which parallelism.heads (4) divides"));

@@ -286,19 +286,20 @@ std::vector<std::vector<int32_t>> RandomGroups(const KeyGroupBudget& budget, std
   return rows;
 }
 
-Measured BenchGroups(const Tensors& t, const Shape& s, double density) {
+// Rows of so many heads that have their groups in common.
+Measured BenchGroups(const Tensors& t, const Shape& s, double density, int heads_together) {
   const KeyGroupBudget budget = KeyGroupBudgetOf(static_cast<float>(density), kTokens);
   const int32_t capacity = budget.MostGroups(kTokens - kGroupTile, 0);
   const int64_t tiles_a_head = kTokens / kGroupTile;
   std::mt19937 random(20251121);
   std::vector<int32_t> groups, ends;
   double pairs = 0.5 * s.heads * kTokens * (kGroupTile + 1);  // of the tiles' own
-  for (int h = 0; h < s.heads; ++h) {
+  for (int h = 0; h < s.heads; h += heads_together) {
     for (const std::vector<int32_t>& row : RandomGroups(budget, random)) {
       groups.insert(groups.end(), row.begin(), row.end());
       groups.resize(groups.size() + capacity - row.size());
       ends.push_back(static_cast<int32_t>(row.size()));
-      pairs += static_cast<double>(row.size()) * kGroupKeys * kGroupTile;
+      pairs += static_cast<double>(row.size()) * kGroupKeys * kGroupTile * heads_together;
     }
   }
   const auto upload = [](const std::vector<int32_t>& values) {
@@ -316,8 +317,9 @@ Measured BenchGroups(const Tensors& t, const Shape& s, double density) {
   tiles.groups = {.groups = gpu_groups.data_ptr<int32_t>(),
                   .begins = gpu_begins.data_ptr<int32_t>(),
                   .ends = gpu_ends.data_ptr<int32_t>(),
-                  .capacity = capacity};
-  return {"groups", kGroupTile, pairs, CausalPairs(s),
+                  .capacity = capacity,
+                  .heads_together = heads_together};
+  return {heads_together == 1 ? "groups" : "groups_of_pairs", kGroupTile, pairs, CausalPairs(s),
           MeasureTiles(t, s, tiles, {{kWhole, kWhole}}, kRepeats)};
 }
 
@@ -354,7 +356,10 @@ void BenchShape(const Shape& s, bool lists, const std::string& only, Report& rep
         add(BenchToeplitz(t, s, 64, density));
       }
       if (wanted("csr")) add(BenchCsr(t, s, 128, density));
-      if (wanted("groups") && !s.deterministic) add(BenchGroups(t, s, density));
+      if (wanted("groups") && !s.deterministic) {
+        add(BenchGroups(t, s, density, 1));
+        add(BenchGroups(t, s, density, 2));
+      }
     }
     if (lists && wanted("csr")) add(BenchCsr(t, s, 64, 0.05));
     if (lists && wanted("columns")) add(BenchColumns(t, s));

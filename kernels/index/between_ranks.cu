@@ -212,9 +212,10 @@ __global__ void CountListedKernel(const int32_t* row_offsets, int64_t offsets, i
 __global__ void CountGroupsKernel(KeyGroups groups, SpreadRows tiles_of, ShardLayout queries,
                                   int64_t rows, unsigned long long* tiles) {
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  const int of_row = row < rows ? tiles_of.TilesOfGroups(queries, row, groups.ends[row]) -
-                                      tiles_of.TilesOfGroups(queries, row, groups.begins[row])
-                                : 0;
+  const int of_head = row < rows ? tiles_of.TilesOfGroups(queries, row, groups.ends[row]) -
+                                       tiles_of.TilesOfGroups(queries, row, groups.begins[row])
+                                 : 0;
+  const int of_row = of_head * groups.heads_together;
   const int of_warp = __reduce_add_sync(~0u, of_row);
   if (threadIdx.x % 32 == 0 && of_warp > 0) {
     atomicAdd(tiles, static_cast<unsigned long long>(of_warp));

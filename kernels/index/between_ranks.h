@@ -71,7 +71,8 @@ absl::Status CountRecall(const int64_t* kept, const int64_t* total, int32_t head
 absl::Status CountListed(const int32_t* row_offsets, int64_t offsets, int64_t* tiles,
                          cudaStream_t stream);
 
-// *tiles += TilesOfGroups of one owner's groups of `tiles_of`, in `rows` rows.
+// *tiles += TilesOfGroups of one owner's groups of `tiles_of`, in `rows` rows, for each head that
+// has the row.
 absl::Status CountGroups(const KeyGroups& groups, const SpreadRows& tiles_of,
                          const ShardLayout& queries, int64_t rows, int64_t* tiles,
                          cudaStream_t stream);

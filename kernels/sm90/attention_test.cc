@@ -284,19 +284,33 @@ std::vector<Case> GroupCases(int head_dim) {
   add({.name = "Heads28Kv4", .tokens = 400, .heads = 28, .kv_heads = 4});
   add({.name = "None", .tokens = 500, .density = 0});
   add({.name = "Documents", .tokens = 1900, .documents = true});
+  for (const int64_t tokens : {65, 1900}) {
+    add({.name = absl::StrFormat("Pairs%d", tokens), .tokens = tokens, .heads_together = 2});
+  }
+  add({.name = "PairsHeads12Kv2", .tokens = 400, .heads = 12, .heads_together = 2});
+  add({.name = "PairsDocuments", .tokens = 1900, .documents = true, .heads_together = 2});
   if (SmallShapes()) return cases;
+  add({.name = "PairsLong",
+       .tokens = 20000,
+       .heads = 2,
+       .kv_heads = 1,
+       .density = 0.05,
+       .heads_together = 2});
   add({.name = "Long", .tokens = 20000, .heads = 2, .kv_heads = 1, .density = 0.05});
   for (const LayoutKind layout :
        {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
     for (const int ranks : {2, 4}) {
       for (const bool documents : {false, true}) {
-        add({.name =
-                 absl::StrFormat("%sLayout%dRanks%d", documents ? "Documents" : "", layout, ranks),
-             .tokens = 2048,
-             .layout = layout,
-             .ranks = ranks,
-             .stripe = 128,
-             .documents = documents});
+        for (const int together : {1, 2}) {
+          add({.name = absl::StrFormat("%s%sLayout%dRanks%d", together == 2 ? "Pairs" : "",
+                                       documents ? "Documents" : "", layout, ranks),
+               .tokens = 2048,
+               .layout = layout,
+               .ranks = ranks,
+               .stripe = 128,
+               .documents = documents,
+               .heads_together = together});
+        }
       }
     }
   }

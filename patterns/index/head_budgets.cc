@@ -29,7 +29,7 @@ bool AreOfModel(std::span<const LayerBudgets> layers, int64_t model_layers, int6
                             }));
 }
 
-void FollowProbe(int layer, std::span<const int64_t> visited, int64_t queries,
+void FollowProbe(int layer, std::span<const int64_t> visited, int64_t queries, int heads_together,
                  LayerBudgets* budgets) {
   const size_t heads = visited.size();
   const bool is_first = budgets->recall.empty();
@@ -40,21 +40,31 @@ void FollowProbe(int layer, std::span<const int64_t> visited, int64_t queries,
     const int64_t probed = visited[head] / queries;
     mean = is_first ? probed : mean + (probed - mean) / kProbesOfMean;
   }
-  std::vector<size_t> order(heads);
+  const size_t rows = heads / heads_together;  // of heads with one budget
+  std::vector<int64_t> recalls(rows);
+  for (size_t head = 0; head < rows * heads_together; ++head) {
+    recalls[head / heads_together] += budgets->recall[head];
+  }
+  for (int64_t& recall : recalls) recall /= heads_together;
+  std::vector<size_t> order(rows);
   std::iota(order.begin(), order.end(), size_t{0});
   if (layer % 2 != 0) std::reverse(order.begin(), order.end());
   std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return budgets->recall[a] > budgets->recall[b]; });
+                   [&](size_t a, size_t b) { return recalls[a] > recalls[b]; });
   const std::vector<int32_t> earlier = budgets->halves;
   std::fill(budgets->halves.begin(), budgets->halves.end(), 2);
-  for (size_t i = 0; i < heads / 2; ++i) {
-    const size_t most = order[i], least = order[heads - 1 - i];
-    const int64_t recall = budgets->recall[most];
+  const auto set = [&](size_t row, int32_t halves) {
+    std::fill_n(budgets->halves.begin() + static_cast<int64_t>(row) * heads_together,
+                heads_together, halves);
+  };
+  for (size_t i = 0; i < rows / 2; ++i) {
+    const size_t most = order[i], least = order[rows - 1 - i];
     const bool is_good =
-        std::ldexp(static_cast<double>(recall), -kernels::kMassBits) > kernels::kGoodRecall;
-    if (recall == budgets->recall[least] || !(is_good || earlier[most] == 1)) continue;
-    budgets->halves[most] = 1;
-    budgets->halves[least] = 3;
+        std::ldexp(static_cast<double>(recalls[most]), -kernels::kMassBits) > kernels::kGoodRecall;
+    const bool has_given = earlier[most * heads_together] == 1;
+    if (recalls[most] == recalls[least] || !(is_good || has_given)) continue;
+    set(most, 1);
+    set(least, 3);
   }
 }
 

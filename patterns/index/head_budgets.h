@@ -25,13 +25,14 @@ bool IsSound(const LayerBudgets& budgets);
 bool AreOfModel(std::span<const LayerBudgets> layers, int64_t model_layers, int64_t heads);
 
 // Takes in a probe of layer `layer`: of `queries` queries in all, which visited `visited` of each
-// head's attention, in units of 2^-kMassBits. Whole numbers alone, so that all ranks agree. The
-// head of the most recall is matched with that of the least, the next with the next, and so on. The
-// first of two gives half of its budget to the other if it recalls more, and more than
+// head's attention, in units of 2^-kMassBits. Whole numbers alone, so that all ranks agree.
+// `heads_together` neighbours have one budget and count as a head of their mean recall. The head of
+// the most recall is matched with that of the least, the next with the next, and so on. The first
+// of two gives half of its budget to the other if it recalls more, and more than
 // kernels::kGoodRecall or, if it has given already, with that half alone: so budgets do not swing
 // to and fro because a head that gave recalls less. Of heads that recall alike those of lower
 // number are first in even layers and last in odd ones.
-void FollowProbe(int layer, std::span<const int64_t> visited, int64_t queries,
+void FollowProbe(int layer, std::span<const int64_t> visited, int64_t queries, int heads_together,
                  LayerBudgets* budgets);
 
 }  // namespace ringleader::patterns

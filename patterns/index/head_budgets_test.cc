@@ -17,10 +17,11 @@ constexpr int64_t kOne = int64_t{1} << kernels::kMassBits;
 constexpr int64_t kQueries = 64;
 
 // A probe that found these percentages.
-void Probe(int layer, const std::vector<int>& percent, LayerBudgets* budgets) {
+void Probe(int layer, const std::vector<int>& percent, LayerBudgets* budgets,
+           int heads_together = 1) {
   std::vector<int64_t> visited;
   for (const int of_head : percent) visited.push_back(kQueries * (kOne * of_head / 100));
-  FollowProbe(layer, visited, kQueries, budgets);
+  FollowProbe(layer, visited, kQueries, heads_together, budgets);
   EXPECT_TRUE(IsSound(*budgets));
 }
 
@@ -73,6 +74,14 @@ TEST(HeadBudgetsTest, OneProbeIsAQuarterOfTheMean) {
   Probe(0, {0, 100}, &budgets);
   EXPECT_THAT(budgets.recall, ElementsAre(kOne * 3 / 4, kOne / 4));
   EXPECT_THAT(budgets.halves, ElementsAre(1, 3));
+}
+
+TEST(HeadBudgetsTest, HeadsThatChooseTogetherHaveOneBudget) {
+  LayerBudgets budgets;
+  Probe(0, {99, 93, 20, 40, 85, 87, 80, 50}, &budgets, /*heads_together=*/2);
+  EXPECT_THAT(budgets.halves, ElementsAre(1, 1, 3, 3, 1, 1, 3, 3));
+  Probe(0, {60, 60, 70, 70, 90, 80, 90, 80}, &budgets, /*heads_together=*/2);
+  EXPECT_THAT(budgets.halves, ElementsAre(1, 1, 3, 3, 1, 1, 3, 3)) << "by the means";
 }
 
 TEST(HeadBudgetsTest, APairKeepsItsSum) {

@@ -60,7 +60,8 @@ struct LayerIndex {
   // lists of a hop are built.
   DeviceArray<uint32_t> groups_chosen;
   DeviceArray<int64_t> group_rows;
-  int32_t most_groups = 0;  // of a query tile
+  int32_t most_groups = 0;     // of a query tile
+  int32_t heads_together = 1;  // kernels::KeyGroups'
   // Whose tiles these are. Where they have fewer than 64 queries, the groups are attended to by
   // rows, the tiles of the block diagonals by queries, each from its own tile's first one on.
   kernels::SpreadRows group_tiles;
@@ -96,7 +97,10 @@ struct LayerIndex {
   }
   bool has_groups() const { return most_groups > 0; }
   kernels::ChosenGroups Groups() const {
-    return {.rows = group_rows.data(), .chosen = groups_chosen.data(), .tile = group_tiles.tile};
+    return {.rows = group_rows.data(),
+            .chosen = groups_chosen.data(),
+            .tile = group_tiles.tile,
+            .heads_together = heads_together};
   }
   // Of spread tiles: what is attended to by queries, and what by rows.
   kernels::TileSelection OwnTiles() const {

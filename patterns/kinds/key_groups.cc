@@ -49,6 +49,11 @@ constexpr PatternField kFields[] = {
      .help = "Queries that choose together, 64 or 16. 16 find more of what each looks for in the same share of the keys; the "
      "choice and attention to what it keeps multiply four times as much.",
      .read = Read<&AttentionOptions::group_queries>},
+    {.path = "attention.group_heads", .default_value = "1", .range = {0, 2},
+     .help = "Query heads of a KV head that choose together: 1, 2 neighbours, which takes an even number of them for each KV head, or 0: 2 where that "
+     "number is even, else 1. 2 share what they keep, so that each finds less of what it looks for in the same share of the keys, and GPUs read and add to it once "
+     "instead of twice.",
+     .read = Read<&AttentionOptions::group_heads>},
     {.path = "attention.head_budgets", .default_value = "equal", .range = {},
      .help = "Whether a tile keeps as many groups in all heads (`equal`), or besides its own half more in those that recall "
      "little and half of them in as many that recall much, by the probes of earlier steps (`by_probe`, with "
@@ -66,6 +71,10 @@ absl::Status Check(const AttentionOptions& options) {
   if (options.group_queries != kGroupTile && options.group_queries != kFewQueries) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "attention.group_queries is %d; allowed are 64 and 16", options.group_queries));
+  }
+  if (options.group_heads < 0 || options.group_heads > 2) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "attention.group_heads is %d; allowed are 1, 2 and 0", options.group_heads));
   }
   if (!(options.density > 0.0 && options.density <= 1.0)) {
     return absl::InvalidArgumentError(
@@ -212,7 +221,9 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
   if (index.group_tiles.is_spread()) SpreadTiles(inputs, device, index);
   const std::vector<int64_t> rows = kernels::GroupRows(layout, options.group_queries);
   index.group_rows = UploadArray(device, rows);
-  index.groups_chosen = AllocateArray<uint32_t>(device, inputs.heads * rows.back());
+  index.heads_together = HeadsTogether(options, inputs.heads, inputs.kv_heads);
+  index.groups_chosen =
+      AllocateArray<uint32_t>(device, inputs.heads / index.heads_together * rows.back());
   ASSIGN_OR_RETURN(const float move, FindMove(options, inputs, device));
   ASSIGN_OR_RETURN(const NarrowRows narrow, Narrow(inputs, index.group_tiles, device));
   const DeviceArray<int32_t> head_halves = UploadHeadHalves(options, inputs, device);
@@ -225,6 +236,7 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
                                 .scale = inputs.scale,
                                 .density = static_cast<float>(options.density),
                                 .budget_tokens = options.sequence_length,
+                                .heads_together = index.heads_together,
                                 .head_halves = head_halves.data(),
                                 .move = move,
                                 .tolerance = options.balance.tolerance,
@@ -255,13 +267,15 @@ IndexMemory MemoryOf(const AttentionOptions& options, const IndexShape& shape) {
                          static_cast<int64_t>(sizeof(uint16_t));
   const int64_t choosing =
       std::min(scores, kMostScoreBytes) + queries + (shape.ranks == 1 ? 1 : 2) * keys;
-  const int64_t lists = rows * (Capacity(options, shape.tokens) + shape.ranks + 1) *
+  const int together = HeadsTogether(options, shape.heads, shape.kv_heads);
+  const int64_t lists = rows / together * (Capacity(options, shape.tokens) + shape.ranks + 1) *
                         static_cast<int64_t>(sizeof(int32_t));
   // Backward has the most tensors by row: queries, their output's gradient, and, in fp32, theirs.
   const int64_t spread = of_tiles.is_spread() ? of_tiles.Rows(local) * shape.heads *
                                                     shape.head_dim * (2 * shape.element_bytes + 4)
                                               : 0;
-  return {.kept = shape.heads * MostWords(options, shape) * static_cast<int64_t>(sizeof(uint32_t)) +
+  return {.kept = shape.heads / together * MostWords(options, shape) *
+                      static_cast<int64_t>(sizeof(uint32_t)) +
                   (tiles + 1) * static_cast<int64_t>(sizeof(int64_t)),
           .working = std::max(choosing, lists + spread)};
 }
@@ -293,6 +307,12 @@ double PairOperations(const AttentionOptions& options, int64_t /*head_dim*/) {
   return 2 * (2 * 64) / 2.0 * TileFactor(options);
 }
 
+// Gradients of groups are added in memory: 36 ms a layer of 131,072 tokens and 16 heads of 128 on
+// an H200 at 5 %, of heads that choose in pairs 24 (kernels/EXPERIMENTS.md).
+double BackwardFactor(const AttentionOptions& options) {
+  return options.group_heads == 1 ? 2.2 : 1.5;
+}
+
 void SetDensity(AttentionOptions* options, int64_t /*tokens*/, double density) {
   options->density = options->adapt_heads ? std::min(density, kMostHeadDensity) : density;
 }
@@ -317,8 +337,7 @@ extern constinit const PatternDefinition kKeyGroupsDefinition = {
     .set_density = SetDensity,
     .pair_operations = PairOperations,
     .gpu_tile_factor = TileFactor,
-    .backward_factor = 2.2,  // gradients of groups are added in memory: 41 ms a layer of 131,072
-                             // tokens and 16 heads of 128 on an H200 at 5 %
+    .backward_factor = BackwardFactor,
     .repeats_on_gpus = false,
     .silence = std::numeric_limits<float>::quiet_NaN(),
     .reads_kv_heads_queries = true,
@@ -330,6 +349,12 @@ the query's largest logit over all the keys that it sees: each query has a say, 
 for is found, and little is kept beside it. The fewer queries choose together, the more of a share is there for each: in short sequences, of which a share is few keys, 16
 find what 64 do not ([quality](quality.md#at-4096-8192-and-65536-tokens)). Kernels multiply 64 rows at a time, of which 48 are empty then, in the choice and in
 attention to what it keeps. Ties go to the earlier group in even heads and to the later one in odd heads.
+
+With `attention.group_heads: 2` two neighbouring query heads of a KV head choose together: a tile is then the queries of both, scores are the largest
+over these, and both attend to the groups that it keeps. They read the same keys and add to the same gradients, so that GPUs load and add
+half as often, and what is kept of a choice is half as large; but what a head finds in the same share of the keys is less, for it shares it with the
+other ([quality](quality.md#two-heads-that-choose-together)). Ties go by the number of the pair, and a pair has one budget.
+
 How many are kept grows with the square root of how far the tile is into its document, and adds up to `attention.density` of
 a sequence of `data.sequence_length` tokens, own tiles counted: early queries look for nearly as many keys as late ones. A short sequence may see its
 own tiles alone; short documents in a long sequence keep more than the share.
@@ -344,13 +369,14 @@ dense attention's first product each, whatever the share; the rest of a layer, a
 that are not finite have no say. On several ranks the narrow keys of the whole sequence, 64 bytes a token and KV head, are gathered,
 twice in memory until the choice is made. A choice is kept for backward as a bit for each tile of queries, head and earlier
 group (tokens² / 8,192 bytes a head, of the whole sequence; four times as many with 16 queries), at any density; a layer at a time it is spelled out as lists, 4 bytes for each
-tile, head and group kept. Memory estimates count both and, where 16 queries choose, what these take in 64 rows: queries, gradients and sums. In packed documents a
+tile, head and group kept (half of both where heads choose in pairs). Memory estimates count both and, where 16 queries choose, what these take in 64 rows: queries, gradients and sums. In packed documents a
 tile chooses from the document of its first query on. `attention.tile` is 64. The choice looks at later queries of a tile:
 `attention.selection: causal` is refused. On GPUs gradients of groups are added in any order: `training.deterministic`
 is refused there, and works on the CPU, where a tile of 64 keys is computed in full if one of its groups is kept.
 
 Reports say what was visited, 8 groups counted as a tile (32 of 16 queries), rounded in each tile of queries. Recall is estimated in steps that probe. The planner knows how many groups a tile keeps and draws which, half of them ones that the whole head
-favours; until it has measured, it takes 16 queries' attention on GPUs to last four times as long as 64 queries' of the share.
+favours; until it has measured, it takes 16 queries' attention on GPUs to last four times as long as 64 queries' of the share, and backward of pairs of heads
+two thirds of that of heads that choose alone.
 )",
 };
 

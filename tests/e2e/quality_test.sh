@@ -37,7 +37,8 @@ assert not any(of["learned"] for of in quality["dense"].values()), quality["dens
 patterns = {job["pattern"]: job for job in quality["patterns"]}
 dense = {"dense", "dense in FP8"}
 assert set(patterns) == dense | {"window", "vertical-slash", "vertical-slash, spread", "xattention",
-                         "xattention, stride 32", "xattention, stride 64", "adaspa", "moba", "key-groups", "key-groups of 16 queries", "key-groups, by probe",
+                         "xattention, stride 32", "xattention, stride 64", "adaspa", "moba", "key-groups", "key-groups of 16 queries", "key-groups of pairs of heads",
+                         "key-groups, by probe",
                          "fixed-blocks", "block-topk", "block-topk, causal", "vertical-slash, top-p", "xattention, threshold", "the default"}, patterns.keys()
 for name, job in patterns.items():
     first = job["first_evaluation"]

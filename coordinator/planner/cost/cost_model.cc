@@ -86,7 +86,10 @@ PatternCosts CostsOf(const v1::JobSpec& spec, const ClusterShape& cluster, doubl
   const auto attention = jobspec::AttentionOptionsOf(spec.attention());
   if (!attention.ok()) return {};  // MakePlan() refuses them
   const patterns::PatternDefinition& pattern = patterns::DefinitionOf(attention->pattern);
-  PatternCosts costs = {.backward_factor = pattern.backward_factor};
+  PatternCosts costs;
+  if (pattern.backward_factor != nullptr) {
+    costs.backward_factor = pattern.backward_factor(*attention);
+  }
   if (pattern.gpu_tile_factor != nullptr && cluster.engine == v1::ResourcesSpec::CUDA) {
     costs.tile_factor = pattern.gpu_tile_factor(*attention);
   }

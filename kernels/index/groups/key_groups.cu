@@ -23,6 +23,7 @@ constexpr int kDigits = 1 << kDigitBits;
 struct KeepParams {
   KeyGroupBudget budget;
   int query_tiles = 0;                   // of this rank
+  int heads_together = 1;                // KeyGroupGateStep's
   const int32_t* head_halves = nullptr;  // KeyGroupGateStep's, as the next two
   const int64_t* rows = nullptr;
   uint32_t* chosen = nullptr;
@@ -37,14 +38,15 @@ struct KeepShared {
 
 // A tile's candidates, in the order of taking: smaller keys first.
 struct CandidateRow {
-  const uint16_t* scores;  // by group of the sequence
-  uint32_t begin, end;     // groups
-  int group_bits;          // of `end`
-  bool late;               // where ties go
+  const uint16_t* scores;   // by group of the sequence
+  const uint16_t* seconds;  // those of the head that chooses with it, or the same
+  uint32_t begin, end;      // groups
+  int group_bits;           // of `end`
+  bool late;                // where ties go
 
   __device__ __forceinline__ uint64_t Key(uint32_t group) const {
     const uint32_t place = late ? end - group : group;
-    return static_cast<uint64_t>(scores[group]) << group_bits | place;
+    return static_cast<uint64_t>(min(scores[group], seconds[group])) << group_bits | place;
   }
   __device__ __forceinline__ int KeyBits() const { return 16 + group_bits; }
 };
@@ -93,26 +95,30 @@ __device__ uint64_t KeyLimit(KeepShared& shared, const CandidateRow& row, uint32
   }
 }
 
-// A block of threads takes a tile of queries of a head: finds which groups it keeps and sets their
-// bits, a word a warp at a time.
+// A block of threads takes a tile of queries of the heads that choose together: finds which groups
+// it keeps and sets their bits, a word a warp at a time.
 __global__ void __launch_bounds__(kKeepThreads)
     KeepGroupsKernel(const ProductParams p, const KeepParams keep) {
   __shared__ KeepShared shared;
-  const int head = blockIdx.y, tile = p.first_block * kBlockTiles + blockIdx.x;
+  const int heads = blockIdx.y, head = heads * keep.heads_together,
+            tile = p.first_block * kBlockTiles + blockIdx.x;
   const int64_t query = static_cast<int64_t>(tile) * kGroupTile;
   const int64_t first = p.PositionOf(query), start = p.StartOf(static_cast<uint32_t>(query));
   const auto end = static_cast<uint32_t>(first / kGroupKeys);
-  const CandidateRow row = {
-      .scores = p.scores +
-                (static_cast<int64_t>(head) * p.blocks * kBlockTiles + blockIdx.x) * p.row_groups,
-      .begin = static_cast<uint32_t>(start / kGroupKeys),
-      .end = end,
-      .group_bits = 32 - __clz(end),
-      .late = TiesGoLate(head)};
+  const auto scores_of = [&](int of) {
+    return p.scores +
+           (static_cast<int64_t>(of) * p.blocks * kBlockTiles + blockIdx.x) * p.row_groups;
+  };
+  const CandidateRow row = {.scores = scores_of(head),
+                            .seconds = scores_of(head + keep.heads_together - 1),
+                            .begin = static_cast<uint32_t>(start / kGroupKeys),
+                            .end = end,
+                            .group_bits = 32 - __clz(end),
+                            .late = TiesGoLate(heads)};
   const int halves = HalvesOf(keep.head_halves, head);
   const uint64_t limit =
       KeyLimit(shared, row, static_cast<uint32_t>(keep.budget.MostGroups(first, start, halves)));
-  uint32_t* const chosen = keep.chosen + head * keep.rows[keep.query_tiles] + keep.rows[tile];
+  uint32_t* const chosen = keep.chosen + heads * keep.rows[keep.query_tiles] + keep.rows[tile];
   const int words = BlockWords(static_cast<int32_t>(end)), lane = threadIdx.x % 32;
   for (int word = threadIdx.x / 32; word < words; word += kKeepThreads / 32) {
     const uint32_t group = word * 32 + lane;
@@ -168,6 +174,9 @@ absl::Status Check(int heads, int kv_heads, const KeyGroupGateStep& step) {
   const int64_t tokens = step.query_layout.tokens;
   RETURN_IF_ERROR(CheckSize(kv_heads, "ChooseKeyGroups: heads of k", 1, 65535));
   RETURN_IF_ERROR(CheckSize(heads, "ChooseKeyGroups: heads of q", kv_heads, 65535, kv_heads));
+  RETURN_IF_ERROR(CheckSize(step.heads_together, "ChooseKeyGroups: heads_together", 1, 2));
+  RETURN_IF_ERROR(CheckSize(heads / kv_heads, "ChooseKeyGroups: heads of q for each of k",
+                            step.heads_together, 65535, step.heads_together));
   RETURN_IF_ERROR(CheckSize(tokens, "ChooseKeyGroups: tokens of the sequence", 1, 1 << 30));
   RETURN_IF_ERROR(CheckLayout(step.query_layout));
   RETURN_IF_ERROR(CheckPointer(step.rows, "ChooseKeyGroups: rows"));
@@ -235,6 +244,7 @@ absl::Status ChooseKeyGroups(int heads, int kv_heads, const KeyGroupGateStep& st
   const auto query_tiles = static_cast<int>((queries + kGroupTile - 1) / kGroupTile);
   const KeepParams keep = {.budget = step.budget(),
                            .query_tiles = query_tiles,
+                           .heads_together = step.heads_together,
                            .head_halves = step.head_halves,
                            .rows = step.rows,
                            .chosen = step.chosen};
@@ -246,7 +256,8 @@ absl::Status ChooseKeyGroups(int heads, int kv_heads, const KeyGroupGateStep& st
     RETURN_IF_ERROR(LaunchProducts(ProductKernel<true>, params, query_map, key_map, stream));
     const int tiles =
         std::min(params.blocks * kBlockTiles, query_tiles - params.first_block * kBlockTiles);
-    KeepGroupsKernel<<<dim3(tiles, heads), kKeepThreads, 0, stream>>>(params, keep);
+    KeepGroupsKernel<<<dim3(tiles, heads / step.heads_together), kKeepThreads, 0, stream>>>(params,
+                                                                                            keep);
     RETURN_IF_CUDA_ERROR(cudaGetLastError(), "ChooseKeyGroups: keep");
   }
   return absl::OkStatus();

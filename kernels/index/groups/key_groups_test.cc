@@ -105,7 +105,8 @@ class KeyGroupsTest : public GpuTest {
         starts.empty() ? std::vector<int32_t>(1) : reference::testing::ShardStarts(starts, layout));
     step.query_layout = layout;
     const DeviceBuffer<int64_t> of_tiles(GroupRows(layout, step.tile));
-    const DeviceBuffer<uint32_t> chosen(q.heads * GroupRows(layout, step.tile).back());
+    const DeviceBuffer<uint32_t> chosen(q.heads / step.heads_together *
+                                        GroupRows(layout, step.tile).back());
     step.queries = narrow.data();
     step.keys = narrowed.keys.data();
     step.document_starts = starts.empty() ? nullptr : local_starts.data();
@@ -135,7 +136,7 @@ class KeyGroupsTest : public GpuTest {
         const ShardLayout layout = {
             .kind = kind, .ranks = 4, .rank = rank, .stripe = kGroupTile, .tokens = q.tokens};
         const std::vector<uint32_t> chosen = Choose(q, k, step, layout, starts);
-        for (int64_t row = 0; row < q.heads * tiles; ++row) {
+        for (int64_t row = 0; row < q.heads / step.heads_together * tiles; ++row) {
           const int head = static_cast<int>(row / tiles);
           const int64_t tile = layout.Position(row % tiles * step.tile) / step.tile;
           ASSERT_EQ(GroupsOfRow(chosen, layout, head, row % tiles, step.tile),
@@ -157,14 +158,22 @@ TEST_F(KeyGroupsTest, AreTheOraclesAndOnRanksThoseOfOne) {
                k = RandomWhole(tokens, heads / 2, head_dim);
     const auto documents = reference::testing::DocumentStarts(
         tokens, reference::testing::RandomDocuments(tokens, kGroupTile, random_));
-    for (const auto& [packed, tile] :
-         {std::pair(false, kGroupTile), {true, kGroupTile}, {false, 16}, {true, 16}}) {
+    for (const auto& [packed, tile, together] : {std::tuple(false, kGroupTile, 1),
+                                                 {true, kGroupTile, 1},
+                                                 {false, 16, 1},
+                                                 {true, 16, 1},
+                                                 {false, kGroupTile, 2},
+                                                 {true, kGroupTile, 2},
+                                                 {true, 16, 2}}) {
       for (const float density : {0.1f, 0.35f, 1.0f}) {
         SCOPED_TRACE(::testing::Message()
                      << tokens << " tokens, density " << density << (packed ? ", documents" : "")
-                     << ", tiles of " << tile);
-        const KeyGroupGateStep step = {
-            .tile = tile, .scale = 0.7f, .density = density, .budget_tokens = tokens + 500};
+                     << ", tiles of " << tile << ", heads together " << together);
+        const KeyGroupGateStep step = {.tile = tile,
+                                       .scale = 0.7f,
+                                       .density = density,
+                                       .budget_tokens = tokens + 500,
+                                       .heads_together = together};
         const auto starts = packed ? documents : std::vector<int32_t>();
         const std::vector<uint32_t> one = Choose(q, k, step, {.tokens = tokens}, starts);
         EXPECT_EQ(KeyGroupOracle(q.View(), k.View(), step, starts)
@@ -179,14 +188,19 @@ TEST_F(KeyGroupsTest, AreTheOraclesAndOnRanksThoseOfOne) {
 // Any values: what the tensor cores lose of sums may change the order, and no more.
 TEST_F(KeyGroupsTest, HeadsHaveBudgetsOfTheirOwn) {
   const Rows q = RandomWhole(1024, 4, 64), k = RandomWhole(1024, 2, 64);
-  const std::vector<int32_t> halves = {1, 3, 2, 3};
-  for (const float density : {0.1f, 0.3f, 0.6f}) {
-    const KeyGroupGateStep step = {
-        .scale = 1.0f, .density = density, .budget_tokens = 1024, .head_halves = halves.data()};
-    const std::vector<uint32_t> one = Choose(q, k, step, {.tokens = 1024}, {});
-    EXPECT_EQ(KeyGroupOracle(q.View(), k.View(), step, {}).Complaint(one, {.tokens = 1024}, 0.0),
-              "");
-    ExpectRanksChoose(q, k, step, {}, one);
+  const std::vector<int32_t> halves = {1, 3, 2, 3}, of_pairs = {1, 1, 3, 3};
+  for (const int together : {1, 2}) {
+    for (const float density : {0.1f, 0.3f, 0.6f}) {
+      const KeyGroupGateStep step = {.scale = 1.0f,
+                                     .density = density,
+                                     .budget_tokens = 1024,
+                                     .heads_together = together,
+                                     .head_halves = (together == 1 ? halves : of_pairs).data()};
+      const std::vector<uint32_t> one = Choose(q, k, step, {.tokens = 1024}, {});
+      EXPECT_EQ(KeyGroupOracle(q.View(), k.View(), step, {}).Complaint(one, {.tokens = 1024}, 0.0),
+                "");
+      ExpectRanksChoose(q, k, step, {}, one);
+    }
   }
 }
 
@@ -333,6 +347,9 @@ TEST(KeyGroupsArgumentsTest, ErrorsNameTheArgumentAndWhatIsAllowed) {
           {.query_layout = {.kind = LayoutKind::kStriped, .ranks = 4, .stripe = 32, .tokens = 4096},
            .scale = 1.0f}),
       HasSubstr("tokens of a chunk of the layout is 32"));
+  EXPECT_THAT(message({.scale = 1.0f, .heads_together = 3}), HasSubstr("heads_together is 3"));
+  EXPECT_THAT(message({.scale = 1.0f, .heads_together = 2}),
+              HasSubstr("heads of q for each of k is 1"));
   EXPECT_THAT(message({.tile = 32, .scale = 1.0f}),
               HasSubstr("tile is 32; 64 and 16 are supported"));
   EXPECT_THAT(message({.scale = 1.0f}), HasSubstr("rows"));

@@ -31,7 +31,7 @@ uint32_t GroupsOf(const TileSelection& tiles, int64_t query_tiles, int head, int
                   int64_t first) {
   const KeyGroups& groups = tiles.groups;
   if (groups.groups == nullptr) return kAllGroups;
-  const int64_t row = head * query_tiles + a, begin = first / kGroupKeys;
+  const int64_t row = groups.RowOf(head, a, query_tiles), begin = first / kGroupKeys;
   const int32_t* const list = groups.groups + row * groups.capacity;
   const int32_t* const end = list + groups.ends[row];
   const int32_t* group = std::lower_bound(list + groups.begins[row], end, begin);

@@ -56,23 +56,30 @@ class KeyGroupGate {
         budget_(step.budget()),
         tiles_(TileCount(tokens_, step.tile)) {}
 
-  // packed: PackTransposed of the head's keys. memory: kGateFloats.
+  // For the heads from `head` on that choose together. packed: PackTransposed of their keys.
+  // memory: kGateFloats.
   void Choose(int head, int64_t index, const std::vector<float>& packed, float* memory) const {
     const int64_t begin = index * step_.tile;
-    const QueryTile tile = {
-        .head = head,
-        .index = index,
-        .rows = static_cast<int>(std::min<int64_t>(step_.tile, tokens_ - begin)),
-        .first = step_.query_layout.Position(begin),
-        .start = step_.document_starts == nullptr ? 0 : step_.document_starts[begin]};
+    QueryTile tile = {.head = head,
+                      .index = index,
+                      .rows = static_cast<int>(std::min<int64_t>(step_.tile, tokens_ - begin)),
+                      .first = step_.query_layout.Position(begin),
+                      .start = step_.document_starts == nullptr ? 0 : step_.document_starts[begin]};
     const int32_t halves = HalvesOf(step_.head_halves, head);
     const int32_t kept = budget_.MostGroups(tile.first, tile.start, halves);
-    Write(tile,
-          kept == 0 ? std::vector<int64_t>() : Best(tile, Scores(tile, packed, memory), kept));
+    if (kept == 0) return Write(tile, {});
+    std::vector<float> scores = Scores(tile, packed, memory);
+    while (++tile.head < head + step_.heads_together) {
+      const std::vector<float> others = Scores(tile, packed, memory);
+      std::ranges::transform(scores, others, scores.begin(),
+                             [](float x, float y) { return std::max(x, y); });
+    }
+    tile.head = head;
+    Write(tile, Best(tile, scores, kept));
   }
 
  private:
-  // Returns the scores of groups [first_group, end_group).
+  // Returns the scores that the tile's head gives the groups [first_group, end_group).
   std::vector<float> Scores(const QueryTile& tile, const std::vector<float>& packed,
                             float* memory) const {
     const int64_t groups = tile.end_group() - tile.first_group();
@@ -112,11 +119,11 @@ class KeyGroupGate {
   }
 
   // The `kept` best groups, as groups of the sequence.
-  static std::vector<int64_t> Best(const QueryTile& tile, const std::vector<float>& scores,
-                                   int32_t kept) {
+  std::vector<int64_t> Best(const QueryTile& tile, const std::vector<float>& scores,
+                            int32_t kept) const {
     std::vector<int64_t> groups(scores.size());
     std::iota(groups.begin(), groups.end(), int64_t{0});
-    const bool late = TiesGoLate(tile.head);
+    const bool late = TiesGoLate(tile.head / step_.heads_together);
     std::nth_element(groups.begin(), groups.begin() + kept - 1, groups.end(),
                      [&](int64_t x, int64_t y) {
                        if (scores[x] != scores[y]) return scores[x] > scores[y];
@@ -128,7 +135,8 @@ class KeyGroupGate {
   }
 
   void Write(const QueryTile& tile, const std::vector<int64_t>& kept) const {
-    uint32_t* const row = step_.chosen + tile.head * step_.rows[tiles_] + step_.rows[tile.index];
+    uint32_t* const row = step_.chosen + tile.head / step_.heads_together * step_.rows[tiles_] +
+                          step_.rows[tile.index];
     std::fill_n(row, BlockWords(static_cast<int32_t>(tile.end_group())), 0u);
     for (const int64_t group : kept) row[group / 32] |= 1u << group % 32;
   }
@@ -147,22 +155,24 @@ void ChooseKeyGroups(Engine& engine, int heads, int kv_heads, const KeyGroupGate
   const TileMath& math = engine.math();
   const KeyGroupGate gate(math, heads, step);
   const int64_t tokens = step.query_layout.tokens, group = heads / kv_heads,
-                tiles = TileCount(step.query_layout.local_tokens(), step.tile);
+                tiles = TileCount(step.query_layout.local_tokens(), step.tile),
+                rows = group / step.heads_together;
   std::vector<float> wide(tokens * kScoreDims), packed(RoundUp(tokens, math.panel) * kScoreDims);
   for (int kv_head = 0; kv_head < kv_heads; ++kv_head) {
     Widen(step.keys + int64_t{kv_head} * kScoreDims, int64_t{kv_heads} * kScoreDims, tokens,
           wide.data());
     PackTransposed(wide.data(), kScoreDims, static_cast<int>(tokens), kScoreDims, math.panel,
                    packed.data());
-    engine.pool().For(group * tiles, [&](int64_t task, int worker) {
-      gate.Choose(static_cast<int>(kv_head * group + task / tiles), task % tiles, packed,
-                  engine.worker_scratch(worker).Reserve(kGateFloats));
+    engine.pool().For(rows * tiles, [&](int64_t task, int worker) {
+      gate.Choose(static_cast<int>(kv_head * group + task / tiles * step.heads_together),
+                  task % tiles, packed, engine.worker_scratch(worker).Reserve(kGateFloats));
     });
   }
 }
 
 ListedGroups ListGroups(const ChosenGroups& of, const ShardLayout& layout, int heads) {
-  const int64_t tiles = TileCount(layout.local_tokens(), of.tile), rows = heads * tiles;
+  const int64_t tiles = TileCount(layout.local_tokens(), of.tile),
+                rows = heads / of.heads_together * tiles;
   std::vector<std::vector<int32_t>> of_rows(rows);
   ListedGroups listed;
   listed.bounds.resize((layout.ranks + 1) * rows);
@@ -186,7 +196,7 @@ ListedGroups ListGroups(const ChosenGroups& of, const ShardLayout& layout, int h
   for (int64_t row = 0; row < rows; ++row) {
     std::ranges::copy(of_rows[row], listed.groups.begin() + row * most);
   }
-  listed.lists = {listed.groups.data(), listed.bounds.data(), rows, most};
+  listed.lists = {listed.groups.data(), listed.bounds.data(), rows, most, of.heads_together};
   return listed;
 }
 

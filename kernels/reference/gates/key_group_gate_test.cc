@@ -9,6 +9,7 @@
 #include <numeric>
 #include <random>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -77,7 +78,8 @@ std::vector<uint32_t> Choose(const Tensor& q, const Tensor& k, KeyGroupGateStep 
   const NarrowRowPair rows = picked.Narrow(engine, local, local_keys, {step.tile}),
                       of_sequence = picked.Narrow(engine, q, k, {step.tile});
   const std::vector<int64_t> of_tiles = GroupRows(layout, step.tile);
-  std::vector<uint32_t> chosen(q.heads * of_tiles.back(), 0xA5A5A5A5u);  // nothing is left of it
+  std::vector<uint32_t> chosen(q.heads / step.heads_together * of_tiles.back(),
+                               0xA5A5A5A5u);  // nothing is left of it
   step.query_layout = layout;
   step.queries = rows.queries.data();
   step.keys = of_sequence.keys.data();
@@ -96,16 +98,22 @@ TEST(KeyGroupGateTest, IsTheOracles) {
                  k = RandomTensor(tokens, 2, head_dim, random);
     const std::vector<int32_t> documents =
         testing::DocumentStarts(tokens, testing::RandomDocuments(tokens, kGroupTile, random));
-    for (const auto& [packed, tile] :
-         {std::pair(false, kGroupTile), {true, kGroupTile}, {false, 16}, {true, 16}}) {
+    for (const auto& [packed, tile, together] : {std::tuple(false, kGroupTile, 1),
+                                                 {true, kGroupTile, 1},
+                                                 {false, 16, 1},
+                                                 {true, 16, 1},
+                                                 {false, kGroupTile, 2},
+                                                 {true, kGroupTile, 2},
+                                                 {true, 16, 2}}) {
       for (const float density : {0.02f, 0.1f, 0.4f, 1.0f}) {
         SCOPED_TRACE(::testing::Message()
                      << tokens << " tokens, density " << density << (packed ? ", documents" : "")
-                     << ", tiles of " << tile);
+                     << ", tiles of " << tile << ", heads together " << together);
         const KeyGroupGateStep step = {.tile = tile,
                                        .scale = 1.0f,  // logits far apart
                                        .density = density,
-                                       .budget_tokens = tokens};
+                                       .budget_tokens = tokens,
+                                       .heads_together = together};
         const auto starts = packed ? documents : std::vector<int32_t>();
         const KeyGroupOracle oracle(q.view(), k.view(), step, starts);
         const ShardLayout whole = {.tokens = tokens};
@@ -215,17 +223,26 @@ TEST(KeyGroupGateTest, TiesOfLongSequencesFavourNeitherEnd) {
 }
 
 // One query of a tile that looks far back, for one key, gets its group; the others look at
-// themselves.
+// themselves. So it does where another head chooses with its own.
 TEST(KeyGroupGateTest, FindsAKeyThatOneQueryLooksFor) {
   std::mt19937 random(5);
   const Tensor k = RandomTensor(1024, 1, 64, random);
-  Tensor q = k;
-  for (int x = 0; x < 64; ++x) q.at(900, 0, x) = k.at(333, 0, x);
   const ShardLayout whole = {.tokens = 1024};
-  const auto row =
-      GroupsOfRow(Choose(q, k, {.scale = 0.125f, .density = 0.2f}, whole), whole, 0, 14);
-  EXPECT_EQ(std::ssize(row), KeyGroupBudgetOf(0.2f, 1024).MostGroups(int64_t{14} * 64, 0));
-  EXPECT_TRUE(std::ranges::binary_search(row, 333 / 8));
+  for (const int heads : {1, 2}) {
+    for (int looking = 0; looking < heads; ++looking) {
+      Tensor q(1024, heads, 64);
+      for (int head = 0; head < heads; ++head) {
+        for (int64_t i = 0; i < 1024; ++i) {
+          const int64_t key = head == looking && i == 900 ? 333 : i;
+          for (int x = 0; x < 64; ++x) q.at(i, head, x) = std::as_const(k).at(key, 0, x);
+        }
+      }
+      const KeyGroupGateStep step = {.scale = 0.125f, .density = 0.2f, .heads_together = heads};
+      const auto row = GroupsOfRow(Choose(q, k, step, whole), whole, 0, 14);
+      EXPECT_EQ(std::ssize(row), KeyGroupBudgetOf(0.2f, 1024).MostGroups(int64_t{14} * 64, 0));
+      EXPECT_TRUE(std::ranges::binary_search(row, 333 / 8)) << looking << " of " << heads;
+    }
+  }
 }
 
 // What is not a number is not preferred, whichever dimension it is in, and as many are kept.

@@ -117,12 +117,12 @@ KeyGroupOracle::KeyGroupOracle(const TokenMajor<const float>& q, const TokenMajo
                                const KeyGroupGateStep& step, const std::vector<int32_t>& starts)
     : step_(step),
       starts_(starts),
-      heads_(q.heads),
+      heads_(q.heads / step.heads_together),
       tokens_(q.tokens),
       tiles_((q.tokens + step.tile - 1) / step.tile),
       groups_((q.tokens + kGroupKeys - 1) / kGroupKeys),
       scores_(heads_ * tiles_ * groups_, kNegativeInfinity) {
-  const int group = heads_ / k.heads;
+  const int group = q.heads / k.heads;
   for (int kv_head = 0; kv_head < k.heads; ++kv_head) {
     const std::vector<int> dims = PickedDims(q, k, kv_head);
     const auto width = std::ssize(dims);
@@ -162,7 +162,8 @@ void KeyGroupOracle::ScoreHead(int head, const double* queries, const double* ke
     }
     const int64_t tile = i / step_.tile;
     for (int64_t j = StartOf(i); j < tile * step_.tile; ++j) {
-      double& score = scores_[(head * tiles_ + tile) * groups_ + j / kGroupKeys];
+      double& score =
+          scores_[(head / step_.heads_together * tiles_ + tile) * groups_ + j / kGroupKeys];
       if (logits[j] - top > score) score = logits[j] - top;
     }
   }
@@ -175,7 +176,8 @@ std::string KeyGroupOracle::Complaint(int head, int64_t tile, const std::vector<
   };
   const int64_t first = tile * step_.tile, start = StartOf(first);
   int32_t most = step_.budget().MostGroups(first, start);
-  const int32_t halves = step_.head_halves == nullptr ? 2 : step_.head_halves[head];
+  const int32_t halves =
+      step_.head_halves == nullptr ? 2 : step_.head_halves[head * step_.heads_together];
   if (halves == 1) most -= most / 2;
   if (halves == 3) {
     most = static_cast<int32_t>(

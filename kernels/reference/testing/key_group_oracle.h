@@ -21,8 +21,8 @@ std::vector<double> NarrowHeads(const TokenMajor<const float>& x, int first, int
 
 class KeyGroupOracle {
  public:
-  // Reads the step's scale, density and tile. starts: by position, where the document starts;
-  // empty: the sequence is one.
+  // Reads the step's scale, density, tile and heads_together: `head` below is a row of these, one
+  // of the choice's. starts: by position, where the document starts; empty: the sequence is one.
   KeyGroupOracle(const TokenMajor<const float>& q, const TokenMajor<const float>& k,
                  const KeyGroupGateStep& step, const std::vector<int32_t>& starts);
 
@@ -49,7 +49,7 @@ class KeyGroupOracle {
                         double tolerance) const;
 
  private:
-  // Fills in scores_. queries and keys: [tokens, dims].
+  // Fills in scores_ with what a query head has to say. queries and keys: [tokens, dims].
   void ScoreHead(int head, const double* queries, const double* keys, int64_t dims);
   // Takes note of what the tensor cores may lose of it.
   double Product(const double* query, const double* key, int64_t dims);
@@ -57,7 +57,7 @@ class KeyGroupOracle {
 
   const KeyGroupGateStep step_;
   const std::vector<int32_t> starts_;
-  const int heads_;
+  const int heads_;  // rows of them
   const int64_t tokens_, tiles_, groups_;
   std::vector<double> scores_;  // [heads, tiles, groups]
   double most_product_ = 0.0;   // of a visible pair's, its magnitude

@@ -85,6 +85,10 @@ absl::Status CheckSelection(const TileSelection& tiles, int64_t blocks, int head
   if (groups.groups != nullptr && (groups.begins == nullptr || groups.ends == nullptr)) {
     return absl::InvalidArgumentError("groups need begins and ends");
   }
+  if (groups.heads_together < 1 || heads % groups.heads_together != 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "groups have rows of %d heads each; there are %d", groups.heads_together, heads));
+  }
   return absl::OkStatus();
 }
 
@@ -221,7 +225,7 @@ absl::StatusOr<TileLists> TileLists::Build(const TileSelection& tiles, const Sha
       const int64_t begin = list.row_offsets.back();
       result.total_tiles_ += (per_head ? 1 : heads) * (std::ssize(list.columns) - begin);
       if (tiles.groups.groups != nullptr) {
-        const int64_t row = static_cast<int64_t>(head) * query_tiles + a;
+        const int64_t row = tiles.groups.RowOf(head, a, query_tiles);
         RETURN_IF_ERROR(AddGroups(tiles.groups, row, span, key, key_tokens, begin, list));
         result.total_tiles_ +=
             TilesOfGroups(tiles.groups.ends[row]) - TilesOfGroups(tiles.groups.begins[row]);

@@ -1,4 +1,6 @@
 // Host side of backward attention to groups of keys: tensor maps, launch.
+#include <string_view>
+
 #include "base/status_macros.h"
 #include "kernels/sm90/backward/attention_backward_groups.h"
 #include "kernels/sm90/backward/attention_backward_groups_kernel.cuh"
@@ -20,21 +22,26 @@ constexpr int32_t PartGroups(int32_t head_dim) {
   return kPartBytes / (key_bytes * kGroupKeys);
 }
 
-template <int kHeadDim>
+template <int kHeadDim, WalkKind kKind>
 absl::Status Launch(const Args& args, const GroupBackwardParams& params, int multiprocessors,
                     cudaStream_t stream) {
-  constexpr WalkKind kKind = WalkKind::kGroups64;
   using Tile = ForwardTile<kHeadDim, kKind>;
   ASSIGN_OR_RETURN(const CUtensorMap query_map, LoadMap(args.q, Tile::kQueries, "q"));
   ASSIGN_OR_RETURN(const CUtensorMap key_map, (StageMap<kHeadDim, kKind>(args.k, "k")));
   ASSIGN_OR_RETURN(const CUtensorMap value_map, (StageMap<kHeadDim, kKind>(args.v, "v")));
   ASSIGN_OR_RETURN(const CUtensorMap d_out_map, LoadMap(args.d_out, Tile::kQueries, "d_out"));
+  const auto add_map = [](const TokenMajor<float>& sum, std::string_view name) {
+    return AddMap(sum, sum.head_dim / 32, kGroupKeys, name);
+  };
+  ASSIGN_OR_RETURN(const CUtensorMap dq_map, add_map(args.dq, "dq"));
+  ASSIGN_OR_RETURN(const CUtensorMap dk_map, add_map(args.dk, "dk"));
+  ASSIGN_OR_RETURN(const CUtensorMap dv_map, add_map(args.dv, "dv"));
   const auto kernel = params.walk.document_starts == nullptr
-                          ? GroupBackwardKernel<kHeadDim, /*kDocuments=*/false>
-                          : GroupBackwardKernel<kHeadDim, /*kDocuments=*/true>;
+                          ? GroupBackwardKernel<kHeadDim, kKind, /*kDocuments=*/false>
+                          : GroupBackwardKernel<kHeadDim, kKind, /*kDocuments=*/true>;
   return LaunchPersistent("backward of groups: launch", kernel, multiprocessors, Tile::kThreads,
-                          Tile::kPipelines * sizeof(GroupBackwardPipeline<kHeadDim>), stream,
-                          params, query_map, key_map, value_map, d_out_map);
+                          Tile::kPipelines * sizeof(GroupBackwardPipeline<kHeadDim, kKind>), stream,
+                          params, query_map, key_map, value_map, d_out_map, dq_map, dk_map, dv_map);
 }
 
 }  // namespace
@@ -56,8 +63,13 @@ absl::Status AddGroups(const Args& args, const AttentionShape& shape, const RowS
       static_cast<int32_t>((shape.query_tokens + kBackwardQueries - 1) / kBackwardQueries);
   params.scale = args.scale;
   params.scale_log2 = args.scale * kLog2E;
-  return shape.head_dim == 128 ? Launch<128>(args, params, multiprocessors, stream)
-                               : Launch<64>(args, params, multiprocessors, stream);
+  const auto launch = [&]<WalkKind kKind>() {
+    return shape.head_dim == 128 ? Launch<128, kKind>(args, params, multiprocessors, stream)
+                                 : Launch<64, kKind>(args, params, multiprocessors, stream);
+  };
+  return args.tiles.groups.heads_together == 2
+             ? launch.template operator()<WalkKind::kPairGroups64>()
+             : launch.template operator()<WalkKind::kGroups64>();
 }
 
 }  // namespace ringleader::kernels::sm90

@@ -17,9 +17,9 @@ absl::Status LaunchBackward(const AttentionBackwardArgs<__nv_bfloat16>& args,
   ASSIGN_OR_RETURN(const CUtensorMap key_map, LoadMap(args.k, kBackwardKeys, "k"));
   ASSIGN_OR_RETURN(const CUtensorMap value_map, LoadMap(args.v, kBackwardKeys, "v"));
   ASSIGN_OR_RETURN(const CUtensorMap d_out_map, LoadMap(args.d_out, kBackwardQueries, "d_out"));
-  ASSIGN_OR_RETURN(const CUtensorMap dq_map, AddMap(args.dq, kBackwardQueries, "dq"));
-  ASSIGN_OR_RETURN(const CUtensorMap dk_map, AddMap(args.dk, kBackwardKeys / 2, "dk"));
-  ASSIGN_OR_RETURN(const CUtensorMap dv_map, AddMap(args.dv, kBackwardKeys / 2, "dv"));
+  ASSIGN_OR_RETURN(const CUtensorMap dq_map, AddMap(args.dq, 1, kBackwardQueries, "dq"));
+  ASSIGN_OR_RETURN(const CUtensorMap dk_map, AddMap(args.dk, 1, kBackwardKeys / 2, "dk"));
+  ASSIGN_OR_RETURN(const CUtensorMap dv_map, AddMap(args.dv, 1, kBackwardKeys / 2, "dv"));
   auto* kernel = AttentionBackwardKernel<kHeadDim, kKind, kQueryGradient, /*kDocuments=*/false>;
   if constexpr (!kHasIntervals<kKind>) {
     if (params.walk.document_starts != nullptr) {

@@ -27,6 +27,10 @@ extern template absl::Status LaunchForward<64, WalkKind::kGroups64>(
     const AttentionForwardArgs<__nv_bfloat16>&, const ForwardParams&, cudaStream_t);
 extern template absl::Status LaunchForward<128, WalkKind::kGroups64>(
     const AttentionForwardArgs<__nv_bfloat16>&, const ForwardParams&, cudaStream_t);
+extern template absl::Status LaunchForward<64, WalkKind::kPairGroups128>(
+    const AttentionForwardArgs<__nv_bfloat16>&, const ForwardParams&, cudaStream_t);
+extern template absl::Status LaunchForward<128, WalkKind::kPairGroups128>(
+    const AttentionForwardArgs<__nv_bfloat16>&, const ForwardParams&, cudaStream_t);
 
 namespace {
 
@@ -206,7 +210,7 @@ absl::Status Run(const Args& args, const AttentionShape& shape, const ColumnWalk
   params.rounded_token_stride = args.rounded_out.token_stride;
   params.rounded_head_stride = args.rounded_out.head_stride;
   params.scale_log2 = args.scale * kLog2E;
-  if constexpr (kKind == WalkKind::kGroups64) {
+  if constexpr (kHasGroups<kKind>) {
     params.walk.SetGroups(args.tiles.groups, /*part_groups=*/0);
   }
   if (const ListParts parts = PartsOf(args, shape); parts.most > 1) {
@@ -235,7 +239,9 @@ absl::Status AttentionForward(const Args& args, Workspace workspace, cudaStream_
           "rounded_out: groups of keys are attended to in several parts, which add to out");
     }
     // They take turns: both add to the same rows.
-    RETURN_IF_ERROR(run.template operator()<WalkKind::kGroups64>());
+    RETURN_IF_ERROR(args.tiles.groups.heads_together == 2
+                        ? run.template operator()<WalkKind::kPairGroups128>()
+                        : run.template operator()<WalkKind::kGroups64>());
     if (args.tiles.diagonals == nullptr) return absl::OkStatus();
   }
   // Each row walks by itself, whatever the density, because the diagonals are known on the device

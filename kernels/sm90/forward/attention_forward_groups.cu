@@ -7,5 +7,9 @@ template absl::Status LaunchForward<64, WalkKind::kGroups64>(
     const AttentionForwardArgs<__nv_bfloat16>&, const ForwardParams&, cudaStream_t);
 template absl::Status LaunchForward<128, WalkKind::kGroups64>(
     const AttentionForwardArgs<__nv_bfloat16>&, const ForwardParams&, cudaStream_t);
+template absl::Status LaunchForward<64, WalkKind::kPairGroups128>(
+    const AttentionForwardArgs<__nv_bfloat16>&, const ForwardParams&, cudaStream_t);
+template absl::Status LaunchForward<128, WalkKind::kPairGroups128>(
+    const AttentionForwardArgs<__nv_bfloat16>&, const ForwardParams&, cudaStream_t);
 
 }  // namespace ringleader::kernels::sm90

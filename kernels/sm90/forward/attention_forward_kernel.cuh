@@ -3,7 +3,8 @@
 // in registers, as operands of every product with keys.
 // With lists and block diagonals of 64-token tiles the two consumers have no tiles in common, or
 // not at the same time. There each has a producer warp and stages of its own, so that the CTA is
-// two of half the size.
+// two of half the size. Where two heads have groups of keys in common, each consumer has one of
+// them.
 #pragma once
 
 #include <cuda.h>
@@ -37,7 +38,8 @@ struct ForwardParams : ForwardWalk {
 // Has the number of stages that shared memory holds beside the queries.
 template <int kHeadDim, WalkKind kKind>
 struct ForwardPipeline : KeyStages<kHeadDim, kKind, kHeadDim == 128 ? 3 : 6> {
-  alignas(1024) uint8_t query[ForwardTile<kHeadDim, kKind>::kQueryBytes];
+  using Tile = ForwardTile<kHeadDim, kKind>;
+  alignas(1024) uint8_t query[Tile::kHeads][Tile::kQueryBytes];
 };
 
 // Named barriers that let the two consumer warpgroups take turns at the tensor cores: while one
@@ -54,7 +56,11 @@ class ForwardConsumer {
 
   // `consumer` of the pipeline.
   __device__ ForwardConsumer(const ForwardParams& params, Shared& shared, int consumer)
-      : params_(params), shared_(shared), consumer_(consumer) {}
+      : params_(params),
+        shared_(shared),
+        consumer_(consumer),
+        head_(Tile::kHeads == 1 ? 0 : consumer),
+        first_row_(Tile::kHeads == 1 ? consumer * 64 : 0) {}
 
   __device__ __forceinline__ void Run() {
     if (consumer_ == 1) PassTurn();
@@ -87,8 +93,8 @@ class ForwardConsumer {
 
   __device__ __forceinline__ void LoadQueries() {
     const int lane = threadIdx.x % 32;
-    const int row = consumer_ * 64 + threadIdx.x % 128 / 32 * 16 + lane % 16;
-    const uint8_t* const queries = shared_.query + row * ptx::kSwizzleRowBytes;
+    const int row = first_row_ + threadIdx.x % 128 / 32 * 16 + lane % 16;
+    const uint8_t* const queries = shared_.query[head_] + row * ptx::kSwizzleRowBytes;
 #pragma unroll
     for (int k = 0; k < kHeadDim / 16; ++k) {
       const int chunk = (k % 4 * 2 + lane / 16) ^ (lane % 8);
@@ -98,7 +104,7 @@ class ForwardConsumer {
 
   // Issues scores = Q K^T.
   __device__ __forceinline__ void IssueScores(int stage) {
-    const uint64_t b = ptx::OperandDescriptor(shared_.key[stage]);
+    const uint64_t b = ptx::OperandDescriptor(shared_.key[stage], 16, Tile::kKeyAtom);
     ptx::PinRegisters(scores_);
     ptx::PinRegisters(queries_);
     ptx::WgmmaFence();
@@ -113,14 +119,15 @@ class ForwardConsumer {
 
   // Issues out += P V.
   __device__ __forceinline__ void IssueOutput(int stage, bool accumulate) {
-    const uint64_t b = ptx::OperandDescriptor(shared_.value[stage], Tile::kKeyBlock);
+    const uint64_t b =
+        ptx::OperandDescriptor(shared_.value[stage], Tile::kKeyBlock, Tile::kKeyAtom);
     ptx::PinRegisters(out_);
     ptx::PinRegisters(weights_);
     ptx::WgmmaFence();
 #pragma unroll
     for (int k = 0; k < Tile::kKeys / 16; ++k) {
       ptx::Wgmma<kHeadDim>::template RegisterShared<ptx::Major::kMn>(
-          out_, weights_ + 4 * k, ptx::DescriptorAdvance(b, k * 16 * ptx::kSwizzleRowBytes),
+          out_, weights_ + 4 * k, ptx::DescriptorAdvance(b, k * 2 * Tile::kKeyAtom),
           accumulate || k != 0);
     }
     ptx::WgmmaCommit();
@@ -236,9 +243,10 @@ class ForwardConsumer {
     if (params_.rounded_out != nullptr) return FinishRounded(item);
     const int lane = threadIdx.x % 32;
     const int row =
-        item.block * Tile::kQueries + consumer_ * 64 + (threadIdx.x % 128) / 32 * 16 + lane / 4;
+        item.block * Tile::kQueries + first_row_ + (threadIdx.x % 128) / 32 * 16 + lane / 4;
+    const int head = item.head + head_;
     float* const lse_row =
-        params_.lse + static_cast<int64_t>(item.head) * params_.walk.query_tokens + row;
+        params_.lse + static_cast<int64_t>(head) * params_.walk.query_tokens + row;
     float lse_before[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -252,7 +260,7 @@ class ForwardConsumer {
       if (query >= params_.walk.query_tokens || sum == 0) continue;
       const float lse = (reference_[half] * params_.scale_log2 + log2f(sum)) * kLn2;
       float* const out = params_.out + query * params_.out_token_stride +
-                         item.head * params_.out_head_stride + 2 * (lane % 4);
+                         head * params_.out_head_stride + 2 * (lane % 4);
       const float before = lse_before[half];
       const float top = fmaxf(before, lse);
       const float merged = top + log1pf(expf(fminf(before, lse) - top));
@@ -282,10 +290,11 @@ class ForwardConsumer {
 
   __device__ __forceinline__ void FinishRounded(const ForwardItem& item) {
     const int lane = threadIdx.x % 32;
-    const int block = item.block * Tile::kConsumers + consumer_;  // of 64 queries
+    const int head = item.head + head_;
+    const int block = (item.block * Tile::kQueries + first_row_) / 64;  // of 64 queries
     const int row = block * 64 + (threadIdx.x % 128) / 32 * 16 + lane / 4;
     const int32_t tokens = params_.walk.query_tokens;
-    float* const lse_row = params_.lse + static_cast<int64_t>(item.head) * tokens + row;
+    float* const lse_row = params_.lse + static_cast<int64_t>(head) * tokens + row;
     float lse_before[2] = {-INFINITY, -INFINITY};
     if (params_.out != nullptr) {
 #pragma unroll
@@ -307,9 +316,9 @@ class ForwardConsumer {
       const float keep = expf(before - merged);
       auto* const to =
           reinterpret_cast<uint32_t*>(params_.rounded_out + query * params_.rounded_token_stride +
-                                      item.head * params_.rounded_head_stride + 2 * (lane % 4));
+                                      head * params_.rounded_head_stride + 2 * (lane % 4));
       const float* const out = params_.out + query * params_.out_token_stride +
-                               item.head * params_.out_head_stride + 2 * (lane % 4);
+                               head * params_.out_head_stride + 2 * (lane % 4);
 #pragma unroll
       for (int j = 0; j < kHeadDim / 8; ++j) {
         float2 x = {0.0f, 0.0f};
@@ -325,7 +334,7 @@ class ForwardConsumer {
     }
     // The last item's second block may lie behind all queries.
     if (params_.written != nullptr && threadIdx.x % 128 == 0 && block * 64 < tokens) {
-      params_.written[static_cast<int64_t>(item.head) * ((tokens + 63) / 64) + block] = 1;
+      params_.written[static_cast<int64_t>(head) * ((tokens + 63) / 64) + block] = 1;
     }
   }
 
@@ -334,6 +343,7 @@ class ForwardConsumer {
   const ForwardParams& params_;
   Shared& shared_;
   const int consumer_;
+  const int head_, first_row_;  // which of an item's 64 queries it has
   Stage stage_;
   uint32_t queries_[kHeadDim / 4];
   float scores_[Tile::kKeys / 2];
@@ -359,9 +369,11 @@ __global__ void __launch_bounds__(ForwardTile<kHeadDim, kKind>::kThreads, 1)
         auto& shared = pipelines[pipeline];
         ProduceStages<kDocuments>(
             params, &key_map, &value_map, shared, [&](const ForwardItem& item) {
-              ptx::MbarrierArriveExpect(&shared.item_arrived, Tile::kQueryBytes);
-              ptx::TmaLoadTile(shared.query, &query_map, &shared.item_arrived,
-                               item.block * Tile::kQueries, item.head);
+              ptx::MbarrierArriveExpect(&shared.item_arrived, Tile::kHeads * Tile::kQueryBytes);
+              for (int head = 0; head < Tile::kHeads; ++head) {
+                ptx::TmaLoadTile(shared.query[head], &query_map, &shared.item_arrived,
+                                 item.block * Tile::kQueries, item.head + head);
+              }
             });
       },
       [&](int consumer) {

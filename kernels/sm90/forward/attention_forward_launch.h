@@ -29,7 +29,7 @@ inline ForwardWalk MakeForwardWalk(const AttentionShape& shape, const ShardLayou
 template <int kHeadDim, WalkKind kKind>
 absl::StatusOr<CUtensorMap> StageMap(const TokenMajor<const __nv_bfloat16>& tensor,
                                      std::string_view name) {
-  if (kKind == WalkKind::kGroups64) return LoadBlockMap(tensor, kGroupKeys, name);
+  if (kHasGroups<kKind>) return LoadMap(tensor, kGroupKeys, name);
   return kKind == WalkKind::kTiles64 ? LoadBlockMap(tensor, 64, name)
                                      : LoadMap(tensor, ForwardTile<kHeadDim, kKind>::kKeys, name);
 }

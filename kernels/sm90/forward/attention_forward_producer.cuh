@@ -85,18 +85,19 @@ __device__ __forceinline__ void LoadStage(uint8_t (&stage)[kBytes], const CUtens
   }
 }
 
-// Loads the groups of a stage, each an atom of the swizzle in each block of columns. A whole warp
-// calls; `arrived` expects the bytes.
+// Loads the groups of a stage, each by a lane: to issue a copy takes as long whatever its size. A
+// whole warp calls; `arrived` expects the bytes.
 template <int kHeadDim, int kBytes>
 __device__ __forceinline__ void LoadGroups(uint8_t (&stage)[kBytes], const CUtensorMap* map,
                                            ptx::Mbarrier* arrived, const TileRef& groups,
                                            int32_t head) {
+  constexpr int kSlots = kBytes / (2 * kHeadDim * kGroupKeys);
   __syncwarp();  // the barrier expects them
-  const int slot = threadIdx.x % kStageGroups, block = threadIdx.x % 32 / kStageGroups;
-  if (block >= kHeadDim / 64) return;
+  const int slot = threadIdx.x % 32;
+  if (slot >= kSlots) return;
   // No group: rows before the tensor's first are zeros.
-  ptx::TmaLoadBlock(stage + (block * kStageGroups + slot) * ptx::kSwizzleAtomBytes, map, arrived,
-                    static_cast<int32_t>(groups.bits) * kGroupKeys, block, head);
+  ptx::TmaLoadTile(stage + slot * (kBytes / kSlots), map, arrived,
+                   static_cast<int32_t>(groups.bits) * kGroupKeys, head);
 }
 
 // Walks items until there are no more. `load_item(item)`, by one lane, arrives at item_arrived and
@@ -108,7 +109,7 @@ __device__ __forceinline__ void ProduceStages(const ForwardWalk& params, const C
                                               const LoadItem& load_item) {
   using Tile = ForwardTile<kHeadDim, kKind>;
   using Tiles = ForwardTiles<kKind, kDocuments>;
-  constexpr bool kGroups = kKind == WalkKind::kGroups64;
+  constexpr bool kGroups = kHasGroups<kKind>;
   const int lane = threadIdx.x % 32;
   const int32_t group = params.heads / params.kv_heads;
   const int32_t blocks = (params.walk.query_tokens + Tile::kQueries - 1) / Tile::kQueries;
@@ -120,7 +121,8 @@ __device__ __forceinline__ void ProduceStages(const ForwardWalk& params, const C
     index = __shfl_sync(0xFFFFFFFFu, index, 0);
     ItemOf<kKind> item;
     if constexpr (kGroups) {
-      item = GroupItemAt(params.heads, params.kv_heads, blocks, params.walk.GroupParts(), index);
+      item = GroupItemAt<Tile::kHeads>(params.heads, params.kv_heads, blocks,
+                                       params.walk.GroupParts(), index);
     } else {
       item = ForwardItemAt(params.heads, params.kv_heads, blocks, index);
     }

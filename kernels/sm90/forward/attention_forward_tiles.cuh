@@ -16,9 +16,9 @@
 
 namespace ringleader::kernels::sm90 {
 
-// A block of queries of one head.
+// A block of queries of one head, or of two neighbours.
 struct ForwardItem {
-  int32_t head;  // -1: no more work
+  int32_t head;  // the first; -1: no more work
   int32_t block;
 };
 
@@ -38,17 +38,21 @@ struct GroupItem : ForwardItem {
   int32_t part;
 };
 
-// All blocks of a KV group have one part of its keys, then all have the next one.
+// All blocks of a KV group have one part of its keys, then all have the next one. kHeads of an
+// item.
+template <int kHeads>
 __device__ __forceinline__ GroupItem GroupItemAt(int32_t heads, int32_t kv_heads, int32_t blocks,
                                                  int32_t parts, int32_t index) {
-  const int32_t items = heads / kv_heads * blocks;
+  const int32_t items = heads / kHeads / kv_heads * blocks;
   const int32_t kv_head = index / (items * parts), part = index / items - kv_head * parts;
-  return {ForwardItemAt(heads, kv_heads, blocks, index - (kv_head * (parts - 1) + part) * items),
-          part};
+  ForwardItem item = ForwardItemAt(heads / kHeads, kv_heads, blocks,
+                                   index - (kv_head * (parts - 1) + part) * items);
+  if (item.head > 0) item.head *= kHeads;
+  return {item, part};
 }
 
 template <WalkKind kKind>
-using ItemOf = std::conditional_t<kKind == WalkKind::kGroups64, GroupItem, ForwardItem>;
+using ItemOf = std::conditional_t<kHasGroups<kKind>, GroupItem, ForwardItem>;
 
 template <int kHeadDim, WalkKind kKind>
 struct ForwardTile {
@@ -58,13 +62,19 @@ struct ForwardTile {
       kHasLists64<kKind> || kKind == WalkKind::kDiagonals64 || kKind == WalkKind::kGroups64 ? 2 : 1;
   static constexpr int kConsumers = 2 / kPipelines;  // of a pipeline
   static constexpr int kThreads = 3 * ptx::kWarpgroupThreads;
-  static constexpr int kQueries = 64 * kConsumers;  // of an item
-  static constexpr int kKeys = 64 * kConsumers;     // of a stage
-  static constexpr int kQueryBytes = kQueries * kHeadDim * 2;
+  // Of an item: where there are two heads, a consumer has all queries of one.
+  static constexpr int kHeads = kOfPairs<kKind> ? 2 : 1;
+  static constexpr int kQueries = 64 * kConsumers / kHeads;
+  static constexpr int kKeys =
+      kKind == WalkKind::kPairGroups64 ? 64 : 64 * kConsumers;  // of a stage
+  static constexpr int kQueryBytes = kQueries * kHeadDim * 2;   // of a head
   static constexpr int kKeyBytes = kKeys * kHeadDim * 2;
-  // Bytes between the 64-column halves of a tile.
+  // Bytes between the 64-column halves of a tile, and between eight keys and the next: a group of
+  // keys lies as one copy brings it.
   static constexpr int kQueryBlock = kQueries * ptx::kSwizzleRowBytes;
-  static constexpr int kKeyBlock = kKeys * ptx::kSwizzleRowBytes;
+  static constexpr int kKeyBlock =
+      kHasGroups<kKind> ? ptx::kSwizzleAtomBytes : kKeys * ptx::kSwizzleRowBytes;
+  static constexpr int kKeyAtom = ptx::kSwizzleAtomBytes * (kHasGroups<kKind> ? kHeadDim / 64 : 1);
 };
 
 // What the producer tells the consumers about a stage.
@@ -73,7 +83,7 @@ struct ForwardStep {
   // main loop uniform, which is worth 5 to 7 % of the time.
   TileStep all;
   TileStep quarter[2][2];  // WalkKind::kTiles64: by consumer and tile
-  // kColumns, kGroups64: a bit a key. Where queries chose blocks: by consumer, a bit a query.
+  // kColumns, kHasGroups: a bit a key. Where queries chose blocks: by consumer, a bit a query.
   uint32_t visible[2][kColumnWords];
   // Where there are documents: how many of each consumer's 64 queries see what `visible` says; else
   // the first of the item's local queries, and the positions of the tiles' first keys.
@@ -83,10 +93,12 @@ struct ForwardStep {
 };
 
 // Groups of keys that make a stage.
-constexpr int kStageGroups = 64 / kGroupKeys;
+template <WalkKind kKind>
+inline constexpr int kStageGroups = (kKind == WalkKind::kPairGroups128 ? 128 : 64) / kGroupKeys;
 
+template <int kSlots>
 struct GroupStep : ForwardStep {
-  int32_t groups[kStageGroups];  // the owner's local groups; -1: none
+  int32_t groups[kSlots];  // the owner's local groups; -1: none
 };
 // Of kTokens queries and keys; of each query what KeyBounds says, where not all is visible.
 template <int kTokens>
@@ -96,10 +108,9 @@ struct IntervalStep {
 };
 
 template <WalkKind kKind>
-using StepOf =
-    std::conditional_t<kHasIntervals<kKind>,
-                       IntervalStep<kKind == WalkKind::kIntervals128 ? 128 : 64>,
-                       std::conditional_t<kKind == WalkKind::kGroups64, GroupStep, ForwardStep>>;
+using StepOf = std::conditional_t<
+    kHasIntervals<kKind>, IntervalStep<kKind == WalkKind::kIntervals128 ? 128 : 64>,
+    std::conditional_t<kHasGroups<kKind>, GroupStep<kStageGroups<kKind>>, ForwardStep>>;
 
 // The tiles of an item, in ascending order. Next and Describe are called by a whole warp, of which
 // the first kDescribers lanes write the step; each of them announces what it wrote by itself.
@@ -306,25 +317,28 @@ class ForwardTiles<WalkKind::kColumns, kDocuments> {
 };
 
 // Stages of kStageGroups groups that one tile of 64 queries chose. A TileRef's bits are the group
-// of the lane's slot, lane % kStageGroups.
-template <bool kDocuments>
-class ForwardTiles<WalkKind::kGroups64, kDocuments> {
+// of the lane's slot, lane % kSlots.
+template <WalkKind kKind, bool kDocuments>
+requires(kHasGroups<kKind>) class ForwardTiles<kKind, kDocuments> {
  public:
+  static constexpr int kSlots = kStageGroups<kKind>;
   static constexpr int kDescribers = 1;
   __device__ ForwardTiles(const TileWalk& walk, const ColumnWalk&, const GroupItem& item)
       : walk_(walk), first_query_(item.block * 64) {
-    const int64_t row = static_cast<int64_t>(item.head) * walk.query_tiles + item.block;
+    const int64_t row =
+        static_cast<int64_t>(item.head / walk.list_head) * walk.query_tiles + item.block;
     next_ = walk.list_offsets[row];
     end_ = walk.list[row];
     groups_ = reinterpret_cast<const int32_t*>(walk.diagonals) + row * walk.diagonal_words;
-    if (walk.part_groups() == 0) return;
-    if (item.part > 0) SkipBelow(item.part * walk.part_groups());
-    limit_ = (item.part + 1) * walk.part_groups();
+    if (walk.part_groups() > 0) {
+      if (item.part > 0) SkipBelow(item.part * walk.part_groups());
+      limit_ = (item.part + 1) * walk.part_groups();
+    }
+    Fetch();
   }
   __device__ TileRef Next() {
-    const int32_t i = next_ + static_cast<int32_t>(threadIdx.x % kStageGroups);
-    const int32_t group = i < end_ ? groups_[i] : INT32_MAX;
-    next_ += kStageGroups;
+    const int32_t group = fetched_;
+    Fetch();
     // They ascend: where the first one lies beyond the limit, all do.
     if (__shfl_sync(0xFFFFFFFFu, group, 0) >= limit_) return {-1, 0};
     return {0, static_cast<uint32_t>(group < limit_ ? group : -1)};
@@ -332,7 +346,7 @@ class ForwardTiles<WalkKind::kGroups64, kDocuments> {
   // All keys of a group lie before the queries, so that documents alone hide some: of the group in
   // which the first query's document starts those before it, and all from queries of later
   // documents.
-  __device__ void Describe(GroupStep& step, const TileRef& tile, bool last) const {
+  __device__ void Describe(GroupStep<kSlots>& step, const TileRef& tile, bool last) const {
     constexpr uint32_t kAll = (1u << kGroupKeys) - 1;
     const int lane = threadIdx.x % 32;
     const int32_t group = static_cast<int32_t>(tile.bits);
@@ -347,20 +361,29 @@ class ForwardTiles<WalkKind::kGroups64, kDocuments> {
     visible <<= lane % 4 * kGroupKeys;
     visible |= __shfl_sync(0xFFFFFFFFu, visible, lane ^ 1);
     visible |= __shfl_sync(0xFFFFFFFFu, visible, lane ^ 2);
-    const uint32_t second = __shfl_sync(0xFFFFFFFFu, visible, 4);
+    const bool masked = __ballot_sync(0xFFFFFFFFu, visible != 0xFFFFFFFFu) != 0 || rows < 64;
 #pragma unroll
-    for (int i = 0; i < kStageGroups; ++i) {
+    for (int word = 0; word < kSlots / 4; ++word) {
+      const uint32_t of_word = __shfl_sync(0xFFFFFFFFu, visible, 4 * word);
+      if (lane == 0) step.visible[0][word] = of_word;
+    }
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
       const int32_t other = __shfl_sync(0xFFFFFFFFu, group, i);
       if (lane == 0) step.groups[i] = other;
     }
     if (lane != 0) return;
-    step.visible[0][0] = visible;
-    step.visible[0][1] = second;
     step.rows[0] = rows;
-    step.all = ColumnTileStep((visible & second) != 0xFFFFFFFFu || rows < 64, last);
+    step.all = ColumnTileStep(masked, last);
   }
 
  private:
+  // Starts to read the group of the lane's slot that comes after the next one.
+  __device__ __forceinline__ void Fetch() {
+    const int32_t i = next_ + static_cast<int32_t>(threadIdx.x % kSlots);
+    fetched_ = i < end_ ? groups_[i] : INT32_MAX;
+    next_ += kSlots;
+  }
   // Moves next_ to the first group from `least` on. Each turn leaves one of 32 pieces.
   __device__ __forceinline__ void SkipBelow(int32_t least) {
     int32_t end = end_;
@@ -380,6 +403,7 @@ class ForwardTiles<WalkKind::kGroups64, kDocuments> {
   int32_t next_;
   int32_t end_;
   int32_t limit_ = INT32_MAX;  // of the groups
+  int32_t fetched_;
   const int32_t* groups_;
 };
 
@@ -466,7 +490,9 @@ __device__ __forceinline__ void MaskStage(float (&scores)[kScores], const TileWa
                                           const StepOf<kKind>& step, int consumer) {
   if constexpr (kHasIntervals<kKind>) {
     MaskRowIntervals(scores, step.bounds + consumer * 64);
-  } else if constexpr (kKind == WalkKind::kColumns || kKind == WalkKind::kGroups64) {
+  } else if constexpr (kHasGroups<kKind>) {
+    MaskRowColumns<kDocuments>(scores, step, 0);  // both consumers', where there are two
+  } else if constexpr (kKind == WalkKind::kColumns) {
     MaskRowColumns<kDocuments>(scores, step, consumer);
   } else {
     constexpr bool kPairs = kKind == WalkKind::kTiles64;

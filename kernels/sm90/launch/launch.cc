@@ -136,6 +136,13 @@ absl::Status CheckShape(const AttentionShape& shape, const ShardLayout& query_la
       return absl::InvalidArgumentError(
           "tiles.groups: begins, ends or capacity is missing; see KeyGroups");
     }
+    const int32_t together = groups.heads_together;
+    if (together < 1 || together > 2 || shape.heads / shape.kv_heads % together != 0) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "tiles.groups.heads_together is %d with %d heads for each of k; 1, and 2 of an even "
+          "number, are supported",
+          together, shape.heads / shape.kv_heads));
+    }
   }
   RETURN_IF_ERROR(
       CheckLayout("query_layout", query_layout, shape.query_tokens, tiles.tile, tiles.pattern));

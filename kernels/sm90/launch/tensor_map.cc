@@ -138,9 +138,9 @@ absl::StatusOr<CUtensorMap> LoadGroupMap(const TokenMajor<const __nv_bfloat16>& 
                 name);
 }
 
-absl::StatusOr<CUtensorMap> AddMap(const TokenMajor<float>& tensor, int box_tokens,
+absl::StatusOr<CUtensorMap> AddMap(const TokenMajor<float>& tensor, int box_blocks, int box_tokens,
                                    std::string_view name) {
-  return EncodeTokens(tensor, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 1, box_tokens, name);
+  return EncodeTokens(tensor, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, box_blocks, box_tokens, name);
 }
 
 }  // namespace ringleader::kernels::sm90

@@ -27,9 +27,10 @@ absl::StatusOr<CUtensorMap> LoadBlockMap(const TokenMajor<const __nv_bfloat16>& 
 absl::StatusOr<CUtensorMap> LoadGroupMap(const TokenMajor<const __nv_bfloat16>& tensor,
                                          int group_tokens, int box_groups, std::string_view name);
 
-// Describes `tensor` as [heads, d / 32, tokens, 32], added to in boxes of `box_tokens` rows and 32
-// columns, swizzled in the same way. Base aligned to 16 bytes, strides multiples of 4 elements.
-absl::StatusOr<CUtensorMap> AddMap(const TokenMajor<float>& tensor, int box_tokens,
+// Describes `tensor` as [heads, d / 32, tokens, 32], added to in boxes of `box_tokens` rows and
+// `box_blocks` times 32 columns, swizzled in the same way. Base aligned to 16 bytes, strides
+// multiples of 4 elements.
+absl::StatusOr<CUtensorMap> AddMap(const TokenMajor<float>& tensor, int box_blocks, int box_tokens,
                                    std::string_view name);
 
 }  // namespace ringleader::kernels::sm90

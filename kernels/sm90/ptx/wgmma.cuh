@@ -51,13 +51,15 @@ constexpr uint32_t kSwizzleRowBytes = 128;
 constexpr uint32_t kSwizzleAtomBytes = 8 * kSwizzleRowBytes;
 
 // Describes an operand in the 128-byte swizzle. `column_block_bytes` is the distance between
-// 64-element blocks along a contiguous M or N dimension longer than 64; unused otherwise.
+// 64-element blocks along a contiguous M or N dimension longer than 64, unused otherwise;
+// `atom_bytes` that between eight rows and the next.
 __device__ __forceinline__ uint64_t OperandDescriptor(const void* smem,
-                                                      uint32_t column_block_bytes = 16) {
+                                                      uint32_t column_block_bytes = 16,
+                                                      uint32_t atom_bytes = kSwizzleAtomBytes) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
   const uint64_t address = (SmemAddress(smem) & 0x3FFFF) >> 4;
   const uint64_t leading = (column_block_bytes & 0x3FFFF) >> 4;
-  const uint64_t stride = kSwizzleAtomBytes >> 4;
+  const uint64_t stride = atom_bytes >> 4;
   return kSwizzle128 | stride << 32 | leading << 16 | address;
 }
 

@@ -50,6 +50,7 @@ struct Case {
   bool chosen = false;     // kCsr: queries chose blocks of two tiles
   bool groups =
       false;  // kToeplitz, tiles of 64: groups of keys before each tile, `density` of them
+  int heads_together = 1;             // that have the groups in common
   std::optional<MaskKind> mask = {};  // kFull, kCsr: as intervals of keys for each query
   bool any_intervals = false;         // the same without a mask: some queries see nothing
 
@@ -256,7 +257,7 @@ class Lists {
   // KeyGroups of one rank's queries.
   struct RankGroups {
     int64_t rows = 0;
-    int32_t capacity = 0;
+    int32_t capacity = 0, heads_together = 1;
     std::vector<int32_t> groups, bounds;  // [rows, capacity], [owners + 1, rows]
     DeviceBuffer<int32_t> gpu_groups, gpu_bounds;
 
@@ -264,7 +265,11 @@ class Lists {
       return View(gpu_groups.data(), gpu_bounds.data() + owner * rows);
     }
     KeyGroups View(const int32_t* groups_at, const int32_t* begins) const {
-      return {.groups = groups_at, .begins = begins, .ends = begins + rows, .capacity = capacity};
+      return {.groups = groups_at,
+              .begins = begins,
+              .ends = begins + rows,
+              .capacity = capacity,
+              .heads_together = heads_together};
     }
   };
 
@@ -272,8 +277,9 @@ class Lists {
   void MakeGroups() {
     std::bernoulli_distribution some(case_.density);
     const int64_t all = blocks_ * 64 / kGroupKeys;
-    std::vector<bool> listed(case_.heads * blocks_ * all);
-    for (int64_t row = 0; row < case_.heads * blocks_; ++row) {
+    const int64_t rows = case_.heads / case_.heads_together * blocks_;
+    std::vector<bool> listed(rows * all);
+    for (int64_t row = 0; row < rows; ++row) {
       const uint32_t draw = Random()();
       for (int64_t g = 0; g < row % blocks_ * 64 / kGroupKeys; ++g) {
         listed[row * all + g] = draw % 4 == 1 || (draw % 4 > 1 && some(Random()));
@@ -290,7 +296,8 @@ class Lists {
                       int64_t all) const {
     const int64_t tiles = (query.local_tokens() + 63) / 64;
     RankGroups made;
-    made.rows = case_.heads * tiles;
+    made.heads_together = case_.heads_together;
+    made.rows = case_.heads / case_.heads_together * tiles;
     made.capacity = static_cast<int32_t>(all);
     made.groups.resize(made.rows * all);
     made.bounds.resize((query.ranks + 1) * made.rows);

@@ -78,14 +78,15 @@ struct TileWalk {
     window = static_cast<int32_t>((tokens + choice.block_size - 1) / choice.block_size);
   }
 
-  // WalkKind::kGroups64, for the same reason: the lists hold where rows of groups begin and end,
-  // the diagonals the groups, `window` how many of the owner's groups an item walks at most; 0:
-  // all.
+  // kHasGroups, for the same reason: the lists hold where rows of groups begin and end, the
+  // diagonals the groups, list_head how many heads have a row in common, `window` how many of the
+  // owner's groups an item walks at most; 0: all.
   void SetGroups(const KeyGroups& groups, int32_t part_groups) {
     list_offsets = groups.begins;
     list = groups.ends;
     diagonals = reinterpret_cast<const uint64_t*>(groups.groups);
     diagonal_words = groups.capacity;
+    list_head = groups.heads_together;
     window = part_groups;
   }
   RINGLEADER_HOST_DEVICE int32_t part_groups() const { return window; }
@@ -193,6 +194,9 @@ enum class WalkKind {
   kChosen128,
   kChosen64,
   kGroups64,  // groups of keys (KeyGroups) of tiles of 64 queries
+  // The same, of tiles of two heads, which have them in common; 128 keys a stage, or 64.
+  kPairGroups128,
+  kPairGroups64,
   // Tiles in which intervals of keys (TileSelection::intervals) show a pair, and which are listed,
   // if there are lists. What others do with documents, these do with their intervals.
   kIntervals128,
@@ -201,6 +205,11 @@ enum class WalkKind {
 
 template <WalkKind kKind>
 inline constexpr bool kHasChoice = kKind == WalkKind::kChosen128 || kKind == WalkKind::kChosen64;
+template <WalkKind kKind>
+inline constexpr bool kOfPairs =
+    kKind == WalkKind::kPairGroups128 || kKind == WalkKind::kPairGroups64;
+template <WalkKind kKind>
+inline constexpr bool kHasGroups = kKind == WalkKind::kGroups64 || kOfPairs<kKind>;
 template <WalkKind kKind>
 inline constexpr bool kHasIntervals =
     kKind == WalkKind::kIntervals128 || kKind == WalkKind::kIntervals64;

@@ -277,8 +277,8 @@ absl::Status CpuCall::AttendSpread(const Step& step) {
   args.tiles = step.index.RowTiles(groups);
   RETURN_IF_ERROR(reference::AttentionForward(device_.engine(), args));
   for (int64_t row = 0; row < groups_.lists.rows; ++row) {
-    counted += tiles.TilesOfGroups(step.mine, row, groups.ends[row]) -
-               tiles.TilesOfGroups(step.mine, row, groups.begins[row]);
+    counted += groups.heads_together * (tiles.TilesOfGroups(step.mine, row, groups.ends[row]) -
+                                        tiles.TilesOfGroups(step.mine, row, groups.begins[row]));
   }
   device_.StatsOf(layer_).tiles_per_ring_step[step.number] += counted;
   return absl::OkStatus();

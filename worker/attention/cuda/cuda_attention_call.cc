@@ -153,14 +153,16 @@ absl::Status CudaCall::GatherColumns(const Step& step) {
 absl::StatusOr<kernels::KeyGroups> CudaCall::GroupsOf(const Step& step) {
   if (!step.index.has_groups()) return kernels::KeyGroups{};
   if (group_lists_.groups == nullptr) {
-    const int64_t heads = shape().heads, tiles = step.index.group_tiles.Tiles(shape().tokens);
+    const kernels::ChosenGroups chosen = step.index.Groups();
+    const int64_t rows =
+        shape().heads / chosen.heads_together * step.index.group_tiles.Tiles(shape().tokens);
     const auto ints = tensors_.q.options().dtype(torch::kInt);
-    groups_ = torch::empty({heads, tiles, step.index.most_groups}, ints);
-    group_bounds_ = torch::empty({step.mine.ranks + 1, heads, tiles}, ints);
+    groups_ = torch::empty({rows, step.index.most_groups}, ints);
+    group_bounds_ = torch::empty({step.mine.ranks + 1, rows}, ints);
     group_lists_ = {groups_.mutable_data_ptr<int32_t>(), group_bounds_.mutable_data_ptr<int32_t>(),
-                    heads * tiles, step.index.most_groups};
-    RETURN_IF_ERROR(kernels::index::ListGroups(step.index.Groups(), step.mine, shape().heads,
-                                               group_lists_, Stream()));
+                    rows, step.index.most_groups, chosen.heads_together};
+    RETURN_IF_ERROR(
+        kernels::index::ListGroups(chosen, step.mine, shape().heads, group_lists_, Stream()));
   }
   return group_lists_.Of(step.owner);
 }
@@ -267,7 +269,7 @@ absl::Status CudaCall::CountTiles(const Step& step, const kernels::TileSelection
         device_.StatsOf(layer_).tiles_per_ring_step[step.number] += shape().heads * query_tiles;
       }
       return kernels::index::CountGroups(
-          tiles.groups, step.index.group_tiles, step.mine, shape().heads * query_tiles,
+          tiles.groups, step.index.group_tiles, step.mine, group_lists_.rows,
           device_.stats().SlotsOf(layer_).owner_tiles + step.owner.rank, Stream());
     case kernels::TilePattern::kCsr:
       return kernels::index::CountListed(

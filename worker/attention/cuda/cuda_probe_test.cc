@@ -50,7 +50,9 @@ std::vector<std::pair<std::string, AttentionOptions>> Patterns() {
            {.pattern = Pattern::kMoba, .block_size = 64, .density = 0.3, .tile = 64}},
           {"xattention", testing::XAttention()},
           {"adaspa", testing::AdaSpa()},
-          {"key groups", {.pattern = Pattern::kKeyGroups, .density = 0.3, .tile = 64}}};
+          {"key groups", {.pattern = Pattern::kKeyGroups, .density = 0.3, .tile = 64}},
+          {"key groups of pairs",
+           {.pattern = Pattern::kKeyGroups, .density = 0.3, .group_heads = 2, .tile = 64}}};
 }
 
 class CudaProbeTest : public testing::CudaAttentionTest,

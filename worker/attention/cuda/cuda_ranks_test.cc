@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/ops/token_view.h"
 #include "patterns/index/mask.h"
 #include "ringleader/kernels/block_mass.h"
@@ -185,27 +186,30 @@ TEST_P(CudaRanksTest, Moba) {
   ExpectSameAsOneRank("moba of most", MobaOfMost());
 }
 
-patterns::AttentionOptions KeyGroups(int queries = 64) {
+patterns::AttentionOptions KeyGroups(int queries = 64, int heads = 1) {
   return {.pattern = patterns::Pattern::kKeyGroups,
           .density = 0.3,
           .group_queries = queries,
+          .group_heads = heads,
           .tile = 64};
 }
 
 TEST_P(CudaRanksTest, KeyGroups) {
-  for (const int queries : {64, 16}) {
-    SCOPED_TRACE(queries);
-    ExpectSameAsOneRank("key groups of " + std::to_string(queries), KeyGroups(queries));
+  for (const auto& [queries, heads] : {std::pair(64, 1), {16, 1}, {64, 2}, {16, 2}}) {
+    SCOPED_TRACE(::testing::Message() << queries << " queries of " << heads);
+    const patterns::AttentionOptions options = KeyGroups(queries, heads);
+    ExpectSameAsOneRank(absl::StrCat("key groups of ", queries, " queries, heads ", heads),
+                        options);
     // In each of its three layers as many as the CPU keeps in its one; which they are may differ
     // within rounding.
-    const Result gpu = RunOnGpu(Small(), With(KeyGroups(queries)));
-    EXPECT_EQ(gpu.TotalTiles(), 3 * RunOnCpu(Small(), KeyGroups(queries)).TotalTiles());
+    const Result gpu = RunOnGpu(Small(), With(options));
+    EXPECT_EQ(gpu.TotalTiles(), 3 * RunOnCpu(Small(), options).TotalTiles());
   }
 }
 
 TEST_P(CudaRanksTest, KeyGroupsThatKeepEverythingAreDense) {
-  for (const int queries : {64, 16}) {
-    patterns::AttentionOptions all = KeyGroups(queries);
+  for (const auto& [queries, heads] : {std::pair(64, 1), {16, 1}, {64, 2}}) {
+    patterns::AttentionOptions all = KeyGroups(queries, heads);
     all.density = 1.0;
     ExpectNear(RunOnGpu(Small(), With(all)), RunOnCpu(Small(), {.tile = 64}));
   }

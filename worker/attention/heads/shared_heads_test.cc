@@ -366,7 +366,7 @@ TEST(SharedHeadsEdgesTest, WhatDoesNotFitIsRefusedByName) {
   options.head_ranks = 4;
   EXPECT_EQ(check(options, 8, 2), "");
   EXPECT_NE(check(options, 10, 2).find("4 trainers cannot share out 10 heads"), std::string::npos);
-  EXPECT_NE(check(options, 28, 4).find("7 of 28 heads, an odd number"), std::string::npos);
+  EXPECT_NE(check(options, 28, 4).find("7 of 28 heads; "), std::string::npos);
   options.adapt_heads = true;
   EXPECT_NE(check(options, 8, 2).find("attention.head_budgets: by_recall"), std::string::npos);
   options.adapt_heads = false;
@@ -383,7 +383,7 @@ TEST(SharedHeadsEdgesTest, WhatDoesNotFitIsRefusedByName) {
   EXPECT_EQ(check(options, 8, 2), "");
   EXPECT_NE(check(options, 8, 1).find("parallelism.head_groups: 2 does not divide the 1 KV heads"),
             std::string::npos);
-  EXPECT_NE(check(options, 6, 2).find("3 of 6 heads, an odd number"), std::string::npos);
+  EXPECT_NE(check(options, 6, 2).find("3 of 6 heads; "), std::string::npos);
   EXPECT_NE(patterns::CheckOptions(options, 1).message().find("parallelism.ring: all_gather alone"),
             std::string::npos);
   options.adapt_heads = true;
@@ -395,6 +395,16 @@ TEST(SharedHeadsEdgesTest, WhatDoesNotFitIsRefusedByName) {
   options.head_ranks = 4;
   EXPECT_NE(check(options, 8, 2).find("give 2 at most"), std::string::npos);
   EXPECT_EQ(check(options, 8, 4), "");
+  options.group_heads = 2;
+  EXPECT_NE(check(options, 8, 4).find("2 of 8 heads; "), std::string::npos);
+  EXPECT_EQ(check(options, 16, 4), "");
+  EXPECT_NE(check(options, 12, 4).find("attention.group_heads is 2; the model has 3 query heads"),
+            std::string::npos);
+  options.group_heads = 0;
+  EXPECT_EQ(patterns::HeadsTogether(options, 16, 4), 2);
+  EXPECT_EQ(patterns::HeadsTogether(options, 24, 8), 1);
+  EXPECT_EQ(check(options, 24, 8), "") << "one head each";
+  EXPECT_NE(check(options, 8, 4).find("2 of 8 heads; "), std::string::npos);
 
   comm::testing::RunRanks(2, [&](comm::Communicator& all) {
     const auto ring = all.Split({all.rank()});

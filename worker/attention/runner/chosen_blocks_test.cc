@@ -252,16 +252,22 @@ TEST_F(AttentionEngineTest, WhatIsChosenIsWhatIsAttendedTo) {
 TEST_F(AttentionEngineTest, KeyGroupsAreTheOraclesOnAnyNumberOfRanks) {
   using kernels::reference::testing::GroupsOfRow;
   const std::vector<int64_t> packed = {0, 70, 71, 640, 1500};
-  for (const auto& asked : {std::pair(kTile, std::vector<int64_t>{}),
-                            {kTile, packed},
-                            {16, std::vector<int64_t>{}},
-                            {16, packed}}) {
-    const int queries = asked.first;
-    const std::vector<int64_t>& documents = asked.second;
-    SCOPED_TRACE(::testing::Message() << "tiles of " << queries);
+  struct Asked {
+    int queries, together;
+    std::vector<int64_t> documents;
+  };
+  for (const auto& [queries, together, documents] : {Asked{kTile, 1, {}},
+                                                     {kTile, 1, packed},
+                                                     {16, 1, {}},
+                                                     {16, 1, packed},
+                                                     {kTile, 2, {}},
+                                                     {kTile, 2, packed},
+                                                     {16, 2, packed}}) {
+    SCOPED_TRACE(::testing::Message() << "tiles of " << queries << ", heads " << together);
     patterns::AttentionOptions options = {.pattern = patterns::Pattern::kKeyGroups,
                                           .density = 0.1,
                                           .group_queries = queries,
+                                          .group_heads = together,
                                           .tile = kTile};
     const int64_t of_sequence = kTokens / queries;
     const std::vector<int32_t> starts =
@@ -272,7 +278,8 @@ TEST_F(AttentionEngineTest, KeyGroupsAreTheOraclesOnAnyNumberOfRanks) {
         {.tile = queries,
          .scale = 1.0f / std::sqrt(static_cast<float>(kHeadDim)),
          .density = 0.1f,
-         .budget_tokens = kTokens},
+         .budget_tokens = kTokens,
+         .heads_together = together},
         starts);
     const RankResult one = Run(options, documents)[0];
     EXPECT_LT(one.stats.layers.at(1).density, 0.2);
@@ -284,17 +291,17 @@ TEST_F(AttentionEngineTest, KeyGroupsAreTheOraclesOnAnyNumberOfRanks) {
                          row % tiles, queries);
     };
     std::vector<std::vector<int64_t>> rows;
-    for (int64_t row = 0; row < kHeads * of_sequence; ++row) {
+    for (int64_t row = 0; row < kHeads / together * of_sequence; ++row) {
       rows.push_back(kept(one, {.tokens = kTokens}, row));
     }
-    EXPECT_LT(
-        RelativeError(one.out, Masked([&](int head, int64_t i, int64_t j) {
-                        return (starts.empty() || j >= starts[i]) &&
-                               (i / queries == j / queries ||
-                                std::ranges::binary_search(rows[head * of_sequence + i / queries],
-                                                           j / kernels::kGroupKeys));
-                      })),
-        1e-5);
+    EXPECT_LT(RelativeError(one.out, Masked([&](int head, int64_t i, int64_t j) {
+                              return (starts.empty() || j >= starts[i]) &&
+                                     (i / queries == j / queries ||
+                                      std::ranges::binary_search(
+                                          rows[head / together * of_sequence + i / queries],
+                                          j / kernels::kGroupKeys));
+                            })),
+              1e-5);
     for (const int ranks : {2, 4}) {
       for (const LayoutKind kind :
            {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
@@ -306,7 +313,7 @@ TEST_F(AttentionEngineTest, KeyGroupsAreTheOraclesOnAnyNumberOfRanks) {
           const ShardLayout layout{
               .kind = kind, .ranks = ranks, .rank = rank, .stripe = kTile, .tokens = kTokens};
           const int64_t local_tiles = of_sequence / ranks;
-          for (int64_t row = 0; row < kHeads * local_tiles; ++row) {
+          for (int64_t row = 0; row < kHeads / together * local_tiles; ++row) {
             ASSERT_EQ(kept(results[rank], layout, row),
                       rows[row / local_tiles * of_sequence +
                            layout.Position(row % local_tiles * queries) / queries]);

@@ -74,7 +74,7 @@ std::vector<float> Content(const AttentionOptions& options, int64_t tokens, floa
 struct Setting {
   Pattern pattern;
   Mask mask = Mask::kCausal;
-  int group_queries = 64;
+  int group_queries = 64, group_heads = 1;
 };
 
 class PaddingTest : public ::testing::TestWithParam<Setting> {
@@ -93,6 +93,7 @@ class PaddingTest : public ::testing::TestWithParam<Setting> {
             .density = pattern == Pattern::kVerticalSlash ? 0.0 : 0.4,
             .sequence_length = 2048,
             .group_queries = GetParam().group_queries,
+            .group_heads = GetParam().group_heads,
             .tile = kTile,
             .layout = kernels::LayoutKind::kStriped,
             .stripe = kTile,
@@ -130,17 +131,19 @@ TEST_P(OddPaddingTest, HasNoSay) {
   }
   EXPECT_LT(MostApart(Content(options, 1024, /*padding=*/-30.0f), alone), 1e-4f);
 }
-INSTANTIATE_TEST_SUITE_P(Patterns, OddPaddingTest,
-                         ::testing::Values(Setting{.pattern = Pattern::kKeyGroups},
-                                           Setting{.pattern = Pattern::kKeyGroups,
-                                                   .group_queries = 16},
-                                           Setting{.pattern = Pattern::kBlockTopK},
-                                           Setting{.pattern = Pattern::kXAttention},
-                                           Setting{.pattern = Pattern::kAdaSpa}),
-                         [](const auto& info) {
-                           return std::string(patterns::DefinitionOf(info.param.pattern).name) +
-                                  "_" + std::to_string(info.param.group_queries);
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Patterns, OddPaddingTest,
+    ::testing::Values(Setting{.pattern = Pattern::kKeyGroups},
+                      Setting{.pattern = Pattern::kKeyGroups, .group_queries = 16},
+                      Setting{.pattern = Pattern::kKeyGroups, .group_heads = 2},
+                      Setting{.pattern = Pattern::kBlockTopK},
+                      Setting{.pattern = Pattern::kXAttention},
+                      Setting{.pattern = Pattern::kAdaSpa}),
+    [](const auto& info) {
+      return std::string(patterns::DefinitionOf(info.param.pattern).name) + "_" +
+             std::to_string(info.param.group_queries) + "_" +
+             std::to_string(info.param.group_heads);
+    });
 
 std::vector<Setting> Settings() {
   std::vector<Setting> settings = {{.pattern = Pattern::kKeyGroups, .group_queries = 16}};

@@ -53,6 +53,7 @@ std::vector<AttentionOptions> SparseOptions() {
           {.pattern = Pattern::kXAttention, .stride = 32, .threshold = 0.9, .density = 0.3},
           {.pattern = Pattern::kKeyGroups, .density = 0.3},
           {.pattern = Pattern::kKeyGroups, .density = 0.3, .group_queries = 16},
+          {.pattern = Pattern::kKeyGroups, .density = 0.3, .group_heads = 2},
           {.pattern = Pattern::kAdaSpa, .density = 0.3},
           {.pattern = Pattern::kFixedBlocks, .local_blocks = 1, .stride_blocks = 5},
           {.pattern = Pattern::kSlidingWindow, .window = 100}};
@@ -202,7 +203,8 @@ TEST_P(ProbeTest, BudgetsGoWhereTheProbeFindsLittle) {
       ASSERT_LT(before[1], 0.95);
       for (const RankResult& rank : equal) {
         patterns::LayerBudgets budgets;
-        FollowProbe(/*layer=*/0, rank.stats.probed_visited, rank.stats.probed_queries, &budgets);
+        FollowProbe(/*layer=*/0, rank.stats.probed_visited, rank.stats.probed_queries,
+                    /*heads_together=*/1, &budgets);
         EXPECT_EQ(budgets.halves, std::vector<int32_t>({1, 3, 1, 3}));
       }
       patterns::LayerBudgets budgets = {.recall = {0, 0, 0, 0}, .halves = {1, 3, 1, 3}};

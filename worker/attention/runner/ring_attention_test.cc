@@ -202,10 +202,11 @@ TEST_P(ManyRanksTest, XAttention) {
 
 TEST_P(ManyRanksTest, KeyGroups) {
   for (const double density : {0.1, 0.4}) {
-    for (const int queries : {64, 16}) {
+    for (const auto& [queries, heads] : {std::pair(64, 1), {16, 1}, {64, 2}, {16, 2}}) {
       ExpectSameAsOneRank({.pattern = patterns::Pattern::kKeyGroups,
                            .density = density,
                            .group_queries = queries,
+                           .group_heads = heads,
                            .tile = 64});
     }
   }
@@ -273,10 +274,11 @@ TEST_P(ManyRanksTest, Documents) {
   ExpectSameAsOneRank(
       {.pattern = patterns::Pattern::kMoba, .block_size = 128, .topk_blocks = 2, .tile = 64},
       documents);
-  for (const int queries : {64, 16}) {
+  for (const auto& [queries, heads] : {std::pair(64, 1), {16, 1}, {64, 2}, {16, 2}}) {
     ExpectSameAsOneRank({.pattern = patterns::Pattern::kKeyGroups,
                          .density = 0.4,
                          .group_queries = queries,
+                         .group_heads = heads,
                          .tile = 64},
                         documents);
   }

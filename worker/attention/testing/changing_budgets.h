@@ -270,7 +270,7 @@ TYPED_TEST_P(ChangingBudgetsTest, HeadsHaveTheBudgetsThatTheProbeBeforeLeftThem)
             tiles.back() += layers.at(layer).TotalTiles();
             if (step == 0) continue;  // evaluations do not probe
             FollowProbe(layer, layers.at(layer).probed_visited, layers.at(layer).probed_queries,
-                        &heads[layer]);
+                        /*heads_together=*/1, &heads[layer]);
             EXPECT_EQ(heads[layer].halves, std::vector<int32_t>({1, 3, 1, 3})) << "step " << step;
           }
         }

@@ -256,8 +256,8 @@ void AddGroups(const HostIndex& index, Tensor& mask) {
       Tensor of_tile = mask[head].slice(0, tile * queries, (tile + 1) * queries);
       of_tile.slice(1, tile * queries, (tile + 1) * queries).fill_(true);
       for (const int64_t group : kernels::reference::testing::GroupsOfRow(
-               index.groups_chosen, {.tokens = tokens}, static_cast<int>(head), tile,
-               index.group_queries)) {
+               index.groups_chosen, {.tokens = tokens},
+               static_cast<int>(head) / index.heads_together, tile, index.group_queries)) {
         const int64_t key = group * kernels::kGroupKeys;
         of_tile.slice(1, key, key + kernels::kGroupKeys).fill_(true);
       }

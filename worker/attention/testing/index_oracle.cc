@@ -91,6 +91,7 @@ HostIndex ToHost(const patterns::LayerIndex& index,
           .block_size = index.block_size,
           .groups_chosen = HostCopy(index.groups_chosen, copy),
           .group_queries = index.group_tiles.tile,
+          .heads_together = index.heads_together,
           .documents = index.documents};
 }
 

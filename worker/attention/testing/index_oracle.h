@@ -26,7 +26,8 @@ struct HostIndex {
   std::vector<uint32_t> chosen, queries_chosen;
   int32_t block_size = 0;
   std::vector<uint32_t> groups_chosen;
-  int32_t group_queries = 0;  // of a tile that chose them
+  int32_t group_queries = 0;   // of a tile that chose them
+  int32_t heads_together = 1;  // that have a row of them in common
   std::shared_ptr<const patterns::DeviceDocuments> documents;
 
   bool Covers(int head, int64_t delta) const {

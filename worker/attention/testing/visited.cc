@@ -33,7 +33,8 @@ bool InGroup(const LayerIndex& index, const kernels::ShardLayout& layout, int he
                 group = key / kernels::kGroupKeys;
   const int64_t word = groups.rows[tile] + group / 32;
   return word < groups.rows[tile + 1] &&
-         (groups.chosen[head * groups.rows[tiles] + word] >> group % 32 & 1) != 0;
+         (groups.chosen[head / groups.heads_together * groups.rows[tiles] + word] >> group % 32 &
+          1) != 0;
 }
 
 // `local`: the query's place on its rank, of `queries`.

@@ -307,6 +307,8 @@ absl::Status StepLoop::FollowProbes(uint64_t step,
   }
   const auto heads = static_cast<size_t>(parts_.engine->config().heads);
   const auto of_model = static_cast<size_t>(parts_.engine->config().layers);
+  const int together = patterns::HeadsTogether(job_.attention, parts_.engine->config().heads,
+                                               parts_.engine->config().kv_heads);
   // Of each layer its heads', then its queries: whole numbers, which doubles hold exactly. All
   // ranks of a ring have the same, of which the first speaks for its group.
   std::vector<double> sums(of_model * (heads + 1));
@@ -323,7 +325,7 @@ absl::Status StepLoop::FollowProbes(uint64_t step,
     if (of_layer[heads] == 0) continue;  // a dense layer
     const std::vector<int64_t> visited(of_layer, of_layer + heads);
     patterns::FollowProbe(static_cast<int>(i), visited, static_cast<int64_t>(of_layer[heads]),
-                          &head_budgets_[i]);
+                          together, &head_budgets_[i]);
   }
   return absl::OkStatus();
 }

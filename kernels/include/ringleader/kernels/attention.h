@@ -51,13 +51,18 @@ struct QueryChoice {
 inline constexpr int32_t kGroupKeys = 8;
 inline constexpr int32_t kGroupTile = 64;  // the tile that groups go with
 struct KeyGroups {
-  // [heads, query_tiles, capacity]: local keys kGroupKeys * g to kGroupKeys * (g + 1) - 1 of the
-  // call's owner, ascending from begins[h, t] to ends[h, t]; the rest of a row is other owners'.
-  // Null: there are none.
+  // [heads / heads_together, query_tiles, capacity]: local keys kGroupKeys * g to
+  // kGroupKeys * (g + 1) - 1 of the call's owner, ascending from begins[h, t] to ends[h, t]; the
+  // rest of a row is other owners'. Null: there are none.
   const int32_t* groups = nullptr;
-  const int32_t* begins = nullptr;  // [heads, query_tiles]
-  const int32_t* ends = nullptr;    // [heads, query_tiles]
+  const int32_t* begins = nullptr;  // [heads / heads_together, query_tiles]
+  const int32_t* ends = nullptr;    // [heads / heads_together, query_tiles]
   int32_t capacity = 0;
+  int32_t heads_together = 1;  // neighbours of a KV head that have rows in common: 1 or 2
+
+  RINGLEADER_HOST_DEVICE int64_t RowOf(int32_t head, int64_t tile, int64_t query_tiles) const {
+    return head / heads_together * query_tiles + tile;
+  }
 };
 
 // Tiles that a row's groups before the `place`-th are counted as in reports: as many pairs,

@@ -254,14 +254,14 @@ struct NarrowRowsStep {
   uint8_t* keys = nullptr;     // [n, kv_heads, kScoreDims]
 };
 
-// Groups of kGroupKeys keys for tiles of 64 or 16 queries. The score of a group is the largest,
-// over the visible pairs of a query of the tile and a key of the group, of scale * q.k of their
-// narrow rows less the query's largest such product over all keys that it sees; a query with no
-// visible pair in the group has no say, nor has a pair whose product is NaN. Candidates are the
-// groups that lie before the tile's first query and hold a key of its document or of a later
-// query's. The tile keeps those with the highest scores, ties to the lower group in even heads, to
-// the higher one in odd heads (TiesGoLate): as many as its budget says, all candidates where there
-// are fewer.
+// Groups of kGroupKeys keys for tiles of 64 or 16 queries, of one head or of two neighbours that
+// choose together. The score of a group is the largest, over the visible pairs of a query of the
+// tile, of any of these heads, and a key of the group, of scale * q.k of their narrow rows less the
+// query's largest such product over all keys that it sees; a query with no visible pair in the
+// group has no say, nor has a pair whose product is NaN. Candidates are the groups that lie before
+// the tile's first query and hold a key of its document or of a later query's. The tile keeps those
+// with the highest scores, ties to the lower group in even rows of heads, to the higher one in odd
+// ones (TiesGoLate): as many as its budget says, all candidates where there are fewer.
 struct KeyGroupGateStep {
   const uint8_t* queries = nullptr;  // [tile's Rows(n), heads, kScoreDims]: NarrowRowsStep's
   const uint8_t* keys = nullptr;     // [tokens, kv_heads, kScoreDims]: of the whole sequence
@@ -273,7 +273,8 @@ struct KeyGroupGateStep {
   // The length that the budget adds up to `density` of; 0: query_layout's. Samples of one job say
   // the same, so that what a sample sees does not depend on those it is dealt with.
   int64_t budget_tokens = 0;
-  const int32_t* head_halves = nullptr;  // HalvesOf
+  int32_t heads_together = 1;            // KeyGroups'
+  const int32_t* head_halves = nullptr;  // HalvesOf; of heads that choose together the first's
   float move = 1.0f, tolerance = 0.0f;   // KeyGroupBudget's
   const int64_t* rows = nullptr;         // GroupRows of query_layout and tile
   uint32_t* chosen = nullptr;            // ChosenGroups'
@@ -291,10 +292,11 @@ struct KeyGroupGateStep {
 // pass makes its lists of it.
 struct ChosenGroups {
   const int64_t* rows = nullptr;  // [query tiles + 1]: GroupRows
-  // [heads, rows[query tiles]]: bit g % 32 of word g / 32 of a row says whether group g of the
-  // sequence is kept.
+  // [heads / heads_together, rows[query tiles]]: bit g % 32 of word g / 32 of a row says whether
+  // group g of the sequence is kept.
   const uint32_t* chosen = nullptr;
-  int32_t tile = kGroupTile;  // queries
+  int32_t tile = kGroupTile;   // queries
+  int32_t heads_together = 1;  // KeyGroups'
 };
 
 // Where the row of each of a rank's tiles of queries begins in a head's part of ChosenGroups, in
@@ -310,20 +312,22 @@ inline std::vector<int64_t> GroupRows(const ShardLayout& queries, int32_t tile =
 
 // The lists of all owners' groups.
 struct GroupLists {
-  // [heads, query tiles, capacity]: each row by owner, and of one owner ascending, as its local
-  // groups.
+  // [heads / heads_together, query tiles, capacity]: each row by owner, and of one owner ascending,
+  // as its local groups.
   int32_t* groups = nullptr;
-  // [ranks + 1, heads, query tiles]: owner o's groups of a row are groups[bounds[o]] to
-  // groups[bounds[o + 1] - 1].
+  // [ranks + 1, heads / heads_together, query tiles]: owner o's groups of a row are
+  // groups[bounds[o]] to groups[bounds[o + 1] - 1].
   int32_t* bounds = nullptr;
-  int64_t rows = 0;  // heads * query tiles
+  int64_t rows = 0;  // heads / heads_together * query tiles
   int32_t capacity = 0;
+  int32_t heads_together = 1;  // KeyGroups'
 
   KeyGroups Of(const ShardLayout& owner) const {
     return {.groups = groups,
             .begins = bounds + owner.rank * rows,
             .ends = bounds + (owner.rank + 1) * rows,
-            .capacity = capacity};
+            .capacity = capacity,
+            .heads_together = heads_together};
   }
 };
 
