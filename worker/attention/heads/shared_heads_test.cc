@@ -168,13 +168,18 @@ struct Setting {
   ring::RingShape ring = {};
   LayoutKind layout = LayoutKind::kStriped;
   int head_groups = 1;
+  int group_heads = 1;  // kKeyGroups
 };
 
 class SharedHeadsTest : public ::testing::TestWithParam<Setting> {
  protected:
   void SetUp() override { at::set_num_threads(1); }
 
-  static AttentionOptions Alone() { return OptionsOf(GetParam().pattern); }
+  static AttentionOptions Alone() {
+    AttentionOptions options = OptionsOf(GetParam().pattern);
+    options.group_heads = GetParam().group_heads;
+    return options;
+  }
   static AttentionOptions Shared() {
     AttentionOptions options = Alone();
     options.head_ranks = GetParam().head_ranks;
@@ -196,13 +201,14 @@ class SharedHeadsTest : public ::testing::TestWithParam<Setting> {
 
 TEST_P(SharedHeadsTest, AnyNumberOfRanksComputesWhatOneComputes) {
   // What one rank computes, for all settings of a pattern.
-  static std::map<std::tuple<Pattern, int, std::vector<int64_t>>, Result> alone;
+  static std::map<std::tuple<Pattern, int, int, std::vector<int64_t>>, Result> alone;
   const bool any = GetParam().pattern != Pattern::kKeyGroups && GetParam().head_groups == 1;
   ASSERT_GE(KvHeads().size(), any ? 4u : 2u);
   for (const int kv_heads : KvHeads()) {
     const Sequence sequence(1024, kv_heads);
     for (const std::vector<int64_t>& documents : {std::vector<int64_t>{}, kDocuments}) {
-      const auto [found, is_new] = alone.try_emplace({GetParam().pattern, kv_heads, documents});
+      const auto [found, is_new] =
+          alone.try_emplace({GetParam().pattern, GetParam().group_heads, kv_heads, documents});
       if (is_new) found->second = RunOnRanks(sequence, Alone(), documents);
       ExpectSame(RunOnRanks(sequence, Shared(), documents), found->second);
     }
@@ -291,6 +297,8 @@ std::vector<Setting> Settings() {
     settings.push_back({pattern, 2, kRing2, LayoutKind::kContiguous});
   }
   settings.push_back({Pattern::kDense, 8});
+  settings.push_back({Pattern::kKeyGroups, 2, kRing2, LayoutKind::kStriped, 1, 2});
+  settings.push_back({Pattern::kKeyGroups, 1, kGather2, LayoutKind::kStriped, 2, 2});
   return settings;
 }
 
@@ -301,7 +309,8 @@ INSTANTIATE_TEST_SUITE_P(Settings, SharedHeadsTest, ::testing::ValuesIn(Settings
                                   std::to_string(s.head_ranks) + "_" +
                                   testing::NameOf({s.layout, s.ring}) +
                                   (s.head_groups == 1 ? ""
-                                                      : "_in_" + std::to_string(s.head_groups));
+                                                      : "_in_" + std::to_string(s.head_groups)) +
+                                  (s.group_heads == 1 ? "" : "_of_pairs");
                          });
 
 // Without a ring a sequence need only divide by the ranks: the last tile may be any part of one.
