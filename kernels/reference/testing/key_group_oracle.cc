@@ -18,6 +18,7 @@ constexpr double kNegativeInfinity = -std::numeric_limits<double>::infinity();
 const std::vector<double>& E4m3Values() {
   static const auto values = [] {
     std::vector<double> all;
+    all.reserve(128);
     for (int mantissa = 0; mantissa < 8; ++mantissa) all.push_back(mantissa * 0x1p-9);
     for (int exponent = -6; exponent <= 8; ++exponent) {
       for (int mantissa = 8; mantissa < 16; ++mantissa) {
@@ -72,6 +73,7 @@ std::vector<int> PickedDims(const TokenMajor<const float>& q, const TokenMajor<c
   const auto of_queries = Energies(q, kv_head * group, (kv_head + 1) * group),
              of_keys = Energies(k, kv_head, kv_head + 1);
   std::vector<std::pair<double, int>> order;  // the first are picked
+  order.reserve(k.head_dim);
   for (int dim = 0; dim < k.head_dim; ++dim) {
     order.emplace_back(-static_cast<double>(of_queries[dim]) * static_cast<double>(of_keys[dim]),
                        dim);
@@ -176,8 +178,8 @@ std::string KeyGroupOracle::Complaint(int head, int64_t tile, const std::vector<
   };
   const int64_t first = tile * step_.tile, start = StartOf(first);
   int32_t most = step_.budget().MostGroups(first, start);
-  const int32_t halves =
-      step_.head_halves == nullptr ? 2 : step_.head_halves[head * step_.heads_together];
+  const int64_t first_head = int64_t{head} * step_.heads_together;
+  const int32_t halves = step_.head_halves == nullptr ? 2 : step_.head_halves[first_head];
   if (halves == 1) most -= most / 2;
   if (halves == 3) {
     most = static_cast<int32_t>(
