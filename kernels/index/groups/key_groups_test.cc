@@ -158,13 +158,7 @@ TEST_F(KeyGroupsTest, AreTheOraclesAndOnRanksThoseOfOne) {
                k = RandomWhole(tokens, heads / 2, head_dim);
     const auto documents = reference::testing::DocumentStarts(
         tokens, reference::testing::RandomDocuments(tokens, kGroupTile, random_));
-    for (const auto& [packed, tile, together] : {std::tuple(false, kGroupTile, 1),
-                                                 {true, kGroupTile, 1},
-                                                 {false, 16, 1},
-                                                 {true, 16, 1},
-                                                 {false, kGroupTile, 2},
-                                                 {true, kGroupTile, 2},
-                                                 {true, 16, 2}}) {
+    for (const auto& [packed, tile, together] : reference::testing::kAskedChoices) {
       for (const float density : {0.1f, 0.35f, 1.0f}) {
         SCOPED_TRACE(::testing::Message()
                      << tokens << " tokens, density " << density << (packed ? ", documents" : "")

@@ -9,7 +9,6 @@
 #include <numeric>
 #include <random>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -98,13 +97,7 @@ TEST(KeyGroupGateTest, IsTheOracles) {
                  k = RandomTensor(tokens, 2, head_dim, random);
     const std::vector<int32_t> documents =
         testing::DocumentStarts(tokens, testing::RandomDocuments(tokens, kGroupTile, random));
-    for (const auto& [packed, tile, together] : {std::tuple(false, kGroupTile, 1),
-                                                 {true, kGroupTile, 1},
-                                                 {false, 16, 1},
-                                                 {true, 16, 1},
-                                                 {false, kGroupTile, 2},
-                                                 {true, kGroupTile, 2},
-                                                 {true, 16, 2}}) {
+    for (const auto& [packed, tile, together] : testing::kAskedChoices) {
       for (const float density : {0.02f, 0.1f, 0.4f, 1.0f}) {
         SCOPED_TRACE(::testing::Message()
                      << tokens << " tokens, density " << density << (packed ? ", documents" : "")

@@ -19,6 +19,17 @@ std::vector<int> PickedDims(const TokenMajor<const float>& q, const TokenMajor<c
 std::vector<double> NarrowHeads(const TokenMajor<const float>& x, int first, int end,
                                 const std::vector<int>& dims);
 
+// What tests ask each engine to choose: in one document or several, by tiles of so many queries,
+// for so many heads together.
+struct AskedChoice {
+  bool packed;
+  int32_t tile;
+  int32_t heads_together;
+};
+inline constexpr AskedChoice kAskedChoices[] = {
+    {false, kGroupTile, 1}, {true, kGroupTile, 1}, {false, 16, 1}, {true, 16, 1},
+    {false, kGroupTile, 2}, {true, kGroupTile, 2}, {true, 16, 2}};
+
 class KeyGroupOracle {
  public:
   // Reads the step's scale, density, tile and heads_together: `head` below is a row of these, one

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 
+#include "kernels/sm90/forward/attention_forward_masks.cuh"
 #include "kernels/sm90/forward/attention_forward_producer.cuh"
 #include "kernels/sm90/ptx/mbarrier.cuh"
 #include "kernels/sm90/ptx/sync.cuh"

@@ -14,6 +14,7 @@
 #include "absl/strings/str_format.h"
 #include "kernels/reference/testing/packed_documents.h"
 #include "kernels/sm90/backward/attention_backward_tiles.cuh"
+#include "kernels/sm90/forward/attention_forward_masks.cuh"
 #include "kernels/sm90/forward/attention_forward_tiles.cuh"
 #include "kernels/sm90/walk/list_parts.cuh"
 #include "kernels/sm90/walk/mask_memory.cuh"

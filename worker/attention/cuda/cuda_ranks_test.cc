@@ -159,6 +159,18 @@ class CudaRanksTest : public CudaAttentionTest,
   }
 };
 
+// Documents of one token, within a tile, that end at its border, and of many tiles.
+const std::vector<int64_t> kDocuments = {0, 1, 64, 200, 201, 230, 900};
+
+patterns::AttentionOptions Window() {
+  return {.pattern = patterns::Pattern::kSlidingWindow, .window = 200, .tile = 64};
+}
+
+patterns::AttentionOptions Blocks() {
+  return {
+      .pattern = patterns::Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64};
+}
+
 TEST_P(CudaRanksTest, Dense) {
   ExpectSameAsCpu("dense", {.tile = 64});
 }
@@ -168,14 +180,11 @@ TEST_P(CudaRanksTest, DenseWithRoundedGradients) {
 }
 
 TEST_P(CudaRanksTest, SlidingWindow) {
-  ExpectSameAsCpu("window",
-                  {.pattern = patterns::Pattern::kSlidingWindow, .window = 200, .tile = 64});
+  ExpectSameAsCpu("window", Window());
 }
 
 TEST_P(CudaRanksTest, BlockTopK) {
-  ExpectSameAsCpu(
-      "blocks",
-      {.pattern = patterns::Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64});
+  ExpectSameAsCpu("blocks", Blocks());
 }
 
 TEST_P(CudaRanksTest, Moba) {
@@ -285,7 +294,7 @@ patterns::AttentionOptions SpreadShare() {
 
 TEST_P(CudaRanksTest, VerticalSlashOfAShare) {
   ExpectSameAsOneRank("share", SpreadShare());
-  ExpectSameAsOneRank("share of documents", SpreadShare(), {0, 1, 64, 200, 201, 230, 900});
+  ExpectSameAsOneRank("share of documents", SpreadShare(), kDocuments);
 }
 
 TEST_P(CudaRanksTest, VerticalSlashIndexIsTheOracles) {
@@ -357,18 +366,10 @@ TEST_P(CudaRanksTest, MovedChoices) {
   }
 }
 
-// Documents of one token, within a tile, that end at its border, and of many tiles.
-const std::vector<int64_t> kDocuments = {0, 1, 64, 200, 201, 230, 900};
-
 TEST_P(CudaRanksTest, Documents) {
   ExpectSameAsCpu("dense documents", {.tile = 64}, kTolerance, kDocuments);
-  ExpectSameAsCpu("window documents",
-                  {.pattern = patterns::Pattern::kSlidingWindow, .window = 200, .tile = 64},
-                  kTolerance, kDocuments);
-  ExpectSameAsCpu(
-      "block documents",
-      {.pattern = patterns::Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64},
-      kTolerance, kDocuments);
+  ExpectSameAsCpu("window documents", Window(), kTolerance, kDocuments);
+  ExpectSameAsCpu("block documents", Blocks(), kTolerance, kDocuments);
 }
 
 TEST_P(CudaRanksTest, Masks) {
@@ -396,8 +397,7 @@ TEST_P(CudaRanksTest, MasksUnderChosenBlocks) {
     };
     const std::string name(patterns::MaskName(mask));
     SCOPED_TRACE(name);
-    const patterns::AttentionOptions blocks =
-        under({.pattern = patterns::Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2});
+    const patterns::AttentionOptions blocks = under(Blocks());
     ExpectSameAsCpu(name + " blocks", blocks);
     ExpectSameAsCpu(name + " blocks documents", blocks, kTolerance, kDocuments);
     ExpectSameAsCpu(name + " fixed blocks", under(FixedBlocks()));
@@ -471,15 +471,11 @@ TEST_P(CudaRanksTest, IndexOfDocumentsIsTheOracles) {
 
 // Patterns whose index is the CPU's; on all ranks the same figures.
 TEST_P(CudaRanksTest, ProbesAreThoseOfTheCpu) {
-  for (patterns::AttentionOptions options :
-       {patterns::AttentionOptions{
-            .pattern = patterns::Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2},
-        patterns::AttentionOptions{.pattern = patterns::Pattern::kBlockTopK,
-        .selection = patterns::Selection::kCausal,
-        .block_size = 64,
-        .topk_blocks = 3},
-        patterns::AttentionOptions{.pattern = patterns::Pattern::kSlidingWindow, .window = 200}}) {
-    options.tile = 64;
+  patterns::AttentionOptions causal = Blocks();
+  causal.selection = patterns::Selection::kCausal;
+  causal.block_size = 64;
+  causal.topk_blocks = 3;
+  for (patterns::AttentionOptions options : {Blocks(), causal, Window()}) {
     options.probe_every = 1;
     for (const std::vector<int64_t>& documents : {std::vector<int64_t>{}, kDocuments}) {
       const LayerStats cpu = RunOnCpu(Small(), options, documents).stats[0].layers.at(0);
