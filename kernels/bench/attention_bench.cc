@@ -8,7 +8,8 @@
 // of 1 to 4 block diagonals of 128 for the rest, other ones for each head; `csr` random tiles.
 // `columns` includes gather and scatter. `ring4` is one rank's layer at 4 x the tokens: four ring
 // steps over striped owners, vertical-slash diagonals of 128. `groups` is tiles of 64 queries and
-// the groups of 8 keys that they picked up, half of them ones that the whole head favours.
+// the groups of 8 keys that they picked up, half of them ones that the whole head favours, and
+// `groups_of_pairs`, with --kernel groups, the same with one list for two heads.
 // --deterministic adds rows for backward in its deterministic mode; with --kernel there are the
 // rows of one of these names alone.
 #include <torch/types.h>
