@@ -214,9 +214,10 @@ absl::Status CheckHeads(const AttentionOptions& options, int64_t heads, int64_t 
     return Invalid(absl::StrFormat(
         "%s: a trainer would attend at a time with %d of %d heads; attention.pattern: %s settles "
         "ties by whether the number of %s is even, so that it must have a multiple of %d; give "
-        "fewer",
+        "fewer%s",
         HeadFieldOf(options), together, heads, std::string(pattern.name),
-        of_choice == 1 ? "a head" : "a pair of heads", 2 * of_choice));
+        of_choice == 1 ? "a head" : "a pair of heads", 2 * of_choice,
+        of_choice == 2 && together % 2 == 0 ? ", or attention.group_heads: 1" : ""));
   }
   if (pattern.reads_kv_heads_queries && options.head_ranks > kv_heads) {
     return Invalid(absl::StrFormat(

@@ -141,8 +141,9 @@ struct PatternDefinition {
   // keys. Null: as long.
   double (*gpu_tile_factor)(const AttentionOptions& options) = nullptr;
   // Returns what a visited tile takes in backward, over one that is visited whole by itself: what
-  // plans reckon with until it is measured. Null: as long.
-  double (*backward_factor)(const AttentionOptions& options) = nullptr;
+  // plans reckon with until it is measured. heads_together: HeadsTogether of the model. Null: as
+  // long.
+  double (*backward_factor)(int heads_together) = nullptr;
   // Whether GPUs can add up its sums in the same order every time.
   bool repeats_on_gpus = true;
   // What stands in a query's place while others choose, so that it has no say: 0 where its products
@@ -168,6 +169,10 @@ std::span<const PatternDefinition* const> Definitions();
 const PatternDefinition* FindDefinition(Pattern pattern);
 // The definition of a pattern that CheckOptions has passed; aborts on others.
 const PatternDefinition& DefinitionOf(Pattern pattern);
+
+// Returns what times of attention go by, whose share of the pairs is beside it: the pattern's name
+// and, unless they are the usual ones, how many queries and heads choose together.
+std::string MeasuredName(const AttentionOptions& options, int64_t heads, int64_t kv_heads);
 
 // Returns what the choices of `layers` layers take, with what attention.dense_below and rows that
 // are packed for a hop take beside.

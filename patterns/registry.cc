@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <iterator>
+#include <string>
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
@@ -97,6 +98,15 @@ IndexMemory IndexMemoryOf(const AttentionOptions& options, const IndexShape& sha
   }
   memory.working += PackedRowBytes(options, shape);
   return memory;
+}
+
+std::string MeasuredName(const AttentionOptions& options, int64_t heads, int64_t kv_heads) {
+  std::string name(DefinitionOf(options.pattern).name);
+  if (options.pattern == Pattern::kKeyGroups && options.group_queries != kernels::kGroupTile) {
+    absl::StrAppendFormat(&name, " of %d queries", options.group_queries);
+  }
+  if (HeadsTogether(options, heads, kv_heads) == 2) name += " of pairs of heads";
+  return name;
 }
 
 absl::StatusOr<std::shared_ptr<LayerIndex>> BuildIndex(const AttentionOptions& options,

@@ -29,6 +29,17 @@ bool AreOfModel(std::span<const LayerBudgets> layers, int64_t model_layers, int6
                             }));
 }
 
+void ShareBudgets(int heads_together, std::span<LayerBudgets> layers) {
+  for (LayerBudgets& layer : layers) {
+    std::vector<int32_t>& halves = layer.halves;
+    for (size_t head = 0; head < halves.size(); ++head) {
+      if (halves[head] != halves[head / heads_together * heads_together]) {
+        std::fill(halves.begin(), halves.end(), 2);
+      }
+    }
+  }
+}
+
 void FollowProbe(int layer, std::span<const int64_t> visited, int64_t queries, int heads_together,
                  LayerBudgets* budgets) {
   const size_t heads = visited.size();

@@ -24,6 +24,11 @@ bool IsSound(const LayerBudgets& budgets);
 // of none.
 bool AreOfModel(std::span<const LayerBudgets> layers, int64_t model_layers, int64_t heads);
 
+// For layers of which `heads_together` neighbours have one budget: where they have not, as a
+// checkpoint leaves them in which fewer did, all heads of the layer have the same until the next
+// probe.
+void ShareBudgets(int heads_together, std::span<LayerBudgets> layers);
+
 // Takes in a probe of layer `layer`: of `queries` queries in all, which visited `visited` of each
 // head's attention, in units of 2^-kMassBits. Whole numbers alone, so that all ranks agree.
 // `heads_together` neighbours have one budget and count as a head of their mean recall. The head of

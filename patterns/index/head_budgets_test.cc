@@ -41,6 +41,22 @@ TEST(HeadBudgetsTest, AreOfAModelOfTheirLayersAndHeads) {
   EXPECT_FALSE(AreOfModel(layers, 3, 4));
 }
 
+TEST(HeadBudgetsTest, HeadsThatCameToShareABudgetHaveTheSameOnes) {
+  std::vector<LayerBudgets> layers = {{.recall = {5, 6, 7, 8}, .halves = {1, 3, 1, 3}},
+                                      {},
+                                      {.recall = {5, 6, 7, 8}, .halves = {3, 3, 1, 1}},
+                                      {.recall = {5, 6, 7, 8}, .halves = {2, 2, 3, 1}}};
+  const std::vector<LayerBudgets> before = layers;
+  ShareBudgets(1, layers);
+  EXPECT_EQ(layers, before);
+  ShareBudgets(2, layers);
+  EXPECT_THAT(layers[0].halves, Each(2));
+  EXPECT_EQ(layers[0].recall, before[0].recall);
+  EXPECT_EQ(layers[1], before[1]);
+  EXPECT_EQ(layers[2], before[2]);
+  EXPECT_THAT(layers[3].halves, Each(2));
+}
+
 TEST(HeadBudgetsTest, HeadsThatRecallMuchGiveToThoseThatRecallLittle) {
   EXPECT_THAT(FirstHalves(0, {95, 30, 85, 70}), ElementsAre(1, 3, 1, 3));
   EXPECT_THAT(FirstHalves(0, {95, 30, 75, 70}), ElementsAre(1, 3, 2, 2)) << "one recalls much";

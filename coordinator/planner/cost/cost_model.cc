@@ -82,13 +82,17 @@ struct PatternCosts {
   double pair_operations = 0, tile_factor = 1, backward_factor = 1;
 };
 
-PatternCosts CostsOf(const v1::JobSpec& spec, const ClusterShape& cluster, double head_dim) {
+PatternCosts CostsOf(const v1::JobSpec& spec, const model::ModelConfig& model,
+                     const ClusterShape& cluster, double head_dim) {
   const auto attention = jobspec::AttentionOptionsOf(spec.attention());
   if (!attention.ok()) return {};  // MakePlan() refuses them
   const patterns::PatternDefinition& pattern = patterns::DefinitionOf(attention->pattern);
   PatternCosts costs;
   if (pattern.backward_factor != nullptr) {
-    costs.backward_factor = pattern.backward_factor(*attention);
+    const int together = model.known()
+                             ? patterns::HeadsTogether(*attention, model.heads, model.kv_heads)
+                             : std::max(1, attention->group_heads);
+    costs.backward_factor = pattern.backward_factor(together);
   }
   if (pattern.gpu_tile_factor != nullptr && cluster.engine == v1::ResourcesSpec::CUDA) {
     costs.tile_factor = pattern.gpu_tile_factor(*attention);
@@ -109,7 +113,7 @@ std::array<NonNegativeRegression, kPhases> Priors(const v1::JobSpec& spec,
   const double weights = model.known() ? model.weights_per_token() : 4e6;
   // QKᵀ and PV, 2 t² d each; backward has five such products. A row is rescaled and written once a
   // call: 4 bytes, read and written.
-  const PatternCosts costs = CostsOf(spec, cluster, d);
+  const PatternCosts costs = CostsOf(spec, model, cluster, d);
   const double forward_flops = 4 * tile * tile * d * costs.tile_factor;
   const double row_seconds = 8 * d / rates.memory_bytes;
   const double call = rates.seconds_per_call;

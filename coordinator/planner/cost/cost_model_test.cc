@@ -205,6 +205,24 @@ TEST(CostModelTest, GroupsOfATileAreAddedOneByOneInBackward) {
               0.041, 0.004);
 }
 
+// Pairs of heads add up half as many gradients, where the model has pairs.
+TEST(CostModelTest, PairsOfHeadsTakeLessInBackwardWhereThereAreSome) {
+  const auto seconds = [](uint32_t group_heads, int64_t kv_heads) {
+    v1::JobSpec spec = LongJob(1, 131072);
+    spec.mutable_attention()->Clear();
+    spec.mutable_attention()->set_pattern(v1::AttentionSpec::KEY_GROUPS);
+    spec.mutable_attention()->set_group_heads(group_heads);
+    jobspec::ApplyDefaults(&spec);
+    model::ModelConfig model = ThreeBillion();
+    model.kv_heads = kv_heads;
+    return CostModel(spec, model, Gpus(1, 1)).Seconds(Phase::kAttentionBackward, {.tiles = 1e5});
+  };
+  const double alone = seconds(1, 2);
+  EXPECT_NEAR(seconds(2, 2), alone * 1.5 / 2.2, 1e-6 * alone);
+  EXPECT_EQ(seconds(0, 2), seconds(2, 2));
+  EXPECT_EQ(seconds(0, 16), seconds(1, 16)) << "one query head for each KV head";
+}
+
 // 48 of 64 rows that GPUs multiply are empty where 16 queries choose; CPUs multiply none.
 TEST(CostModelTest, SixteenQueriesTakeGpusAsLongAsSixtyFour) {
   const auto seconds = [](v1::ResourcesSpec::Engine engine, uint32_t queries, Phase phase) {

@@ -10,6 +10,8 @@
 #include "base/text/controls.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "jobspec/fields/text.h"
+#include "jobspec/values/attention_spec.h"
+#include "patterns/pattern.h"
 
 namespace ringleader::planner {
 namespace {
@@ -64,9 +66,13 @@ absl::Status CheckLink(const v1::LinkSpeed& link) {
 
 v1::LatencyShape ShapeOf(const v1::JobSpec& spec, const model::ModelConfig& model) {
   v1::LatencyShape shape;
-  // PatternDefinition::name in capitals.
+  // PatternDefinition::name in capitals, where MakePlan() refuses the options.
   std::string pattern =
       absl::AsciiStrToLower(v1::AttentionSpec::Pattern_Name(spec.attention().pattern()));
+  if (const auto options = jobspec::AttentionOptionsOf(spec.attention());
+      options.ok() && model.known()) {
+    pattern = patterns::MeasuredName(*options, model.heads, model.kv_heads);
+  }
   // What was measured is causal attention: other masks are not found there.
   const v1::AttentionSpec::Mask mask = spec.attention().mask();
   if (mask != v1::AttentionSpec::MASK_UNSPECIFIED && mask != v1::AttentionSpec::MASK_CAUSAL) {

@@ -48,6 +48,26 @@ std::string Refusal(const v1::Measurements& measured) {
   return std::string(CheckMeasurements(measured, shape, "H200").status().message());
 }
 
+TEST(MeasurementsTest, QueriesAndHeadsThatChooseTogetherAreMeasuredApart) {
+  const auto name = [](uint32_t queries, uint32_t heads, int64_t kv_heads) {
+    v1::JobSpec spec = Spec();
+    spec.mutable_attention()->Clear();
+    spec.mutable_attention()->set_pattern(v1::AttentionSpec::KEY_GROUPS);
+    spec.mutable_attention()->set_group_queries(queries);
+    spec.mutable_attention()->set_group_heads(heads);
+    jobspec::ApplyDefaults(&spec);
+    model::ModelConfig model = ThreeBillion();
+    model.kv_heads = kv_heads;
+    return ShapeOf(spec, model).pattern();
+  };
+  EXPECT_EQ(name(64, 1, 2), "key_groups");
+  EXPECT_EQ(name(16, 1, 2), "key_groups of 16 queries");
+  EXPECT_EQ(name(64, 2, 2), "key_groups of pairs of heads");
+  EXPECT_EQ(name(16, 0, 2), "key_groups of 16 queries of pairs of heads");
+  EXPECT_EQ(name(64, 0, 16), "key_groups") << "one query head for each KV head";
+  EXPECT_EQ(ShapeOf(Spec(), ThreeBillion()).pattern(), "vertical_slash");
+}
+
 TEST(MeasurementsTest, WhatIsMeasuredIsMadeToGrowWithDensity) {
   v1::Measurements measured = MeasuredBy("H200");
   EXPECT_EQ(Refusal(measured), "");

@@ -414,6 +414,8 @@ TEST(SharedHeadsEdgesTest, WhatDoesNotFitIsRefusedByName) {
   EXPECT_EQ(patterns::HeadsTogether(options, 24, 8), 1);
   EXPECT_EQ(check(options, 24, 8), "") << "one head each";
   EXPECT_NE(check(options, 8, 4).find("2 of 8 heads; "), std::string::npos);
+  EXPECT_NE(check(options, 8, 4).find("give fewer, or attention.group_heads: 1"),
+            std::string::npos);
 
   comm::testing::RunRanks(2, [&](comm::Communicator& all) {
     const auto ring = all.Split({all.rank()});

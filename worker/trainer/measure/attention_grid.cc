@@ -116,11 +116,12 @@ std::vector<balance::Row> MeasureAttention(const TrainingJob& job, const model::
   const AttentionOptions& options = job.attention;
   // Tables are of causal attention.
   if (options.mask != patterns::Mask::kCausal) return {};
-  const balance::Row shape = {.pattern = std::string(patterns::DefinitionOf(options.pattern).name),
-                              .tile = options.tile,
-                              .heads = static_cast<int>(config.heads),
-                              .kv_heads = static_cast<int>(config.kv_heads),
-                              .head_dim = static_cast<int>(config.head_dim)};
+  const balance::Row shape = {
+      .pattern = patterns::MeasuredName(options, config.heads, config.kv_heads),
+      .tile = options.tile,
+      .heads = static_cast<int>(config.heads),
+      .kv_heads = static_cast<int>(config.kv_heads),
+      .head_dim = static_cast<int>(config.head_dim)};
   std::vector<double> densities = {1};
   if (patterns::DefinitionOf(options.pattern).set_density != nullptr)
     densities = {0.02, 0.05, 0.15, 0.4, 1};

@@ -167,6 +167,32 @@ TEST_P(HeadBudgetsTest, HoldInEvaluations) {
   EXPECT_EQ(hosts_[0].evals[0].outcome.loss, hosts_[0].evals[1].outcome.loss);
 }
 
+class KeyGroupBudgetsTest : public HeadBudgetsTest {};
+
+// A checkpoint of heads that chose alone, gone on from with heads that choose in pairs.
+TEST_P(KeyGroupBudgetsTest, HeadsThatCameToShareABudgetHaveTheSameOnes) {
+  TrainingJob job = Job("");
+  ASSERT_TRUE(Run(job).ok());
+  const auto path = [&](int step) {
+    return absl::StrFormat("%s/step-%010d/manifest.json", job.checkpoint_directory, step);
+  };
+  nlohmann::json manifest = nlohmann::json::parse(ReadFile(path(6)).value());
+  nlohmann::json& budgets = manifest.at("body").at("state").at("head_budgets");
+  ASSERT_EQ(budgets.size(), 2u);
+  budgets[0]["halves"] = {1, 3, 2, 2};
+  budgets[1]["halves"] = {3, 3, 1, 1};
+  manifest[checkpoint::kChecksumKey] = checkpoint::ChecksumOf(manifest);
+  ASSERT_TRUE(WriteFileAtomically(path(6), manifest.dump()).ok());
+  job.attention.group_heads = 2;
+  job.steps = 7;  // which does not probe
+  ASSERT_TRUE(Run(job).ok());
+  const nlohmann::json saved = nlohmann::json::parse(ReadFile(path(7)).value());
+  const nlohmann::json& kept = saved.at("body").at("state").at("head_budgets");
+  EXPECT_EQ(kept.at(0).at("halves"), nlohmann::json({2, 2, 2, 2}));
+  EXPECT_EQ(kept.at(1).at("halves"), nlohmann::json({3, 3, 1, 1}));
+}
+
+INSTANTIATE_TEST_SUITE_P(Pattern, KeyGroupBudgetsTest, ::testing::Values(Pattern::kKeyGroups));
 INSTANTIATE_TEST_SUITE_P(Patterns, HeadBudgetsTest,
                          ::testing::Values(Pattern::kVerticalSlash, Pattern::kAdaSpa,
                                            Pattern::kMoba, Pattern::kBlockTopK));

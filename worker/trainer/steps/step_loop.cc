@@ -300,6 +300,14 @@ void StepLoop::KeepProbe(StepRecord* record) {
   record->probed_recall = probed_recall_;
 }
 
+void StepLoop::set_head_budgets(std::vector<patterns::LayerBudgets> layers) {
+  if (!job_.attention.adapt_by_probe) return;
+  const model::ModelConfig& config = parts_.engine->config();
+  patterns::ShareBudgets(patterns::HeadsTogether(job_.attention, config.heads, config.kv_heads),
+                         layers);
+  head_budgets_ = std::move(layers);
+}
+
 absl::Status StepLoop::FollowProbes(uint64_t step,
                                     const std::vector<attention::LayerStats>& layers) {
   if (!job_.attention.adapt_by_probe || !patterns::ProbesAt(job_.attention, step)) {

@@ -54,9 +54,7 @@ class StepLoop {
   // What probes have made of the heads' budgets, by layer; empty before the first, and of jobs
   // whose budgets do not follow it.
   const std::vector<patterns::LayerBudgets>& head_budgets() const { return head_budgets_; }
-  void set_head_budgets(std::vector<patterns::LayerBudgets> layers) {
-    if (job_.attention.adapt_by_probe) head_budgets_ = std::move(layers);
-  }
+  void set_head_budgets(std::vector<patterns::LayerBudgets> layers);
 
  private:
   // Reads this rank's part of a micro-batch.
