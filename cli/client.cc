@@ -144,8 +144,9 @@ class GrpcClient : public Client {
 
   absl::Status TailLogs(
       v1::TailLogsRequest request,
-      const std::function<void(const v1::TailLogsResponse&)>& on_response) override {
-    return Follow<v1::TailLogsResponse>(
+      const std::function<bool(const v1::TailLogsResponse&)>& on_response) override {
+    bool wants_more = true;
+    const absl::Status status = Follow<v1::TailLogsResponse>(
         [&](grpc::ClientContext* context) { return logs_->TailLogs(context, request); },
         [&](v1::TailLogsResponse& response) {
           if (!response.job_uid().empty()) request.set_job_uid(response.job_uid());
@@ -155,9 +156,12 @@ class GrpcClient : public Client {
             request.set_attempt(response.lines(0).attempt());
             request.set_last_lines(0);
           }
-          if (response.lines_size() > 0 || response.dropped() > 0) on_response(response);
-          return absl::OkStatus();
+          if (response.lines_size() > 0 || response.dropped() > 0) {
+            wants_more = on_response(response);
+          }
+          return wants_more ? absl::OkStatus() : absl::CancelledError();
         });
+    return wants_more ? status : absl::OkStatus();
   }
 
  private:

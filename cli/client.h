@@ -65,7 +65,7 @@ class Client {
       const std::function<bool(const v1::WatchJobResponse&)>& on_response) = 0;
   virtual absl::Status TailLogs(
       v1::TailLogsRequest request,
-      const std::function<void(const v1::TailLogsResponse&)>& on_response) = 0;
+      const std::function<bool(const v1::TailLogsResponse&)>& on_response) = 0;
 };
 
 }  // namespace ringleader::cli

@@ -103,8 +103,13 @@ absl::StatusOr<std::vector<ConfigLine>> ReadConfig(std::istream& input) {
       return absl::InvalidArgumentError("it must be a map of \"name: value\" lines");
     }
     for (const auto& entry : root) {
+      const auto name = entry.first.as<std::string>();
+      if (std::ranges::find(lines, name, &ConfigLine::name) != lines.end()) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            name, ": given twice; keep one, and of several values make a list: [a, b]"));
+      }
       ConfigLine& line = lines.emplace_back();
-      line.name = entry.first.as<std::string>();
+      line.name = name;
       if (entry.second.IsMap()) {
         return absl::InvalidArgumentError(line.name + " must not be a map");
       }

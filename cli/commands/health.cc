@@ -28,8 +28,11 @@ constexpr std::chrono::seconds kDeadline{5};
 constexpr int kStatusField = 1;
 constexpr uint64_t kServing = 1;
 
-// Debian's gRPC brings the health service without its messages: the request for the whole server
-// is empty, and the reply one number.
+// grpc.health.v1.HealthCheckRequest: service = 1; the whole server where there is none.
+constexpr int kServiceField = 1;
+
+// Debian's gRPC brings the health service without its messages: a request is one name or empty, and
+// the reply one number.
 bool IsServing(const Empty& reply) {
   const google::protobuf::UnknownFieldSet& fields = reply.GetReflection()->GetUnknownFields(reply);
   for (int i = 0; i < fields.field_count(); ++i) {
@@ -42,30 +45,48 @@ bool IsServing(const Empty& reply) {
   return false;
 }
 
-// Asks once: whoever probes decides how often to try again.
-absl::StatusOr<int> Health(const Context& context) {
-  ASSIGN_OR_RETURN(const auto channel,
-                   OpenChannel(context.address, context.tls, context.token, {}));
-  grpc::TemplatedGenericStub<Empty, Empty> stub(channel);
+// Whether a service serves; "": the server.
+absl::StatusOr<bool> Serves(const Context& context, grpc::TemplatedGenericStub<Empty, Empty>& stub,
+                            const std::string& service) {
   grpc::ClientContext call;
   call.set_deadline(std::chrono::system_clock::now() + kDeadline);
-  const Empty request;
-  Empty reply;
+  Empty request, reply;
+  if (!service.empty()) {
+    request.GetReflection()->MutableUnknownFields(&request)->AddLengthDelimited(kServiceField,
+                                                                                service);
+  }
   std::promise<grpc::Status> done;
   stub.UnaryCall(&call, "/grpc.health.v1.Health/Check", grpc::StubOptions(), &request, &reply,
                  [&done](const grpc::Status& status) { done.set_value(status); });
   const grpc::Status status = done.get_future().get();
+  // An earlier release says nothing of its services.
+  if (!service.empty() && status.error_code() == grpc::StatusCode::NOT_FOUND) return true;
   if (!status.ok()) {
     RETURN_IF_ERROR(CheckTls(context));
     return absl::UnavailableError(
         absl::StrCat("no coordinator answers at ", context.address, ": ", status.error_message()));
   }
-  if (!IsServing(reply)) {
+  return IsServing(reply);
+}
+
+// Asks once: whoever probes decides how often to try again.
+absl::StatusOr<int> Health(const Context& context) {
+  ASSIGN_OR_RETURN(const auto channel,
+                   OpenChannel(context.address, context.tls, context.token, {}));
+  grpc::TemplatedGenericStub<Empty, Empty> stub(channel);
+  ASSIGN_OR_RETURN(const bool serves, Serves(context, stub, ""));
+  if (!serves) {
     return absl::UnavailableError(
         absl::StrCat("the coordinator at ", context.address, " is starting or stopping"));
   }
-  PrintJson(context, {{"address", context.address}, {"status", "SERVING"}},
-            [&](std::ostream& out) { out << context.address << " serves\n"; });
+  // That it takes none is no reason to start it again: exit code 0.
+  ASSIGN_OR_RETURN(const bool takes_jobs, Serves(context, stub, "ringleader.v1.JobService"));
+  PrintJson(context,
+            {{"address", context.address}, {"status", "SERVING"}, {"takes_jobs", takes_jobs}},
+            [&](std::ostream& out) {
+              out << context.address << " serves"
+                  << (takes_jobs ? "" : "; it takes no jobs: ringctl list says why") << "\n";
+            });
   return kOk;
 }
 

@@ -43,7 +43,14 @@ TEST(HealthTest, ServingStoppingAndGone) {
   const Result serves = Health(address);
   EXPECT_EQ(serves.code, kOk) << serves.err;
   EXPECT_EQ(serves.out, absl::StrCat(address, " serves\n"));
-  const nlohmann::json expected = {{"address", address}, {"status", "SERVING"}};
+  nlohmann::json expected = {{"address", address}, {"status", "SERVING"}, {"takes_jobs", true}};
+  EXPECT_EQ(nlohmann::json::parse(Health(address, "json").out), expected);
+
+  server->GetHealthCheckService()->SetServingStatus("ringleader.v1.JobService", false);
+  const Result takes_none = Health(address);
+  EXPECT_EQ(takes_none.code, kOk) << takes_none.err;
+  EXPECT_THAT(takes_none.out, HasSubstr(" serves; it takes no jobs"));
+  expected["takes_jobs"] = false;
   EXPECT_EQ(nlohmann::json::parse(Health(address, "json").out), expected);
 
   server->GetHealthCheckService()->SetServingStatus(false);

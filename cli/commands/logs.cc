@@ -50,7 +50,8 @@ absl::StatusOr<int> Logs(const Context& context, const Flags& flags) {
     if (context.format != Format::kTable) {
       if (context.format == Format::kYaml) context.out << "---\n";
       Print(context, response, nullptr);
-      return;
+      context.out.flush();
+      return context.out.good();
     }
     for (const v1::LogLine& line : response.lines()) {
       if (line.has_time()) {
@@ -62,6 +63,7 @@ absl::StatusOr<int> Logs(const Context& context, const Flags& flags) {
       context.out << EscapeControls(line.text(), "\t") << "\n";
     }
     context.out.flush();
+    return context.out.good();
   }));
   if (dropped > 0) context.err << "ringctl: " << dropped << " lines were dropped\n";
   return kOk;

@@ -230,8 +230,9 @@ absl::StatusOr<int> FollowJob(const Context& context, Client* client, const std:
   const InterruptNotice notice(ShortName(name));
   RETURN_IF_ERROR(client->WatchJob(request, [&](const v1::WatchJobResponse& response) {
     follower.OnResponse(response);
-    return true;
+    return context.out.good();
   }));
+  if (!context.out.good()) return kOk;  // RunRingctl says so
   const v1::Job::State state = follower.job().state();
   if (state == v1::Job::SUCCEEDED) return kOk;
   if (state == v1::Job::FAILED) return kJobFailed;

@@ -187,13 +187,14 @@ class ServerImpl : public Server {
   }
 
  private:
-  // While the disk is full no job is taken, and training goes on: load balancers and dashboards see
-  // that of the service that takes jobs, and nobody is told to restart the coordinator.
+  // While the disk is full, or the database has been moved, no job is taken, and training goes on:
+  // load balancers and dashboards see that of the service that takes jobs, and nobody is told to
+  // restart the coordinator.
   void ReportHealth() {
     absl::MutexLock lock(&mutex_);
     while (!stopping_) {
       server_->GetHealthCheckService()->SetServingStatus("ringleader.v1.JobService",
-                                                         store_.Space().ok());
+                                                         store_.Writable().ok());
       AwaitFor(mutex_, absl::Condition(&stopping_), kHealthInterval);
     }
   }

@@ -328,6 +328,10 @@ class Store {
   // Looks at the file system: cheap, and right again as soon as there is space.
   virtual absl::Status Space() = 0;
 
+  // What Space() says or, where there is some, why nothing can be written whatever it is: a
+  // database that is not where it was opened.
+  virtual absl::Status Writable() { return Space(); }
+
   // The newest committed revision.
   virtual uint64_t revision() const = 0;
 

@@ -110,6 +110,7 @@ void AddFlags(CLI::App& app, Flags* flags) {
       ->capture_default_str();
   app.add_option("--log-buffer-bytes", flags->log_buffer_bytes,
                  "Log lines kept while the coordinator is away")
+      ->check(CLI::Range(0.0, 0x1p40))
       ->capture_default_str();
   app.add_option("--run-as", flags->run_as,
                  "User as whom trainers run; OWNER=USER for the jobs of one owner; may be given "

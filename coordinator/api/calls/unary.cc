@@ -103,8 +103,8 @@ grpc::ServerUnaryReactor* Unary::RunAtPace(grpc::CallbackServerContext* context,
                                            bool is_change, const google::protobuf::Message& reply,
                                            LateHandler handler) {
   Call* const call = new Call(this, *context, service, method, is_change, reply);
-  if (const absl::Status space = store_.Space(); !space.ok()) {
-    context->AddTrailingMetadata(kNoticeKey, absl::CHexEscape(std::string(space.message())));
+  if (const absl::Status writable = store_.Writable(); !writable.ok()) {
+    context->AddTrailingMetadata(kNoticeKey, absl::CHexEscape(std::string(writable.message())));
   }
   absl::StatusOr<access::Caller> caller = gate_.Admit(*context, service, method, resource);
   if (!caller.ok()) {

@@ -291,7 +291,10 @@ TEST_F(SqliteFaultsTest, ADatabaseThatIsNoLongerInItsPlaceTakesNoWrites) {
   auto store = OpenSqliteStore({.path = path()});
   ASSERT_TRUE(store.ok()) << store.status();
   ASSERT_TRUE(CreateJob(**store, "before").ok());
+  EXPECT_TRUE((*store)->Writable().ok());
   std::filesystem::rename(path(), other());
+  EXPECT_FALSE((*store)->Writable().ok());
+  EXPECT_TRUE((*store)->Space().ok());
   const absl::Status gone = CreateJob(**store, "gone");
   EXPECT_EQ(gone.code(), absl::StatusCode::kFailedPrecondition) << gone;
   EXPECT_THAT(std::string(gone.message()), HasSubstr("is not the file that this coordinator has"));

@@ -125,6 +125,11 @@ class SqliteStore : public Store {
     return self.status;
   }
 
+  absl::Status Writable() override {
+    RETURN_IF_ERROR(CheckInPlace());
+    return Space();
+  }
+
   absl::Status Space() override {
     absl::Status space = reserve_.Check();
     if (space.ok() || !CutLog()) return space;

@@ -19,6 +19,7 @@ class ForwardingStore : public Store {
     return store_->Write(body, need);
   }
   absl::Status Space() override { return store_->Space(); }
+  absl::Status Writable() override { return store_->Writable(); }
   uint64_t revision() const override { return store_->revision(); }
   std::unique_ptr<Subscription> Subscribe(std::function<void(const Change&)> listener) override {
     return store_->Subscribe(std::move(listener));
