@@ -133,7 +133,8 @@ TEST_F(ConfigTest, ResolvedConfigHoldsDefaultsAndReadsBack) {
 }
 
 TEST_F(ConfigTest, MistakesInTheFileAreNamed) {
-  for (const char* text : {"nmae: x\n", "name: {a: b}\n", "- name\n", "name: [\n"}) {
+  for (const char* text :
+       {"nmae: x\n", "name: {a: b}\n", "- name\n", "name: [\n", "name: a\nname: b\n"}) {
     ::testing::internal::CaptureStderr();
     const std::optional<int> exit_code = Parse({"--config", File(text)});
     EXPECT_EQ(exit_code, 64) << text;
@@ -143,6 +144,10 @@ TEST_F(ConfigTest, MistakesInTheFileAreNamed) {
   EXPECT_EQ(Parse({"--config", File("nmae: x\n")}), 64);
   EXPECT_THAT(::testing::internal::GetCapturedStderr(),
               HasSubstr("unknown key nmae; known are: help, name, list, loud"));
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(Parse({"--config", File("list: 1\nlist: 2\n")}), 64);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("list: given twice; keep one, and of several values make a list"));
 }
 
 TEST_F(ConfigTest, OfManyKeysThoseAreNamedThatMayBeMeant) {
