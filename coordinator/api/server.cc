@@ -187,9 +187,9 @@ class ServerImpl : public Server {
   }
 
  private:
-  // While the disk is full, or the database has been moved, no job is taken, and training goes on:
-  // load balancers and dashboards see that of the service that takes jobs, and nobody is told to
-  // restart the coordinator.
+  // While the disk is full, or the database has been moved, no job is taken: load balancers and
+  // dashboards see that of the service that takes jobs. The server serves: started again, it would
+  // do no better.
   void ReportHealth() {
     absl::MutexLock lock(&mutex_);
     while (!stopping_) {

@@ -328,8 +328,8 @@ class Store {
   // Looks at the file system: cheap, and right again as soon as there is space.
   virtual absl::Status Space() = 0;
 
-  // What Space() says or, where there is some, why nothing can be written whatever it is: a
-  // database that is not where it was opened.
+  // Why nothing can be written whatever it is, a database that is not where it was opened, or else
+  // what Space() says.
   virtual absl::Status Writable() { return Space(); }
 
   // The newest committed revision.

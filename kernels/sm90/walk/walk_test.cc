@@ -15,7 +15,6 @@
 #include "kernels/reference/testing/packed_documents.h"
 #include "kernels/sm90/backward/attention_backward_tiles.cuh"
 #include "kernels/sm90/forward/attention_forward_masks.cuh"
-#include "kernels/sm90/forward/attention_forward_tiles.cuh"
 #include "kernels/sm90/walk/list_parts.cuh"
 #include "kernels/sm90/walk/mask_memory.cuh"
 
