@@ -353,7 +353,7 @@ void BenchKeyGroups(const Shape& shape, float density, Report& report) {
                                  .rows = of_tiles.data(),
                                  .chosen = chosen.data()};
   const DeviceBuffer<char> workspace(
-      static_cast<int64_t>(index::KeyGroupWorkspaceBytes(heads, gate)));
+      static_cast<int64_t>(index::KeyGroupWorkspaceBytes(heads, kv_heads, gate)));
   const std::vector<std::pair<const char*, BlockStep>> steps = {
       {"energy",
        DimEnergyStep{

@@ -265,8 +265,8 @@ IndexMemory MemoryOf(const AttentionOptions& options, const IndexShape& shape) {
                 keys = shape.tokens * shape.kv_heads * kScoreDims;
   const int64_t scores = rows * TilesOf(shape.tokens) * (kGroupTile / kGroupKeys) *
                          static_cast<int64_t>(sizeof(uint16_t));
-  const int64_t choosing =
-      std::min(scores, kMostScoreBytes) + queries + (shape.ranks == 1 ? 1 : 2) * keys;
+  const int64_t choosing = std::min(scores, kMostScoreBytes) + queries +
+                           (shape.ranks == 1 ? 1 : 2) * keys + keys / kernels::kSampleEvery;
   const int together = HeadsTogether(options, shape.heads, shape.kv_heads);
   const int64_t lists = rows / together * (Capacity(options, shape.tokens) + shape.ranks + 1) *
                         static_cast<int64_t>(sizeof(int32_t));
@@ -302,9 +302,17 @@ double TileFactor(const AttentionOptions& options) {
   return static_cast<double>(kGroupTile) / options.group_queries;
 }
 
-// Two products in 64 dimensions, in e4m3, of rows.
+// Products in 64 dimensions, in e4m3, of rows: one of each pair and, for what they are compared
+// with, another of all or of the sampled ones. What a tile keeps grows with the square root of the
+// keys before it, and the pairs of all tiles up to one with the square of these: the tiles that
+// take all of theirs have the fourth power of the share that the last of them keeps of what the
+// very last one does.
 double PairOperations(const AttentionOptions& options, int64_t /*head_dim*/) {
-  return 2 * (2 * 64) / 2.0 * TileFactor(options);
+  const double from = kernels::SampledFrom(options.group_queries, options.group_heads == 1 ? 1 : 2);
+  const double most = std::max<double>(1.0, Capacity(options, options.sequence_length));
+  const double of_all = std::min(1.0, std::pow(from / most, 4));
+  const double products = 1.0 + of_all + (1.0 - of_all) / kernels::kSampleEvery;
+  return products * (2 * 64) / 2.0 * TileFactor(options);
 }
 
 // Gradients of groups are added in memory: 36 ms a layer of 131,072 tokens and 16 heads of 128 on
@@ -346,7 +354,8 @@ extern constinit const PatternDefinition kKeyGroupsDefinition = {
 of `attention.group_queries` queries sees its own tile, up to each query, and the groups of 8 consecutive keys before it that score highest. The
 score of a group is the largest, over all pairs of a query of the tile and a key of the group, of the pair's logit less
 the query's largest logit over all the keys that it sees: each query has a say, so that a key which one query of 64 looks
-for is found, and little is kept beside it. The fewer queries choose together, the more of a share is there for each: in short sequences, of which a share is few keys, 16
+for is found, and little is kept beside it. Where a tile keeps at least six groups for each of its queries (of 64, 384 groups, as most do in sequences of 131,072 tokens and more), its
+own keys and, at random, one of four before it stand for all: a query then has three more keys on average, whose logits may be larger than the largest of these and count as much. The fewer queries choose together, the more of a share is there for each: in short sequences, of which a share is few keys, 16
 find what 64 do not ([quality](quality.md#at-4096-8192-and-65536-tokens)). Kernels multiply 64 rows at a time, of which 48 are empty then, in the choice and in
 attention to what it keeps. Ties go to the earlier group in even heads and to the later one in odd heads.
 
@@ -364,7 +373,7 @@ that a tile keeps are half as many in some heads and half more in as many, as fa
 
 Logits are those of the 64 dimensions of a KV head that hold most of its energy (the sum of squares over the sequence, of
 queries times that of keys), with queries and keys rounded to 8 bits (e4m3), one scale for a KV head's queries and one for its keys; attention itself
-reads all of them in full. GPUs multiply them twice, summed to half precision, at a quarter of the time of
+reads all of them in full. GPUs multiply them twice (where one of four stands for all, one and a quarter times), summed to half precision, at a quarter of the time of
 dense attention's first product each, whatever the share; the rest of a layer, above all backward, gets faster with it. Queries and keys
 that are not finite have no say. On several ranks the narrow keys of the whole sequence, 64 bytes a token and KV head, are gathered,
 twice in memory until the choice is made. A choice is kept for backward as a bit for each tile of queries, head and earlier

@@ -121,7 +121,7 @@ size_t BlockStepWorkspaceBytes(const TokenMajor<const __nv_bfloat16>& q,
     return BlockMassWorkspaceBytes(mass->query_layout.tokens);
   }
   if (const auto* const key_groups = std::get_if<KeyGroupGateStep>(&step)) {
-    return KeyGroupWorkspaceBytes(q.heads, *key_groups);
+    return KeyGroupWorkspaceBytes(q.heads, k.heads, *key_groups);
   }
   const auto* const gate = std::get_if<MeanGateStep>(&step);
   if (gate == nullptr) return 0;

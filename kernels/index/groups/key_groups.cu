@@ -3,6 +3,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "kernels/fused/cuda_status.h"
+#include "kernels/index/groups/key_group_references.cuh"
 #include "kernels/index/groups/key_group_scores.cuh"
 #include "kernels/index/groups/key_groups.h"
 #include "kernels/index/threshold.cuh"
@@ -20,12 +21,29 @@ constexpr int kKeepThreads = 256;
 constexpr int kDigitBits = 11;
 constexpr int kDigits = 1 << kDigitBits;
 
+// A thread finds how many groups a tile of the heads that choose together keeps.
+__global__ void CountKeptKernel(const ProductParams p, const KeyGroupBudget budget,
+                                const int32_t* head_halves, int32_t* kept) {
+  const int tile = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), heads = blockIdx.y;
+  if (tile >= p.tiles) return;
+  const int64_t query = static_cast<int64_t>(tile) * kGroupTile;
+  kept[heads * static_cast<int64_t>(p.tiles) + tile] =
+      budget.MostGroups(p.PositionOf(query), p.StartOf(static_cast<uint32_t>(query)),
+                        HalvesOf(head_halves, heads * p.heads_together));
+}
+
+// Copies the rows of the sample, of so many parts each.
+__global__ void SampleKernel(const uint4* keys, int64_t tokens, int row_parts, int64_t parts,
+                             uint4* sample) {
+  const int64_t part = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (part >= parts) return;
+  // The last of the sample may be none: it is before no tile.
+  const int64_t key = min(int64_t{SampleKey(static_cast<int>(part / row_parts))}, tokens - 1);
+  sample[part] = keys[key * row_parts + part % row_parts];
+}
+
 struct KeepParams {
-  KeyGroupBudget budget;
-  int query_tiles = 0;                   // of this rank
-  int heads_together = 1;                // KeyGroupGateStep's
-  const int32_t* head_halves = nullptr;  // KeyGroupGateStep's, as the next two
-  const int64_t* rows = nullptr;
+  const int64_t* rows = nullptr;  // KeyGroupGateStep's, as the next
   uint32_t* chosen = nullptr;
 };
 
@@ -100,7 +118,7 @@ __device__ uint64_t KeyLimit(KeepShared& shared, const CandidateRow& row, uint32
 __global__ void __launch_bounds__(kKeepThreads)
     KeepGroupsKernel(const ProductParams p, const KeepParams keep) {
   __shared__ KeepShared shared;
-  const int heads = blockIdx.y, head = heads * keep.heads_together,
+  const int heads = blockIdx.y, head = heads * p.heads_together,
             tile = p.first_block * kBlockTiles + blockIdx.x;
   const int64_t query = static_cast<int64_t>(tile) * kGroupTile;
   const int64_t first = p.PositionOf(query), start = p.StartOf(static_cast<uint32_t>(query));
@@ -110,20 +128,19 @@ __global__ void __launch_bounds__(kKeepThreads)
            (static_cast<int64_t>(of) * p.blocks * kBlockTiles + blockIdx.x) * p.row_groups;
   };
   const CandidateRow row = {.scores = scores_of(head),
-                            .seconds = scores_of(head + keep.heads_together - 1),
+                            .seconds = scores_of(head + p.heads_together - 1),
                             .begin = static_cast<uint32_t>(start / kGroupKeys),
                             .end = end,
                             .group_bits = 32 - __clz(end),
                             .late = TiesGoLate(heads)};
-  const int halves = HalvesOf(keep.head_halves, head);
-  const uint64_t limit =
-      KeyLimit(shared, row, static_cast<uint32_t>(keep.budget.MostGroups(first, start, halves)));
-  uint32_t* const chosen = keep.chosen + heads * keep.rows[keep.query_tiles] + keep.rows[tile];
+  const auto kept = static_cast<uint32_t>(p.kept[heads * static_cast<int64_t>(p.tiles) + tile]);
+  const uint64_t limit = KeyLimit(shared, row, kept);
+  uint32_t* const chosen = keep.chosen + heads * keep.rows[p.tiles] + keep.rows[tile];
   const int words = BlockWords(static_cast<int32_t>(end)), lane = threadIdx.x % 32;
   for (int word = threadIdx.x / 32; word < words; word += kKeepThreads / 32) {
     const uint32_t group = word * 32 + lane;
-    const bool kept = group >= row.begin && group < row.end && row.Key(group) < limit;
-    const uint32_t bits = __ballot_sync(0xFFFFFFFFu, kept);
+    const bool is_kept = group >= row.begin && group < row.end && row.Key(group) < limit;
+    const uint32_t bits = __ballot_sync(0xFFFFFFFFu, is_kept);
     if (lane == 0) chosen[word] = bits;
   }
 }
@@ -133,10 +150,11 @@ struct Slabs {
   int64_t row_groups = 0;      // of the sequence, up to whole stages
   int64_t blocks = 0;          // of this rank's queries
   int64_t blocks_at_once = 0;  // of all heads
-  size_t max_bytes = 0, score_bytes = 0;
+  int64_t sample = 0;          // keys
+  size_t reference_bytes = 0, kept_bytes = 0, sample_bytes = 0, score_bytes = 0;
 };
 
-Slabs SlabsOf(int heads, const KeyGroupGateStep& step) {
+Slabs SlabsOf(int heads, int kv_heads, const KeyGroupGateStep& step) {
   const int64_t queries = SpreadRows{step.tile}.Rows(step.query_layout.local_tokens());
   Slabs slabs;
   slabs.row_groups = (step.query_layout.tokens + kStageKeys - 1) / kStageKeys * kStageGroups;
@@ -144,7 +162,13 @@ Slabs SlabsOf(int heads, const KeyGroupGateStep& step) {
   const size_t block_bytes = sizeof(uint16_t) * slabs.row_groups * kBlockTiles * heads;
   slabs.blocks_at_once = std::clamp<int64_t>(
       static_cast<int64_t>(kKeyGroupWorkspaceBytes / block_bytes), 1, slabs.blocks);
-  slabs.max_bytes = (sizeof(__half) * heads * queries + 15) / 16 * 16;
+  slabs.reference_bytes = (sizeof(__half) * heads * queries + 15) / 16 * 16;
+  slabs.kept_bytes =
+      (sizeof(int32_t) * (heads / step.heads_together) * ((queries + kGroupTile - 1) / kGroupTile) +
+       15) /
+      16 * 16;
+  slabs.sample = (step.query_layout.tokens + kSampleEvery - 1) / kSampleEvery;
+  slabs.sample_bytes = static_cast<size_t>(slabs.sample) * kv_heads * kScoreDims;
   slabs.score_bytes = block_bytes * slabs.blocks_at_once;
   return slabs;
 }
@@ -183,30 +207,28 @@ absl::Status Check(int heads, int kv_heads, const KeyGroupGateStep& step) {
   return CheckPointer(step.chosen, "ChooseKeyGroups: chosen");
 }
 
-using Kernel = void (*)(ProductParams, CUtensorMap, CUtensorMap);
-
-absl::Status LaunchProducts(Kernel kernel, const ProductParams& params,
-                            const CUtensorMap& query_map, const CUtensorMap& key_map,
-                            cudaStream_t stream) {
+template <typename Shared, typename... Maps>
+absl::Status LaunchProducts(void (*kernel)(ProductParams, Maps...), cudaStream_t stream,
+                            const ProductParams& params, const Maps&... maps) {
   int device = 0, multiprocessors = 0;
   RETURN_IF_CUDA_ERROR(cudaGetDevice(&device), "ChooseKeyGroups");
   RETURN_IF_CUDA_ERROR(
       cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),
       "ChooseKeyGroups");
-  constexpr int kBytes = sizeof(ProductShared);
+  constexpr int kBytes = sizeof(Shared);
   RETURN_IF_CUDA_ERROR(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
       "ChooseKeyGroups");
-  kernel<<<multiprocessors, kProductThreads, kBytes, stream>>>(params, query_map, key_map);
+  kernel<<<multiprocessors, kProductThreads, kBytes, stream>>>(params, maps...);
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "ChooseKeyGroups: products");
   return absl::OkStatus();
 }
 
 }  // namespace
 
-size_t KeyGroupWorkspaceBytes(int heads, const KeyGroupGateStep& step) {
-  const Slabs slabs = SlabsOf(heads, step);
-  return slabs.max_bytes + slabs.score_bytes;
+size_t KeyGroupWorkspaceBytes(int heads, int kv_heads, const KeyGroupGateStep& step) {
+  const Slabs slabs = SlabsOf(heads, kv_heads, step);
+  return slabs.reference_bytes + slabs.kept_bytes + slabs.sample_bytes + slabs.score_bytes;
 }
 
 absl::Status ChooseKeyGroups(int heads, int kv_heads, const KeyGroupGateStep& step, void* workspace,
@@ -227,37 +249,54 @@ absl::Status ChooseKeyGroups(int heads, int kv_heads, const KeyGroupGateStep& st
       sm90::LoadBytesMap(rows(step.queries, queries, heads), kWarpgroupQueries, kName));
   ASSIGN_OR_RETURN(const CUtensorMap key_map,
                    sm90::LoadBytesMap(rows(step.keys, tokens, kv_heads), kStageKeys, kName));
-  const Slabs slabs = SlabsOf(heads, step);
+  ASSIGN_OR_RETURN(const CUtensorMap own_map,
+                   sm90::LoadBytesMap(rows(step.keys, tokens, kv_heads), kGroupTile, kName));
+  const Slabs slabs = SlabsOf(heads, kv_heads, step);
   const int64_t stages = (tokens + kStageKeys - 1) / kStageKeys;
-  ProductParams params = {
-      .layout = step.query_layout,
-      .document_starts = step.document_starts,
-      .rows = spread,
-      .queries = queries,
-      .last_query = static_cast<uint32_t>(step.query_layout.local_tokens() - 1),
-      .heads = heads,
-      .group = heads / kv_heads,
-      .blocks = static_cast<int>(slabs.blocks),
-      .row_max = static_cast<__half*>(workspace),
-      .scores = reinterpret_cast<uint16_t*>(static_cast<char*>(workspace) + slabs.max_bytes),
-      .row_groups = slabs.row_groups};
   const auto query_tiles = static_cast<int>((queries + kGroupTile - 1) / kGroupTile);
-  const KeepParams keep = {.budget = step.budget(),
-                           .query_tiles = query_tiles,
-                           .heads_together = step.heads_together,
-                           .head_halves = step.head_halves,
-                           .rows = step.rows,
-                           .chosen = step.chosen};
-  RETURN_IF_ERROR(LaunchProducts(ProductKernel<false>, params, query_map, key_map, stream));
+  auto* const memory = static_cast<char*>(workspace);
+  auto* const kept = reinterpret_cast<int32_t*>(memory + slabs.reference_bytes);
+  auto* const sample = reinterpret_cast<uint8_t*>(kept) + slabs.kept_bytes;
+  ASSIGN_OR_RETURN(const CUtensorMap sample_map,
+                   sm90::LoadBytesMap(rows(sample, slabs.sample, kv_heads), kStageKeys, kName));
+  ProductParams params = {.layout = step.query_layout,
+                          .document_starts = step.document_starts,
+                          .rows = spread,
+                          .queries = queries,
+                          .last_query = static_cast<uint32_t>(step.query_layout.local_tokens() - 1),
+                          .heads = heads,
+                          .group = heads / kv_heads,
+                          .blocks = static_cast<int>(slabs.blocks),
+                          .kept = kept,
+                          .heads_together = step.heads_together,
+                          .tiles = query_tiles,
+                          .sampled_from = SampledFrom(step.tile, step.heads_together),
+                          .references = reinterpret_cast<__half*>(memory),
+                          .scores = reinterpret_cast<uint16_t*>(sample + slabs.sample_bytes),
+                          .row_groups = slabs.row_groups};
+  const KeepParams keep = {.rows = step.rows, .chosen = step.chosen};
+  const int rows_of_heads = heads / step.heads_together;
+  CountKeptKernel<<<dim3((query_tiles + kKeepThreads - 1) / kKeepThreads, rows_of_heads),
+                    kKeepThreads, 0, stream>>>(params, step.budget(), step.head_halves, kept);
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "ChooseKeyGroups: kept");
+  const int64_t parts = slabs.sample_bytes / static_cast<int64_t>(sizeof(uint4));
+  SampleKernel<<<static_cast<unsigned>((parts + kKeepThreads - 1) / kKeepThreads), kKeepThreads, 0,
+                 stream>>>(reinterpret_cast<const uint4*>(step.keys), tokens,
+                           kv_heads * kScoreDims / static_cast<int>(sizeof(uint4)), parts,
+                           reinterpret_cast<uint4*>(sample));
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "ChooseKeyGroups: sample");
+  RETURN_IF_ERROR(LaunchProducts<ReferenceShared>(ReferenceKernel<false>, stream, params, query_map,
+                                                  key_map, own_map));
+  RETURN_IF_ERROR(LaunchProducts<ReferenceShared>(ReferenceKernel<true>, stream, params, query_map,
+                                                  sample_map, own_map));
   params.chunks = static_cast<int>((stages + kChunkStages - 1) / kChunkStages);
   for (int64_t block = 0; block < slabs.blocks; block += slabs.blocks_at_once) {
     params.first_block = static_cast<int>(block);
     params.blocks = static_cast<int>(std::min(slabs.blocks_at_once, slabs.blocks - block));
-    RETURN_IF_ERROR(LaunchProducts(ProductKernel<true>, params, query_map, key_map, stream));
+    RETURN_IF_ERROR(LaunchProducts<ProductShared>(ScoreKernel, stream, params, query_map, key_map));
     const int tiles =
         std::min(params.blocks * kBlockTiles, query_tiles - params.first_block * kBlockTiles);
-    KeepGroupsKernel<<<dim3(tiles, heads / step.heads_together), kKeepThreads, 0, stream>>>(params,
-                                                                                            keep);
+    KeepGroupsKernel<<<dim3(tiles, rows_of_heads), kKeepThreads, 0, stream>>>(params, keep);
     RETURN_IF_CUDA_ERROR(cudaGetLastError(), "ChooseKeyGroups: keep");
   }
   return absl::OkStatus();

@@ -3,10 +3,11 @@
 // half precision (WgmmaE4m3), so that groups may come in another order than with the CPU engine
 // where their scores lie that close.
 //
-// Products of all visible pairs are computed twice, once for each query's largest and once for the
-// scores: of n local queries that see m keys each, 4 * n * m * heads * 64 operations of the tensor
-// cores in e4m3. At 131,072 tokens on one rank with 16 heads these are 3.5e13, 18 ms of an H200.
-// Tiles of 16 queries are padded to 64 rows, which are multiplied, too.
+// Products of all visible pairs are computed once for the scores and, of the pairs that references
+// are made of, once more: of n local queries that see m keys each, 2 * n * m * heads * 64
+// operations of the tensor cores in e4m3, and as many or a kSampleEvery-th. At 131,072 tokens on
+// one rank with 16 heads the scores take 1.8e13, 9 ms of an H200. Tiles of 16 queries are padded to
+// 64 rows, which are multiplied, too.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -22,7 +23,7 @@ namespace ringleader::kernels::index {
 // unless six tiles of all heads take more: with 16 heads from 11M tokens on.
 inline constexpr size_t kKeyGroupWorkspaceBytes = size_t{256} << 20;
 
-size_t KeyGroupWorkspaceBytes(int heads, const KeyGroupGateStep& step);
+size_t KeyGroupWorkspaceBytes(int heads, int kv_heads, const KeyGroupGateStep& step);
 
 // `workspace` is aligned to 16 bytes. With several ranks, what the layout deals out is in chunks of
 // a multiple of 64 tokens.

@@ -179,7 +179,28 @@ TEST_F(KeyGroupsTest, AreTheOraclesAndOnRanksThoseOfOne) {
   }
 }
 
-// Any values: what the tensor cores lose of sums may change the order, and no more.
+TEST_F(KeyGroupsTest, AreTheOraclesWhereASampleWillDo) {
+  for (const auto& [tokens, asked] : reference::testing::kSampledChoices) {
+    if (SmallShapes() && tokens > 2048) continue;
+    SCOPED_TRACE(::testing::Message() << tokens << " tokens, tiles of " << asked.tile
+                                      << ", heads together " << asked.heads_together);
+    const Rows q = RandomWhole(tokens, asked.heads_together, 64), k = RandomWhole(tokens, 1, 64);
+    const auto starts = asked.packed ? reference::testing::DocumentStarts(tokens, {0, tokens / 16})
+                                     : std::vector<int32_t>();
+    const KeyGroupGateStep step = {.tile = asked.tile,
+                                   .scale = 0.7f,
+                                   .density = reference::testing::kSampledDensity,
+                                   .budget_tokens = tokens,
+                                   .heads_together = asked.heads_together};
+    const std::vector<uint32_t> one = Choose(q, k, step, {.tokens = tokens}, starts);
+    const KeyGroupOracle oracle(q.View(), k.View(), step, starts);
+    EXPECT_GT(oracle.ShareSampled(), 0.1);
+    EXPECT_LT(oracle.ShareSampled(), 0.9);
+    EXPECT_EQ(oracle.Complaint(one, {.tokens = tokens}, 0.0), "");
+    if (tokens % (8 * kGroupTile) == 0) ExpectRanksChoose(q, k, step, starts, one);
+  }
+}
+
 TEST_F(KeyGroupsTest, HeadsHaveBudgetsOfTheirOwn) {
   const Rows q = RandomWhole(1024, 4, 64), k = RandomWhole(1024, 2, 64);
   const std::vector<int32_t> halves = {1, 3, 2, 3}, of_pairs = {1, 1, 3, 3};
@@ -198,6 +219,7 @@ TEST_F(KeyGroupsTest, HeadsHaveBudgetsOfTheirOwn) {
   }
 }
 
+// Any values: what the tensor cores lose of sums may change the order, and no more.
 TEST_F(KeyGroupsTest, AreTheOraclesWithinTheRoundingOfSums) {
   for (const int head_dim : {64, 128}) {
     const auto as_is = [](float normal) { return normal; };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -34,6 +35,12 @@ void Widen(const uint8_t* rows, int64_t stride, int64_t count, float* wide) {
   }
 }
 
+// The narrow keys that a KV head's queries are scored by, as PackTransposed leaves them.
+struct NarrowKeys {
+  std::vector<float> all;
+  std::vector<float> sample;  // those that lie where SampleKey says
+};
+
 // One tile of queries of one head on its way through the keys that it sees. `start`: where the
 // document of its first query starts.
 struct QueryTile {
@@ -56,9 +63,8 @@ class KeyGroupGate {
         budget_(step.budget()),
         tiles_(TileCount(tokens_, step.tile)) {}
 
-  // For the heads from `head` on that choose together. packed: PackTransposed of their keys.
-  // memory: kGateFloats.
-  void Choose(int head, int64_t index, const std::vector<float>& packed, float* memory) const {
+  // For the heads from `head` on that choose together. keys: theirs. memory: kGateFloats.
+  void Choose(int head, int64_t index, const NarrowKeys& keys, float* memory) const {
     const int64_t begin = index * step_.tile;
     QueryTile tile = {.head = head,
                       .index = index,
@@ -68,9 +74,10 @@ class KeyGroupGate {
     const int32_t halves = HalvesOf(step_.head_halves, head);
     const int32_t kept = budget_.MostGroups(tile.first, tile.start, halves);
     if (kept == 0) return Write(tile, {});
-    std::vector<float> scores = Scores(tile, packed, memory);
+    const bool is_sampled = kept >= SampledFrom(step_.tile, step_.heads_together);
+    std::vector<float> scores = Scores(tile, keys, is_sampled, memory);
     while (++tile.head < head + step_.heads_together) {
-      const std::vector<float> others = Scores(tile, packed, memory);
+      const std::vector<float> others = Scores(tile, keys, is_sampled, memory);
       std::ranges::transform(scores, others, scores.begin(),
                              [](float x, float y) { return std::max(x, y); });
     }
@@ -79,39 +86,60 @@ class KeyGroupGate {
   }
 
  private:
-  // Returns the scores that the tile's head gives the groups [first_group, end_group).
-  std::vector<float> Scores(const QueryTile& tile, const std::vector<float>& packed,
-                            float* memory) const {
-    const int64_t groups = tile.end_group() - tile.first_group();
-    float* const queries = memory + int64_t{kGroupTile} * kChunk;
-    Widen(step_.queries + (tile.index * kGroupTile * heads_ + tile.head) * kScoreDims,
-          int64_t{heads_} * kScoreDims, tile.rows, queries);
-    std::vector<float> of_row(tile.rows * groups, kNegativeInfinity);
-    std::vector<float> top(tile.rows, kNegativeInfinity);
-    for (int64_t begin = tile.start / kChunk * kChunk; begin < tile.first + tile.rows;
-         begin += kChunk) {
-      const int64_t keys = std::min<int64_t>(kChunk, tile.first + tile.rows - begin);
-      math_.gemm(tile.rows, static_cast<int>(RoundUp(keys, math_.panel)), kScoreDims, queries,
-                 kScoreDims, 1, packed.data() + begin * kScoreDims,
-                 int64_t{kScoreDims} * math_.panel, memory, kChunk, false);
+  // Calls take(row, key, product) for the visible pairs of the tile's queries, which are in memory,
+  // and the packed keys [begin, end), which lie at position(key), ascending. What is not a number
+  // has no say.
+  template <typename Position, typename Take>
+  void ForEachPair(const QueryTile& tile, const std::vector<float>& packed,
+                   const Position& position, int64_t begin, int64_t end, float* memory,
+                   const Take& take) const {
+    for (int64_t chunk = begin / math_.panel * math_.panel; chunk < end; chunk += kChunk) {
+      const int64_t keys = std::min<int64_t>(kChunk, end - chunk);
+      math_.gemm(tile.rows, static_cast<int>(RoundUp(keys, math_.panel)), kScoreDims,
+                 memory + int64_t{kGroupTile} * kChunk, kScoreDims, 1,
+                 packed.data() + chunk * kScoreDims, int64_t{kScoreDims} * math_.panel, memory,
+                 kChunk, false);
       for (int i = 0; i < tile.rows; ++i) {
         const int64_t local = tile.index * step_.tile + i;
         const int64_t start = step_.document_starts == nullptr ? 0 : step_.document_starts[local];
-        // What is not a number is larger than nothing, and has no say.
-        const int64_t end = std::min(begin + keys, tile.first + i + 1);
-        for (int64_t j = std::max(begin, start); j < end; ++j) {
-          const float logit = memory[int64_t{i} * kChunk + j - begin] * step_.scale;
-          if (logit > top[i]) top[i] = logit;
-          if (j >= tile.first) continue;
-          float& most = of_row[i * groups + j / kGroupKeys - tile.first_group()];
-          if (logit > most) most = logit;
+        for (int64_t j = std::max(chunk, begin); j < chunk + keys; ++j) {
+          if (position(j) < start) continue;
+          if (position(j) > tile.first + i) break;
+          const float product = memory[int64_t{i} * kChunk + j - chunk];
+          if (!std::isnan(product)) take(i, j, product);
         }
       }
+    }
+  }
+
+  // Returns the scores that the tile's head gives the groups [first_group, end_group).
+  std::vector<float> Scores(const QueryTile& tile, const NarrowKeys& keys, bool is_sampled,
+                            float* memory) const {
+    const int64_t groups = tile.end_group() - tile.first_group();
+    Widen(step_.queries + (tile.index * kGroupTile * heads_ + tile.head) * kScoreDims,
+          int64_t{heads_} * kScoreDims, tile.rows, memory + int64_t{kGroupTile} * kChunk);
+    std::vector<float> of_row(tile.rows * groups, kNegativeInfinity),
+        references(tile.rows, kNegativeInfinity);
+    const auto compare = [&](int row, int64_t, float product) {
+      references[row] = std::max(references[row], product);
+    };
+    ForEachPair(
+        tile, keys.all, [](int64_t key) { return key; }, tile.start, tile.first + tile.rows, memory,
+        [&](int row, int64_t key, float product) {
+          if (!is_sampled || key >= tile.first) compare(row, key, product);
+          if (key >= tile.first) return;
+          float& most = of_row[row * groups + key / kGroupKeys - tile.first_group()];
+          most = std::max(most, product);
+        });
+    if (is_sampled) {
+      ForEachPair(
+          tile, keys.sample, [](int64_t i) { return SampleKey(static_cast<int32_t>(i)); },
+          tile.start / kSampleEvery, tile.first / kSampleEvery, memory, compare);
     }
     std::vector<float> scores(groups, kNegativeInfinity);
     for (int i = 0; i < tile.rows; ++i) {
       for (int64_t g = 0; g < groups; ++g) {
-        const float score = of_row[i * groups + g] - top[i];
+        const float score = std::min(of_row[i * groups + g] - references[i], 0.0f);
         if (score > scores[g]) scores[g] = score;
       }
     }
@@ -157,15 +185,27 @@ void ChooseKeyGroups(Engine& engine, int heads, int kv_heads, const KeyGroupGate
   const int64_t tokens = step.query_layout.tokens, group = heads / kv_heads,
                 tiles = TileCount(step.query_layout.local_tokens(), step.tile),
                 rows = group / step.heads_together;
-  std::vector<float> wide(tokens * kScoreDims), packed(RoundUp(tokens, math.panel) * kScoreDims);
+  NarrowKeys keys;
+  std::vector<float> wide(tokens * kScoreDims);
+  // The keys in `wide`.
+  const auto pack = [&](int64_t count, std::vector<float>& packed) {
+    packed.resize(RoundUp(count, math.panel) * kScoreDims);
+    PackTransposed(wide.data(), kScoreDims, static_cast<int>(count), kScoreDims, math.panel,
+                   packed.data());
+  };
+  const int64_t sampled = tokens / kSampleEvery;
   for (int kv_head = 0; kv_head < kv_heads; ++kv_head) {
     Widen(step.keys + int64_t{kv_head} * kScoreDims, int64_t{kv_heads} * kScoreDims, tokens,
           wide.data());
-    PackTransposed(wide.data(), kScoreDims, static_cast<int>(tokens), kScoreDims, math.panel,
-                   packed.data());
+    pack(tokens, keys.all);
+    for (int64_t i = 0; i < sampled; ++i) {
+      std::copy_n(wide.data() + SampleKey(static_cast<int32_t>(i)) * kScoreDims, kScoreDims,
+                  wide.data() + i * kScoreDims);
+    }
+    pack(sampled, keys.sample);
     engine.pool().For(rows * tiles, [&](int64_t task, int worker) {
       gate.Choose(static_cast<int>(kv_head * group + task / tiles * step.heads_together),
-                  task % tiles, packed, engine.worker_scratch(worker).Reserve(kGateFloats));
+                  task % tiles, keys, engine.worker_scratch(worker).Reserve(kGateFloats));
     });
   }
 }

@@ -118,6 +118,66 @@ TEST(KeyGroupGateTest, IsTheOracles) {
   }
 }
 
+TEST(KeyGroupGateTest, IsTheOraclesWhereASampleWillDo) {
+  std::mt19937 random(13);
+  for (const auto& [tokens, asked] : testing::kSampledChoices) {
+    const Tensor q = RandomTensor(tokens, 2, 64, random), k = RandomTensor(tokens, 1, 64, random);
+    const std::vector<int32_t> starts =
+        asked.packed ? testing::DocumentStarts(tokens, {0, tokens / 16}) : std::vector<int32_t>();
+    const KeyGroupGateStep step = {.tile = asked.tile,
+                                   .scale = 0.25f,
+                                   .density = testing::kSampledDensity,
+                                   .budget_tokens = tokens,
+                                   .heads_together = asked.heads_together};
+    const KeyGroupOracle oracle(q.view(), k.view(), step, starts);
+    EXPECT_GT(oracle.ShareSampled(), 0.1);
+    EXPECT_LT(oracle.ShareSampled(), 0.9);
+    const ShardLayout whole = {.tokens = tokens};
+    EXPECT_EQ(oracle.Complaint(Choose(q, k, step, whole, starts), whole, kTolerance), "")
+        << tokens << " tokens, tiles of " << asked.tile << ", heads together "
+        << asked.heads_together;
+  }
+}
+
+// Of each four keys one is in the sample, at each of four places as often, and never at one place
+// for long.
+TEST(KeyGroupGateTest, TheSampleIsSpread) {
+  std::vector<int> at(kSampleEvery);
+  int32_t alike = 0;
+  for (int32_t i = 0; i < 4096; ++i) {
+    const int32_t place = SampleKey(i) - i * kSampleEvery;
+    ASSERT_GE(place, 0);
+    ASSERT_LT(place, kSampleEvery);
+    ++at[place];
+    alike = i > 0 && place == SampleKey(i - 1) - (i - 1) * kSampleEvery ? alike + 1 : 0;
+    ASSERT_LT(alike, 2);
+  }
+  for (const int count : at) EXPECT_NEAR(count, 1024, 8);
+}
+
+// What the sample has missed is all worth the same: the first groups are kept, though the later a
+// key, the larger its logit.
+TEST(KeyGroupGateTest, WhatIsAboveTheSampleTies) {
+  constexpr int64_t kTokens = 2048, kFirst = kTokens - 16;
+  Tensor q(kTokens, 1, 64), k(kTokens, 1, 64);
+  std::ranges::fill(q.data, 1.0f);
+  for (int32_t j = 0; j < kFirst; ++j) {
+    if (SampleKey(j / kSampleEvery) == j) continue;
+    for (int x = 0; x < 64; ++x) k.at(j, 0, x) = static_cast<float>(8 + j / 256);
+  }
+  const KeyGroupGateStep step = {
+      .tile = 16, .scale = 0.1f, .density = testing::kSampledDensity, .budget_tokens = kTokens};
+  const ShardLayout whole = {.tokens = kTokens};
+  const std::vector<uint32_t> chosen = Choose(q, k, step, whole);
+  const KeyGroupOracle oracle(std::as_const(q).view(), std::as_const(k).view(), step, {});
+  EXPECT_EQ(oracle.Complaint(chosen, whole, 0.0), "");
+  std::vector<int64_t> first(step.budget().MostGroups(kFirst, 0));
+  ASSERT_GE(std::ssize(first), SampledFrom(16, 1));
+  ASSERT_LT(std::ssize(first), kFirst / kGroupKeys);
+  std::iota(first.begin(), first.end(), 0);
+  EXPECT_EQ(GroupsOfRow(chosen, whole, 0, kFirst / 16, 16), first);
+}
+
 TEST(KeyGroupGateTest, HeadsHaveBudgetsOfTheirOwn) {
   std::mt19937 random(5);
   constexpr int kTokens = 1024;

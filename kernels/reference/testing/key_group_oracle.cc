@@ -154,21 +154,43 @@ double KeyGroupOracle::Product(const double* query, const double* key, int64_t d
   return sum;
 }
 
+int32_t KeyGroupOracle::Kept(int head, int64_t tile) const {
+  const int64_t first = tile * step_.tile, start = StartOf(first);
+  const int32_t most = step_.budget().MostGroups(first, start);
+  const int64_t first_head = int64_t{head} * step_.heads_together;
+  const int32_t halves = step_.head_halves == nullptr ? 2 : step_.head_halves[first_head];
+  if (halves == 1) return most - most / 2;
+  if (halves != 3) return most;
+  return static_cast<int32_t>(
+      std::min<int64_t>(most + most / 2, (first - start + kGroupKeys - 1) / kGroupKeys));
+}
+
 void KeyGroupOracle::ScoreHead(int head, const double* queries, const double* keys, int64_t dims) {
   std::vector<double> logits(tokens_);
   for (int64_t i = 0; i < tokens_; ++i) {
-    double top = kNegativeInfinity;
+    const int64_t tile = i / step_.tile, first = tile * step_.tile;
+    const bool is_sampled = IsSampled(head / step_.heads_together, tile);
+    double reference = kNegativeInfinity;
     for (int64_t j = StartOf(i); j <= i; ++j) {
       logits[j] = double{step_.scale} * Product(queries + i * dims, keys + j * dims, dims);
-      if (logits[j] > top) top = logits[j];
+      const bool counts =
+          !is_sampled || j >= first || j == SampleKey(static_cast<int32_t>(j / kSampleEvery));
+      if (counts && logits[j] > reference) reference = logits[j];
     }
-    const int64_t tile = i / step_.tile;
-    for (int64_t j = StartOf(i); j < tile * step_.tile; ++j) {
+    for (int64_t j = StartOf(i); j < first; ++j) {
       double& score =
           scores_[(head / step_.heads_together * tiles_ + tile) * groups_ + j / kGroupKeys];
-      if (logits[j] - top > score) score = logits[j] - top;
+      if (logits[j] - reference > score) score = std::min(logits[j] - reference, 0.0);
     }
   }
+}
+
+double KeyGroupOracle::ShareSampled() const {
+  int64_t sampled = 0;
+  for (int head = 0; head < heads_; ++head) {
+    for (int64_t tile = 0; tile < tiles_; ++tile) sampled += IsSampled(head, tile) ? 1 : 0;
+  }
+  return static_cast<double>(sampled) / static_cast<double>(heads_ * tiles_);
 }
 
 std::string KeyGroupOracle::Complaint(int head, int64_t tile, const std::vector<int64_t>& kept,
@@ -177,14 +199,7 @@ std::string KeyGroupOracle::Complaint(int head, int64_t tile, const std::vector<
     return absl::StrFormat("head %d, tile %d: group %d %s", head, tile, group, what);
   };
   const int64_t first = tile * step_.tile, start = StartOf(first);
-  int32_t most = step_.budget().MostGroups(first, start);
-  const int64_t first_head = int64_t{head} * step_.heads_together;
-  const int32_t halves = step_.head_halves == nullptr ? 2 : step_.head_halves[first_head];
-  if (halves == 1) most -= most / 2;
-  if (halves == 3) {
-    most = static_cast<int32_t>(
-        std::min<int64_t>(most + most / 2, (first - start + kGroupKeys - 1) / kGroupKeys));
-  }
+  const int32_t most = Kept(head, tile);
   if (std::ssize(kept) != most) {
     return absl::StrFormat("head %d, tile %d: keeps %d groups, not %d", head, tile, kept.size(),
                            most);

@@ -30,6 +30,19 @@ inline constexpr AskedChoice kAskedChoices[] = {
     {false, kGroupTile, 1}, {true, kGroupTile, 1}, {false, 16, 1}, {true, 16, 1},
     {false, kGroupTile, 2}, {true, kGroupTile, 2}, {true, 16, 2}};
 
+// Of so many tokens and at this density some tiles, not all, keep enough groups for references of
+// the sample.
+struct SampledChoice {
+  int64_t tokens;
+  AskedChoice asked;
+};
+inline constexpr float kSampledDensity = 0.95f;
+inline constexpr SampledChoice kSampledChoices[] = {{1024, {false, 16, 1}},
+                                                    {1536, {true, 16, 1}},
+                                                    {2048, {true, 16, 2}},
+                                                    {4096, {false, kGroupTile, 1}},
+                                                    {4608, {true, kGroupTile, 1}}};
+
 class KeyGroupOracle {
  public:
   // Reads the step's scale, density, tile and heads_together: `head` below is a row of these, one
@@ -50,6 +63,8 @@ class KeyGroupOracle {
   double TensorCoreTolerance() const {
     return 2.0 * double{step_.scale} * (2.0 * most_lost_ + 0x1p-11 * 2.0 * most_product_);
   }
+  // The share of the tiles, of all rows of heads, whose references are of the sample.
+  double ShareSampled() const;
   // What is wrong with keeping `kept`, groups of the sequence, ascending; "" if nothing. Scores
   // that differ by no more than `tolerance` may go either way, and those that are equal go where
   // ties go: with a tolerance of 0 the choice is the only one.
@@ -62,6 +77,11 @@ class KeyGroupOracle {
  private:
   // Fills in scores_ with what a query head has to say. queries and keys: [tokens, dims].
   void ScoreHead(int head, const double* queries, const double* keys, int64_t dims);
+  // How many groups the tile at `tile` of a row of heads keeps.
+  int32_t Kept(int head, int64_t tile) const;
+  bool IsSampled(int head, int64_t tile) const {
+    return Kept(head, tile) >= 6 * step_.tile * step_.heads_together;
+  }
   // Takes note of what the tensor cores may lose of it.
   double Product(const double* query, const double* key, int64_t dims);
   int64_t StartOf(int64_t position) const { return starts_.empty() ? 0 : starts_[position]; }

@@ -254,10 +254,27 @@ struct NarrowRowsStep {
   uint8_t* keys = nullptr;     // [n, kv_heads, kScoreDims]
 };
 
+// What logits of a query are compared with, so that each query of a tile has a say, is the largest
+// of all that it sees. Where a tile keeps many groups for each of its queries, of all its heads, a
+// sample will do: the tile's own keys and, of each kSampleEvery keys before it, SampleKey. Of the
+// keys that it misses, kSampleEvery - 1 on average lie above the best that a query finds in it,
+// however logits are distributed; of all queries, they are to be no more than half of what the tile
+// keeps.
+inline constexpr int32_t kSampleEvery = 4;
+RINGLEADER_HOST_DEVICE inline int32_t SampledFrom(int32_t tile, int32_t heads_together) {
+  return 2 * (kSampleEvery - 1) * tile * heads_together;
+}
+// Returns where the i-th key of the sample is, one of the i-th kSampleEvery keys: by multiples of
+// the golden ratio, so that what repeats in a text is neither always met nor never.
+RINGLEADER_HOST_DEVICE inline int32_t SampleKey(int32_t i) {
+  return i * kSampleEvery + static_cast<int32_t>((static_cast<uint32_t>(i) * 0x9E3779B1u) >> 30);
+}
+
 // Groups of kGroupKeys keys for tiles of 64 or 16 queries, of one head or of two neighbours that
 // choose together. The score of a group is the largest, over the visible pairs of a query of the
 // tile, of any of these heads, and a key of the group, of scale * q.k of their narrow rows less the
-// query's largest such product over all keys that it sees; a query with no visible pair in the
+// query's largest such product over all keys that it sees or, where the tile keeps SampledFrom
+// groups or more, those of the sample, and no more than 0; a query with no visible pair in the
 // group has no say, nor has a pair whose product is NaN. Candidates are the groups that lie before
 // the tile's first query and hold a key of its document or of a later query's. The tile keeps those
 // with the highest scores, ties to the lower group in even rows of heads, to the higher one in odd
