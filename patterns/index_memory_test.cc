@@ -57,7 +57,8 @@ TEST(IndexMemoryTest, CountsListsOfSparseLayersAndGatheredKeys) {
   constexpr int64_t kScores = int64_t{256} << 20;
   // Hops of the dense layers pack up to half of a slot: keys and values twice, gradients once.
   constexpr int64_t kPacked = 32768 * 2 * 2 * 128 / 2 * (2 * 2 + 4);
-  EXPECT_EQ(memory.working, kScores + (32768 * 16 + 2 * 131072 * 2 + 131072 / 4 * 2) * 64 + kPacked);
+  EXPECT_EQ(memory.working,
+            kScores + (32768 * 16 + 2 * 131072 * 2 + 131072 / 4 * 2) * 64 + kPacked);
   options.ring.kind = ring::RingKind::kAllGather;
   EXPECT_EQ(memory.working - IndexMemoryOf(options, shape, 36).working, kPacked);
   options.ring.kind = ring::RingKind::kFlat;
@@ -75,8 +76,9 @@ TEST(IndexMemoryTest, CountsListsOfSparseLayersAndGatheredKeys) {
   EXPECT_EQ(IndexMemoryOf(options, shape, 36).working,
             kScores + (131072 * (16 + 2) + 131072 / 4 * 2) * 64);  // nothing is gathered
   shape.tokens = 1024;
-  EXPECT_EQ(IndexMemoryOf(options, shape, 36).working,
-            16 * 16 * 128 * 2 + (1024 * (16 + 2) + 1024 / 4 * 2) * 64);  // all scores
+  EXPECT_EQ(
+      IndexMemoryOf(options, shape, 36).working,
+      16 * 16 * 128 * 2 + 1024 * (16 + 2) * 64);  // all scores, and too few groups for a sample
   // Tiles of 16 queries are four times as many, each 64 rows of q, of its output's gradient, and in
   // fp32 of its own; the last one is behind 126 groups.
   options.group_queries = 16;

@@ -135,7 +135,8 @@ struct PatternDefinition {
   void (*set_density)(AttentionOptions* options, int64_t tokens, double density) = nullptr;
   // Returns what choosing takes for each query, key that it may see and head of `head_dim`:
   // operations of tensor cores in bf16, or as many as take the time. Null: next to none, for it
-  // goes by fewer pairs than a tile has.
+  // goes by fewer pairs than a tile has. Options say the sequence's length, and of group_heads how
+  // many choose together.
   double (*pair_operations)(const AttentionOptions& options, int64_t head_dim) = nullptr;
   // Returns how many times as long GPUs take for a visited tile as for one of all its queries and
   // keys. Null: as long.

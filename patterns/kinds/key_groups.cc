@@ -257,6 +257,13 @@ int64_t MostWords(const AttentionOptions& options, const IndexShape& shape) {
   return most;
 }
 
+bool MaySample(const AttentionOptions& options, const IndexShape& shape) {
+  const int64_t last = (shape.tokens - 1) / options.group_queries * options.group_queries;
+  return BudgetOf(options, shape.tokens)
+      .IsSampled(last, 0, options.adapt_by_probe ? 3 : 2,
+                 HeadsTogether(options, shape.heads, shape.kv_heads));
+}
+
 IndexMemory MemoryOf(const AttentionOptions& options, const IndexShape& shape) {
   const kernels::SpreadRows of_tiles = {options.group_queries};
   const int64_t local = shape.tokens / shape.ranks, tiles = of_tiles.Tiles(local),
@@ -266,7 +273,8 @@ IndexMemory MemoryOf(const AttentionOptions& options, const IndexShape& shape) {
   const int64_t scores = rows * TilesOf(shape.tokens) * (kGroupTile / kGroupKeys) *
                          static_cast<int64_t>(sizeof(uint16_t));
   const int64_t choosing = std::min(scores, kMostScoreBytes) + queries +
-                           (shape.ranks == 1 ? 1 : 2) * keys + keys / kernels::kSampleEvery;
+                           (shape.ranks == 1 ? 1 : 2) * keys +
+                           (MaySample(options, shape) ? keys / kernels::kSampleEvery : 0);
   const int together = HeadsTogether(options, shape.heads, shape.kv_heads);
   const int64_t lists = rows / together * (Capacity(options, shape.tokens) + shape.ranks + 1) *
                         static_cast<int64_t>(sizeof(int32_t));
@@ -302,15 +310,24 @@ double TileFactor(const AttentionOptions& options) {
   return static_cast<double>(kGroupTile) / options.group_queries;
 }
 
+// The share of the pairs of a sequence whose tiles compare with all keys, where heads have so many
+// halves of the budget. What a tile keeps grows with the square root of the keys before it, and the
+// pairs of all tiles up to one with the square of these: so with the fourth power of the share that
+// the last tile to do so keeps of what the very last one does. Documents in a sequence have more.
+double ShareOfAll(const AttentionOptions& options, int halves) {
+  const int64_t tokens = options.sequence_length,
+                last = (tokens - 1) / options.group_queries * options.group_queries;
+  const double most = BudgetOf(options, tokens).MostGroups(last, 0, halves),
+               from = kernels::SampledFrom(options.group_queries, options.group_heads);
+  return std::pow(std::min(1.0, from / std::max(1.0, most)), 4);
+}
+
 // Products in 64 dimensions, in e4m3, of rows: one of each pair and, for what they are compared
-// with, another of all or of the sampled ones. What a tile keeps grows with the square root of the
-// keys before it, and the pairs of all tiles up to one with the square of these: the tiles that
-// take all of theirs have the fourth power of the share that the last of them keeps of what the
-// very last one does.
+// with, another of all or of the sample.
 double PairOperations(const AttentionOptions& options, int64_t /*head_dim*/) {
-  const double from = kernels::SampledFrom(options.group_queries, options.group_heads == 1 ? 1 : 2);
-  const double most = std::max<double>(1.0, Capacity(options, options.sequence_length));
-  const double of_all = std::min(1.0, std::pow(from / most, 4));
+  const double of_all = options.adapt_by_probe
+                            ? (ShareOfAll(options, 1) + ShareOfAll(options, 3)) / 2
+                            : ShareOfAll(options, 2);
   const double products = 1.0 + of_all + (1.0 - of_all) / kernels::kSampleEvery;
   return products * (2 * 64) / 2.0 * TileFactor(options);
 }
@@ -354,8 +371,8 @@ extern constinit const PatternDefinition kKeyGroupsDefinition = {
 of `attention.group_queries` queries sees its own tile, up to each query, and the groups of 8 consecutive keys before it that score highest. The
 score of a group is the largest, over all pairs of a query of the tile and a key of the group, of the pair's logit less
 the query's largest logit over all the keys that it sees: each query has a say, so that a key which one query of 64 looks
-for is found, and little is kept beside it. Where a tile keeps at least six groups for each of its queries (of 64, 384 groups, as most do in sequences of 131,072 tokens and more), its
-own keys and, at random, one of four before it stand for all: a query then has three more keys on average, whose logits may be larger than the largest of these and count as much. The fewer queries choose together, the more of a share is there for each: in short sequences, of which a share is few keys, 16
+for is found, and little is kept beside it. Where a tile keeps at least six groups for each of its queries, of both heads where two choose together (384 of 64 queries of one head: of 5 % of 131,072 tokens six tiles of ten do, of 5 % of
+16,384 none), its own keys and one of each four before it, picked by a hash, stand for all: a query then has three more keys on average, whose logits may be larger than the largest of these and count as much. The fewer queries choose together, the more of a share is there for each: in short sequences, of which a share is few keys, 16
 find what 64 do not ([quality](quality.md#at-4096-8192-and-65536-tokens)). Kernels multiply 64 rows at a time, of which 48 are empty then, in the choice and in
 attention to what it keeps. Ties go to the earlier group in even heads and to the later one in odd heads.
 

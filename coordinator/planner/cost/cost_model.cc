@@ -84,15 +84,16 @@ struct PatternCosts {
 
 PatternCosts CostsOf(const v1::JobSpec& spec, const model::ModelConfig& model,
                      const ClusterShape& cluster, double head_dim) {
-  const auto attention = jobspec::AttentionOptionsOf(spec.attention());
+  auto attention = jobspec::AttentionOptionsOf(spec.attention());
   if (!attention.ok()) return {};  // MakePlan() refuses them
   const patterns::PatternDefinition& pattern = patterns::DefinitionOf(attention->pattern);
+  attention->sequence_length = static_cast<int64_t>(spec.data().sequence_length());
+  attention->group_heads = model.known()
+                               ? patterns::HeadsTogether(*attention, model.heads, model.kv_heads)
+                               : std::max(1, attention->group_heads);
   PatternCosts costs;
   if (pattern.backward_factor != nullptr) {
-    const int together = model.known()
-                             ? patterns::HeadsTogether(*attention, model.heads, model.kv_heads)
-                             : std::max(1, attention->group_heads);
-    costs.backward_factor = pattern.backward_factor(together);
+    costs.backward_factor = pattern.backward_factor(attention->group_heads);
   }
   if (pattern.gpu_tile_factor != nullptr && cluster.engine == v1::ResourcesSpec::CUDA) {
     costs.tile_factor = pattern.gpu_tile_factor(*attention);

@@ -41,6 +41,12 @@ inline constexpr int kProductThreads = (kWarpgroups + 1) * sm90::ptx::kWarpgroup
 inline constexpr int kProductConsumerWarps = kWarpgroups * 4;
 inline constexpr int kConsumerRegisters = 160;
 
+// What KeyGroupBudget says of a tile.
+struct TileBudget {
+  int32_t kept = 0;
+  int32_t is_sampled = 0;
+};
+
 // What one launch takes: the blocks of kBlockQueries local queries from first_block on, of all
 // heads.
 struct ProductParams {
@@ -52,11 +58,9 @@ struct ProductParams {
   int heads = 0;
   int group = 0;  // query heads a KV head
   int first_block = 0, blocks = 0;
-  int chunks = 1;  // of a block's keys, in scores
-  // [heads / heads_together, tiles]: how many groups a tile keeps.
-  const int32_t* kept = nullptr;
+  int chunks = 1;                       // of a block's keys, in scores
+  const TileBudget* budgets = nullptr;  // [heads / heads_together, tiles]
   int heads_together = 1, tiles = 0;
-  int sampled_from = 0;          // KeyGroupGateStep's SampledFrom
   __half* references = nullptr;  // [heads, queries], of products
   // [heads, blocks * kBlockTiles, row_groups]: bits of distances in half precision, which compare
   // as these do, since a candidate's is not negative. Where no query of the tile sees a key:
@@ -75,7 +79,7 @@ struct ProductParams {
   }
   // Whether the references of a tile are of the sample.
   __device__ __forceinline__ bool IsSampled(int head, int64_t tile) const {
-    return kept[head / heads_together * static_cast<int64_t>(tiles) + tile] >= sampled_from;
+    return budgets[head / heads_together * static_cast<int64_t>(tiles) + tile].is_sampled != 0;
   }
 };
 

@@ -21,15 +21,17 @@ constexpr int kKeepThreads = 256;
 constexpr int kDigitBits = 11;
 constexpr int kDigits = 1 << kDigitBits;
 
-// A thread finds how many groups a tile of the heads that choose together keeps.
-__global__ void CountKeptKernel(const ProductParams p, const KeyGroupBudget budget,
-                                const int32_t* head_halves, int32_t* kept) {
+// A thread finds the budget of a tile of the heads that choose together.
+__global__ void BudgetKernel(const ProductParams p, const KeyGroupBudget budget,
+                             const int32_t* head_halves, TileBudget* budgets) {
   const int tile = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), heads = blockIdx.y;
   if (tile >= p.tiles) return;
   const int64_t query = static_cast<int64_t>(tile) * kGroupTile;
-  kept[heads * static_cast<int64_t>(p.tiles) + tile] =
-      budget.MostGroups(p.PositionOf(query), p.StartOf(static_cast<uint32_t>(query)),
-                        HalvesOf(head_halves, heads * p.heads_together));
+  const int64_t first = p.PositionOf(query), start = p.StartOf(static_cast<uint32_t>(query));
+  const int halves = HalvesOf(head_halves, heads * p.heads_together);
+  budgets[heads * static_cast<int64_t>(p.tiles) + tile] = {
+      .kept = budget.MostGroups(first, start, halves),
+      .is_sampled = budget.IsSampled(first, start, halves, p.heads_together)};
 }
 
 // Copies the rows of the sample, of so many parts each.
@@ -133,8 +135,8 @@ __global__ void __launch_bounds__(kKeepThreads)
                             .end = end,
                             .group_bits = 32 - __clz(end),
                             .late = TiesGoLate(heads)};
-  const auto kept = static_cast<uint32_t>(p.kept[heads * static_cast<int64_t>(p.tiles) + tile]);
-  const uint64_t limit = KeyLimit(shared, row, kept);
+  const int kept = p.budgets[heads * static_cast<int64_t>(p.tiles) + tile].kept;
+  const uint64_t limit = KeyLimit(shared, row, static_cast<uint32_t>(kept));
   uint32_t* const chosen = keep.chosen + heads * keep.rows[p.tiles] + keep.rows[tile];
   const int words = BlockWords(static_cast<int32_t>(end)), lane = threadIdx.x % 32;
   for (int word = threadIdx.x / 32; word < words; word += kKeepThreads / 32) {
@@ -150,8 +152,8 @@ struct Slabs {
   int64_t row_groups = 0;      // of the sequence, up to whole stages
   int64_t blocks = 0;          // of this rank's queries
   int64_t blocks_at_once = 0;  // of all heads
-  int64_t sample = 0;          // keys
-  size_t reference_bytes = 0, kept_bytes = 0, sample_bytes = 0, score_bytes = 0;
+  int64_t sample = 0;          // keys; 0: it will do for no tile
+  size_t reference_bytes = 0, budget_bytes = 0, sample_bytes = 0, score_bytes = 0;
 };
 
 Slabs SlabsOf(int heads, int kv_heads, const KeyGroupGateStep& step) {
@@ -163,11 +165,12 @@ Slabs SlabsOf(int heads, int kv_heads, const KeyGroupGateStep& step) {
   slabs.blocks_at_once = std::clamp<int64_t>(
       static_cast<int64_t>(kKeyGroupWorkspaceBytes / block_bytes), 1, slabs.blocks);
   slabs.reference_bytes = (sizeof(__half) * heads * queries + 15) / 16 * 16;
-  slabs.kept_bytes =
-      (sizeof(int32_t) * (heads / step.heads_together) * ((queries + kGroupTile - 1) / kGroupTile) +
-       15) /
-      16 * 16;
-  slabs.sample = (step.query_layout.tokens + kSampleEvery - 1) / kSampleEvery;
+  const int64_t tiles = (queries + kGroupTile - 1) / kGroupTile;
+  slabs.budget_bytes = (sizeof(TileBudget) * heads * tiles + 15) / 16 * 16;
+  const int64_t tokens = step.query_layout.tokens, last = (tokens - 1) / step.tile * step.tile;
+  if (step.budget().IsSampled(last, 0, step.head_halves == nullptr ? 2 : 3, step.heads_together)) {
+    slabs.sample = (tokens + kSampleEvery - 1) / kSampleEvery;
+  }
   slabs.sample_bytes = static_cast<size_t>(slabs.sample) * kv_heads * kScoreDims;
   slabs.score_bytes = block_bytes * slabs.blocks_at_once;
   return slabs;
@@ -207,6 +210,21 @@ absl::Status Check(int heads, int kv_heads, const KeyGroupGateStep& step) {
   return CheckPointer(step.chosen, "ChooseKeyGroups: chosen");
 }
 
+TokenMajor<const uint8_t> RowsOf(const uint8_t* data, int64_t tokens, int heads) {
+  return {data, tokens, heads, kScoreDims, int64_t{heads} * kScoreDims, kScoreDims};
+}
+
+absl::Status CopySample(const KeyGroupGateStep& step, int kv_heads, const Slabs& slabs,
+                        uint8_t* sample, cudaStream_t stream) {
+  const int64_t parts = static_cast<int64_t>(slabs.sample_bytes / sizeof(uint4));
+  SampleKernel<<<static_cast<unsigned>((parts + kKeepThreads - 1) / kKeepThreads), kKeepThreads, 0,
+                 stream>>>(reinterpret_cast<const uint4*>(step.keys), step.query_layout.tokens,
+                           kv_heads * kScoreDims / static_cast<int>(sizeof(uint4)), parts,
+                           reinterpret_cast<uint4*>(sample));
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "ChooseKeyGroups: sample");
+  return absl::OkStatus();
+}
+
 template <typename Shared, typename... Maps>
 absl::Status LaunchProducts(void (*kernel)(ProductParams, Maps...), cudaStream_t stream,
                             const ProductParams& params, const Maps&... maps) {
@@ -228,7 +246,7 @@ absl::Status LaunchProducts(void (*kernel)(ProductParams, Maps...), cudaStream_t
 
 size_t KeyGroupWorkspaceBytes(int heads, int kv_heads, const KeyGroupGateStep& step) {
   const Slabs slabs = SlabsOf(heads, kv_heads, step);
-  return slabs.reference_bytes + slabs.kept_bytes + slabs.sample_bytes + slabs.score_bytes;
+  return slabs.reference_bytes + slabs.budget_bytes + slabs.sample_bytes + slabs.score_bytes;
 }
 
 absl::Status ChooseKeyGroups(int heads, int kv_heads, const KeyGroupGateStep& step, void* workspace,
@@ -237,28 +255,22 @@ absl::Status ChooseKeyGroups(int heads, int kv_heads, const KeyGroupGateStep& st
   RETURN_IF_ERROR(Check(heads, kv_heads, step));
   RETURN_IF_ERROR(CheckPointer(workspace, "ChooseKeyGroups: workspace"));
   RETURN_IF_ERROR(sm90::CheckHopper());
-  const auto rows = [](const uint8_t* data, int64_t tokens, int heads) {
-    return TokenMajor<const uint8_t>{
-        data, tokens, heads, kScoreDims, int64_t{heads} * kScoreDims, kScoreDims};
-  };
   const SpreadRows spread = {step.tile};
   const int64_t queries = spread.Rows(step.query_layout.local_tokens()),
                 tokens = step.query_layout.tokens;
   ASSIGN_OR_RETURN(
       const CUtensorMap query_map,
-      sm90::LoadBytesMap(rows(step.queries, queries, heads), kWarpgroupQueries, kName));
+      sm90::LoadBytesMap(RowsOf(step.queries, queries, heads), kWarpgroupQueries, kName));
   ASSIGN_OR_RETURN(const CUtensorMap key_map,
-                   sm90::LoadBytesMap(rows(step.keys, tokens, kv_heads), kStageKeys, kName));
+                   sm90::LoadBytesMap(RowsOf(step.keys, tokens, kv_heads), kStageKeys, kName));
   ASSIGN_OR_RETURN(const CUtensorMap own_map,
-                   sm90::LoadBytesMap(rows(step.keys, tokens, kv_heads), kGroupTile, kName));
+                   sm90::LoadBytesMap(RowsOf(step.keys, tokens, kv_heads), kGroupTile, kName));
   const Slabs slabs = SlabsOf(heads, kv_heads, step);
   const int64_t stages = (tokens + kStageKeys - 1) / kStageKeys;
   const auto query_tiles = static_cast<int>((queries + kGroupTile - 1) / kGroupTile);
   auto* const memory = static_cast<char*>(workspace);
-  auto* const kept = reinterpret_cast<int32_t*>(memory + slabs.reference_bytes);
-  auto* const sample = reinterpret_cast<uint8_t*>(kept) + slabs.kept_bytes;
-  ASSIGN_OR_RETURN(const CUtensorMap sample_map,
-                   sm90::LoadBytesMap(rows(sample, slabs.sample, kv_heads), kStageKeys, kName));
+  auto* const budgets = reinterpret_cast<TileBudget*>(memory + slabs.reference_bytes);
+  auto* const sample = reinterpret_cast<uint8_t*>(budgets) + slabs.budget_bytes;
   ProductParams params = {.layout = step.query_layout,
                           .document_starts = step.document_starts,
                           .rows = spread,
@@ -267,28 +279,26 @@ absl::Status ChooseKeyGroups(int heads, int kv_heads, const KeyGroupGateStep& st
                           .heads = heads,
                           .group = heads / kv_heads,
                           .blocks = static_cast<int>(slabs.blocks),
-                          .kept = kept,
+                          .budgets = budgets,
                           .heads_together = step.heads_together,
                           .tiles = query_tiles,
-                          .sampled_from = SampledFrom(step.tile, step.heads_together),
                           .references = reinterpret_cast<__half*>(memory),
                           .scores = reinterpret_cast<uint16_t*>(sample + slabs.sample_bytes),
                           .row_groups = slabs.row_groups};
   const KeepParams keep = {.rows = step.rows, .chosen = step.chosen};
   const int rows_of_heads = heads / step.heads_together;
-  CountKeptKernel<<<dim3((query_tiles + kKeepThreads - 1) / kKeepThreads, rows_of_heads),
-                    kKeepThreads, 0, stream>>>(params, step.budget(), step.head_halves, kept);
-  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "ChooseKeyGroups: kept");
-  const int64_t parts = slabs.sample_bytes / static_cast<int64_t>(sizeof(uint4));
-  SampleKernel<<<static_cast<unsigned>((parts + kKeepThreads - 1) / kKeepThreads), kKeepThreads, 0,
-                 stream>>>(reinterpret_cast<const uint4*>(step.keys), tokens,
-                           kv_heads * kScoreDims / static_cast<int>(sizeof(uint4)), parts,
-                           reinterpret_cast<uint4*>(sample));
-  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "ChooseKeyGroups: sample");
+  BudgetKernel<<<dim3((query_tiles + kKeepThreads - 1) / kKeepThreads, rows_of_heads), kKeepThreads,
+                 0, stream>>>(params, step.budget(), step.head_halves, budgets);
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "ChooseKeyGroups: budgets");
   RETURN_IF_ERROR(LaunchProducts<ReferenceShared>(ReferenceKernel<false>, stream, params, query_map,
                                                   key_map, own_map));
-  RETURN_IF_ERROR(LaunchProducts<ReferenceShared>(ReferenceKernel<true>, stream, params, query_map,
-                                                  sample_map, own_map));
+  if (slabs.sample > 0) {
+    RETURN_IF_ERROR(CopySample(step, kv_heads, slabs, sample, stream));
+    ASSIGN_OR_RETURN(const CUtensorMap sample_map,
+                     sm90::LoadBytesMap(RowsOf(sample, slabs.sample, kv_heads), kStageKeys, kName));
+    RETURN_IF_ERROR(LaunchProducts<ReferenceShared>(ReferenceKernel<true>, stream, params,
+                                                    query_map, sample_map, own_map));
+  }
   params.chunks = static_cast<int>((stages + kChunkStages - 1) / kChunkStages);
   for (int64_t block = 0; block < slabs.blocks; block += slabs.blocks_at_once) {
     params.first_block = static_cast<int>(block);

@@ -180,12 +180,14 @@ TEST_F(KeyGroupsTest, AreTheOraclesAndOnRanksThoseOfOne) {
 }
 
 TEST_F(KeyGroupsTest, AreTheOraclesWhereASampleWillDo) {
-  for (const auto& [tokens, asked] : reference::testing::kSampledChoices) {
+  for (const reference::testing::SampledChoice& choice : reference::testing::kSampledChoices) {
+    const auto& [tokens, asked] = choice;
     if (SmallShapes() && tokens > 2048) continue;
     SCOPED_TRACE(::testing::Message() << tokens << " tokens, tiles of " << asked.tile
                                       << ", heads together " << asked.heads_together);
     const Rows q = RandomWhole(tokens, asked.heads_together, 64), k = RandomWhole(tokens, 1, 64);
-    const auto starts = asked.packed ? reference::testing::DocumentStarts(tokens, {0, tokens / 16})
+    const auto starts = asked.packed ? reference::testing::DocumentStarts(
+                                           tokens, reference::testing::SampledDocuments(choice))
                                      : std::vector<int32_t>();
     const KeyGroupGateStep step = {.tile = asked.tile,
                                    .scale = 0.7f,

@@ -74,7 +74,7 @@ class KeyGroupGate {
     const int32_t halves = HalvesOf(step_.head_halves, head);
     const int32_t kept = budget_.MostGroups(tile.first, tile.start, halves);
     if (kept == 0) return Write(tile, {});
-    const bool is_sampled = kept >= SampledFrom(step_.tile, step_.heads_together);
+    const bool is_sampled = budget_.IsSampled(tile.first, tile.start, halves, step_.heads_together);
     std::vector<float> scores = Scores(tile, keys, is_sampled, memory);
     while (++tile.head < head + step_.heads_together) {
       const std::vector<float> others = Scores(tile, keys, is_sampled, memory);
@@ -199,8 +199,8 @@ void ChooseKeyGroups(Engine& engine, int heads, int kv_heads, const KeyGroupGate
           wide.data());
     pack(tokens, keys.all);
     for (int64_t i = 0; i < sampled; ++i) {
-      std::copy_n(wide.data() + SampleKey(static_cast<int32_t>(i)) * kScoreDims, kScoreDims,
-                  wide.data() + i * kScoreDims);
+      std::copy_n(wide.data() + int64_t{SampleKey(static_cast<int32_t>(i))} * kScoreDims,
+                  kScoreDims, wide.data() + i * kScoreDims);
     }
     pack(sampled, keys.sample);
     engine.pool().For(rows * tiles, [&](int64_t task, int worker) {

@@ -120,39 +120,60 @@ TEST(KeyGroupGateTest, IsTheOracles) {
 
 TEST(KeyGroupGateTest, IsTheOraclesWhereASampleWillDo) {
   std::mt19937 random(13);
-  for (const auto& [tokens, asked] : testing::kSampledChoices) {
-    const Tensor q = RandomTensor(tokens, 2, 64, random), k = RandomTensor(tokens, 1, 64, random);
+  const std::vector<int32_t> halves = {1, 3};
+  for (const testing::SampledChoice& choice : testing::kSampledChoices) {
+    const auto& [tokens, asked] = choice;
+    Tensor q = RandomTensor(tokens, 2, 64, random), k = RandomTensor(tokens, 1, 64, random);
+    q.at(tokens - 40, 0, 3) = std::nanf("");
+    for (const int64_t key : {int64_t{80}, int64_t{81}, int64_t{82}, int64_t{83}, tokens - 36}) {
+      k.at(key, 0, 5) = std::nanf("");
+    }
     const std::vector<int32_t> starts =
-        asked.packed ? testing::DocumentStarts(tokens, {0, tokens / 16}) : std::vector<int32_t>();
-    const KeyGroupGateStep step = {.tile = asked.tile,
-                                   .scale = 0.25f,
-                                   .density = testing::kSampledDensity,
-                                   .budget_tokens = tokens,
-                                   .heads_together = asked.heads_together};
-    const KeyGroupOracle oracle(q.view(), k.view(), step, starts);
-    EXPECT_GT(oracle.ShareSampled(), 0.1);
-    EXPECT_LT(oracle.ShareSampled(), 0.9);
-    const ShardLayout whole = {.tokens = tokens};
-    EXPECT_EQ(oracle.Complaint(Choose(q, k, step, whole, starts), whole, kTolerance), "")
-        << tokens << " tokens, tiles of " << asked.tile << ", heads together "
-        << asked.heads_together;
+        asked.packed ? testing::DocumentStarts(tokens, testing::SampledDocuments(choice))
+                     : std::vector<int32_t>();
+    for (const bool has_halves : {false, true}) {
+      for (const float move : {1.0f, 0.8f, 1.3f}) {
+        if (has_halves && (move != 1.0f || asked.heads_together == 2)) continue;
+        if (tokens > 2048 && (has_halves || move > 1.0f)) continue;
+        const KeyGroupGateStep step = {.tile = asked.tile,
+                                       .scale = 0.25f,
+                                       .density = testing::kSampledDensity,
+                                       .budget_tokens = tokens,
+                                       .heads_together = asked.heads_together,
+                                       .head_halves = has_halves ? halves.data() : nullptr,
+                                       .move = move,
+                                       .tolerance = 0.3f};
+        const KeyGroupOracle oracle(std::as_const(q).view(), std::as_const(k).view(), step, starts);
+        EXPECT_GT(oracle.ShareSampled(), 0.1);
+        EXPECT_LT(oracle.ShareSampled(), 0.9);
+        const ShardLayout whole = {.tokens = tokens};
+        EXPECT_EQ(oracle.Complaint(Choose(q, k, step, whole, starts), whole, kTolerance), "")
+            << tokens << " tokens, tiles of " << asked.tile << ", heads together "
+            << asked.heads_together << ", move " << move;
+      }
+    }
   }
 }
 
-// Of each four keys one is in the sample, at each of four places as often, and never at one place
-// for long.
+// Of each four keys one is in the sample, each of the four places as often, and of what comes again
+// after any number of tokens as much as of all.
 TEST(KeyGroupGateTest, TheSampleIsSpread) {
-  std::vector<int> at(kSampleEvery);
-  int32_t alike = 0;
-  for (int32_t i = 0; i < 4096; ++i) {
+  constexpr int32_t kSampled = 1 << 18;  // of a sequence of a million
+  std::vector<int32_t> at(kSampleEvery);
+  for (int32_t i = 0; i < kSampled; ++i) {
     const int32_t place = SampleKey(i) - i * kSampleEvery;
     ASSERT_GE(place, 0);
     ASSERT_LT(place, kSampleEvery);
     ++at[place];
-    alike = i > 0 && place == SampleKey(i - 1) - (i - 1) * kSampleEvery ? alike + 1 : 0;
-    ASSERT_LT(alike, 2);
   }
-  for (const int count : at) EXPECT_NEAR(count, 1024, 8);
+  for (const int32_t count : at) EXPECT_NEAR(count, kSampled / kSampleEvery, 2000);
+  for (int32_t period = 1; period <= 4096; ++period) {
+    // Of 256 times that a place comes again, 64 are met on average; 7 is the standard deviation.
+    int32_t met = 0;
+    for (int32_t j = 0; j < 256; ++j) met += SampleKey(j * period) == j * period * kSampleEvery;
+    ASSERT_GT(met, 26) << "every " << period * kSampleEvery << " tokens";
+    ASSERT_LT(met, 102) << "every " << period * kSampleEvery << " tokens";
+  }
 }
 
 // What the sample has missed is all worth the same: the first groups are kept, though the later a

@@ -154,9 +154,11 @@ double KeyGroupOracle::Product(const double* query, const double* key, int64_t d
   return sum;
 }
 
-int32_t KeyGroupOracle::Kept(int head, int64_t tile) const {
+int32_t KeyGroupOracle::Kept(int head, int64_t tile, bool is_moved) const {
   const int64_t first = tile * step_.tile, start = StartOf(first);
-  const int32_t most = step_.budget().MostGroups(first, start);
+  KeyGroupBudget budget = step_.budget();
+  if (!is_moved) budget.move = 1.0f;
+  const int32_t most = budget.MostGroups(first, start);
   const int64_t first_head = int64_t{head} * step_.heads_together;
   const int32_t halves = step_.head_halves == nullptr ? 2 : step_.head_halves[first_head];
   if (halves == 1) return most - most / 2;
@@ -199,7 +201,7 @@ std::string KeyGroupOracle::Complaint(int head, int64_t tile, const std::vector<
     return absl::StrFormat("head %d, tile %d: group %d %s", head, tile, group, what);
   };
   const int64_t first = tile * step_.tile, start = StartOf(first);
-  const int32_t most = Kept(head, tile);
+  const int32_t most = Kept(head, tile, /*is_moved=*/true);
   if (std::ssize(kept) != most) {
     return absl::StrFormat("head %d, tile %d: keeps %d groups, not %d", head, tile, kept.size(),
                            most);

@@ -31,17 +31,19 @@ inline constexpr AskedChoice kAskedChoices[] = {
     {false, kGroupTile, 2}, {true, kGroupTile, 2}, {true, 16, 2}};
 
 // Of so many tokens and at this density some tiles, not all, keep enough groups for references of
-// the sample.
+// the sample. Documents, where there are any, start at 0, at 77 and 35 tokens before the end.
 struct SampledChoice {
   int64_t tokens;
   AskedChoice asked;
 };
 inline constexpr float kSampledDensity = 0.95f;
-inline constexpr SampledChoice kSampledChoices[] = {{1024, {false, 16, 1}},
-                                                    {1536, {true, 16, 1}},
-                                                    {2048, {true, 16, 2}},
-                                                    {4096, {false, kGroupTile, 1}},
-                                                    {4608, {true, kGroupTile, 1}}};
+inline constexpr SampledChoice kSampledChoices[] = {
+    {1024, {false, 16, 1}}, {1533, {true, 16, 1}},          {1536, {true, 16, 1}},
+    {2048, {true, 16, 2}},  {4093, {false, kGroupTile, 1}}, {4608, {true, kGroupTile, 1}}};
+inline std::vector<int64_t> SampledDocuments(const SampledChoice& choice) {
+  if (!choice.asked.packed) return {};
+  return {0, 77, choice.tokens - 35};
+}
 
 class KeyGroupOracle {
  public:
@@ -77,10 +79,10 @@ class KeyGroupOracle {
  private:
   // Fills in scores_ with what a query head has to say. queries and keys: [tokens, dims].
   void ScoreHead(int head, const double* queries, const double* keys, int64_t dims);
-  // How many groups the tile at `tile` of a row of heads keeps.
-  int32_t Kept(int head, int64_t tile) const;
+  // How many groups the tile at `tile` of a row of heads keeps, with the step's move or without.
+  int32_t Kept(int head, int64_t tile, bool is_moved) const;
   bool IsSampled(int head, int64_t tile) const {
-    return Kept(head, tile) >= 6 * step_.tile * step_.heads_together;
+    return Kept(head, tile, false) >= 6 * step_.tile * step_.heads_together;
   }
   // Takes note of what the tensor cores may lose of it.
   double Product(const double* query, const double* key, int64_t dims);

@@ -159,6 +159,25 @@ inline constexpr int32_t kMaxScoredBlocks = 48'000;
 // it is into its document, for early queries look for nearly as many keys as late ones, and a share
 // of few keys loses them; it adds up to a share of a whole sequence's tiles, each tile's own
 // counted.
+// What logits of a query are compared with, so that each query of a tile has a say, is the largest
+// of all that it sees. Where a tile keeps many groups for each of its queries, of all its heads, a
+// sample will do: the tile's own keys and, of each kSampleEvery keys before it, SampleKey. Of the
+// keys that it misses, kSampleEvery - 1 on average lie above the best that a query finds in it,
+// however logits are distributed; of all queries, they are to be no more than half of what the tile
+// keeps.
+inline constexpr int32_t kSampleEvery = 4;
+RINGLEADER_HOST_DEVICE inline int32_t SampledFrom(int32_t tile, int32_t heads_together) {
+  return 2 * (kSampleEvery - 1) * tile * heads_together;
+}
+// Returns where the i-th key of the sample is, one of the i-th kSampleEvery keys: by a hash, so
+// that of what repeats in a text, at whatever distance, as much is met as of all.
+RINGLEADER_HOST_DEVICE inline int32_t SampleKey(int32_t i) {
+  uint32_t x = static_cast<uint32_t>(i) * 0x9E3779B1u;
+  x = (x ^ x >> 15) * 0x85EBCA77u;
+  x = (x ^ x >> 13) * 0xC2B2AE3Du;
+  return i * kSampleEvery + static_cast<int32_t>(x >> 30);
+}
+
 struct KeyGroupBudget {
   // Groups for each square root of a token, the tile's own counted; below 0: all groups.
   double rate = -1.0;
@@ -186,6 +205,14 @@ struct KeyGroupBudget {
                lost =
                    static_cast<int64_t>(static_cast<double>(tolerance) * static_cast<double>(kept));
     return static_cast<int32_t>(Between(move < 1.0f ? kept - lost : kept, moved, all));
+  }
+  // Whether a sample will do for that tile, of so many heads: as it is without `move`, which
+  // changes how many groups are kept, and not which come first.
+  RINGLEADER_HOST_DEVICE bool IsSampled(int64_t first, int64_t start, int32_t halves,
+                                        int32_t heads_together) const {
+    KeyGroupBudget unmoved = *this;
+    unmoved.move = 1.0f;
+    return unmoved.MostGroups(first, start, halves) >= SampledFrom(tile, heads_together);
   }
 
  private:
@@ -254,31 +281,15 @@ struct NarrowRowsStep {
   uint8_t* keys = nullptr;     // [n, kv_heads, kScoreDims]
 };
 
-// What logits of a query are compared with, so that each query of a tile has a say, is the largest
-// of all that it sees. Where a tile keeps many groups for each of its queries, of all its heads, a
-// sample will do: the tile's own keys and, of each kSampleEvery keys before it, SampleKey. Of the
-// keys that it misses, kSampleEvery - 1 on average lie above the best that a query finds in it,
-// however logits are distributed; of all queries, they are to be no more than half of what the tile
-// keeps.
-inline constexpr int32_t kSampleEvery = 4;
-RINGLEADER_HOST_DEVICE inline int32_t SampledFrom(int32_t tile, int32_t heads_together) {
-  return 2 * (kSampleEvery - 1) * tile * heads_together;
-}
-// Returns where the i-th key of the sample is, one of the i-th kSampleEvery keys: by multiples of
-// the golden ratio, so that what repeats in a text is neither always met nor never.
-RINGLEADER_HOST_DEVICE inline int32_t SampleKey(int32_t i) {
-  return i * kSampleEvery + static_cast<int32_t>((static_cast<uint32_t>(i) * 0x9E3779B1u) >> 30);
-}
-
 // Groups of kGroupKeys keys for tiles of 64 or 16 queries, of one head or of two neighbours that
 // choose together. The score of a group is the largest, over the visible pairs of a query of the
 // tile, of any of these heads, and a key of the group, of scale * q.k of their narrow rows less the
-// query's largest such product over all keys that it sees or, where the tile keeps SampledFrom
-// groups or more, those of the sample, and no more than 0; a query with no visible pair in the
-// group has no say, nor has a pair whose product is NaN. Candidates are the groups that lie before
-// the tile's first query and hold a key of its document or of a later query's. The tile keeps those
-// with the highest scores, ties to the lower group in even rows of heads, to the higher one in odd
-// ones (TiesGoLate): as many as its budget says, all candidates where there are fewer.
+// query's largest such product over all keys that it sees or, where a sample will do
+// (KeyGroupBudget), over those of the sample, and no more than 0; a query with no visible pair in
+// the group has no say, nor has a pair whose product is NaN. Candidates are the groups that lie
+// before the tile's first query and hold a key of its document or of a later query's. The tile
+// keeps those with the highest scores, ties to the lower group in even rows of heads, to the higher
+// one in odd ones (TiesGoLate): as many as its budget says, all candidates where there are fewer.
 struct KeyGroupGateStep {
   const uint8_t* queries = nullptr;  // [tile's Rows(n), heads, kScoreDims]: NarrowRowsStep's
   const uint8_t* keys = nullptr;     // [tokens, kv_heads, kScoreDims]: of the whole sequence
