@@ -62,12 +62,13 @@ class HelpFormatter : public CLI::Formatter {
 
 void AddGlobalFlags(CLI::App& app, Context* context) {
   app.add_option("--address", context->address, "the coordinator, host:port");
-  app.add_option("--config", context->config_path, "configuration file");
+  app.add_option("--config", context->config_path, "configuration file")->check(NamesAFile());
   app.add_option("-o,--output", context->format_name,
                  "table, json or yaml; name: list and nodes; csv, jsonl: history");
   AddTlsFlags(app, &context->tls);
   app.add_option("--token-file", context->token_path,
-                 "file with a token, in place of a certificate (or RINGLEADER_TOKEN: the token)");
+                 "file with a token, in place of a certificate (or RINGLEADER_TOKEN: the token)")
+      ->check(NamesAFile());
   app.add_option_function<double>(
          "--retry-for",
          [context](double seconds) {

@@ -18,7 +18,6 @@
 #include "cli/client.h"
 #include "cli/printer.h"
 #include "cli/testing/cli_fixture.h"
-#include "worker/data/token_folder.h"
 
 namespace ringleader::cli {
 namespace {
@@ -150,91 +149,6 @@ TEST_F(CliTest, ValidatingNeedsNoCoordinator) {
   EXPECT_THAT(blind.out, HasSubstr("the model's config.json cannot be read here"));
 }
 
-// What trainers would find when they begin.
-TEST_F(CliTest, ValidatingChecksWhatTrainersWill) {
-  const auto complaint = [&](const std::vector<std::string>& more = {}) {
-    std::vector<std::string> arguments = {"validate", Path("job.yaml")};
-    for (const std::string& set : more) arguments.insert(arguments.end(), {"--set", set});
-    const Result result = Run(arguments);
-    EXPECT_NE(result.code, 0) << result.out;
-    EXPECT_EQ(result.out, "");
-    return result.err;
-  };
-  WriteTokens("tokens", 321, 100'000);
-  EXPECT_THAT(complaint(), HasSubstr("data.train: " + Path("tokens") +
-                                     " was packed with a vocabulary of 321, the model's vocab_size "
-                                     "is 320"));
-  EXPECT_EQ(Run({"submit", Path("job.yaml")}).code, kUsage) << "submitting looks, too";
-  EXPECT_EQ(coordinator_.created, 0);
-  WriteTokens("tokens", 320, 100'000);
-  EXPECT_THAT(complaint({"attention.pattern=dense", "attention.mask=prefix_lm"}),
-              HasSubstr("tokens says of no document where its prefix ends"));
-  EXPECT_THAT(
-      complaint({"attention.pattern=dense", "attention.mask=full", "data.hidden_token=320"}),
-      HasSubstr("data.hidden_token: 320 is outside of the model's vocabulary of 320"));
-  WriteTokens("tokens", 320, 16384);
-  EXPECT_THAT(complaint(), HasSubstr("holds 16384 tokens; one sequence of 16384 needs 16385"));
-  WriteTokens("tokens", 320, 16385, {"shard-00000.tokens"});
-  EXPECT_THAT(complaint(), HasSubstr("no shard shard-00000.tokens in"));
-  // All at once.
-  std::ofstream(folder_ / "a file") << "x";
-  std::filesystem::create_symlink(folder_ / "nowhere", folder_ / "tokenizer.json");
-  const std::string all =
-      complaint({"attention.dense_layers=[4]", "checkpoint.directory=a file/below"});
-  EXPECT_THAT(all, StartsWith("ringctl: 4 mistakes:\n  attention.dense_layers: layer 4 does not "
-                              "exist; the model has 4 layers, 0 to 3\n  model.config: "));
-  EXPECT_THAT(all, HasSubstr("tokenizer.json"));
-  EXPECT_THAT(all, HasSubstr("\n  data.train: no shard"));
-  EXPECT_THAT(all, HasSubstr("\n  checkpoint.directory: " + Path("a file") + " is a file"));
-
-  const auto config = [&](const std::string& more) {
-    Write("config.json", R"({"num_hidden_layers": 4, "hidden_size": 256, "vocab_size": 320,
-        "intermediate_size": 688, "num_key_value_heads": 3, )" +
-                             more + "}");
-    return complaint();
-  };
-  EXPECT_THAT(config(R"("model_type": "gpt2", "num_attention_heads": 4)"),
-              HasSubstr("is \"gpt2\"; supported: qwen2, llama"));
-  EXPECT_THAT(config(R"("model_type": "llama", "num_attention_heads": 4)"),
-              HasSubstr("\"num_attention_heads\" (4) must be a multiple of"));
-}
-
-// How data were packed is said before trainers begin, of what they are evaluated with, too.
-TEST_F(CliTest, ValidatingChecksHowDataWerePacked) {
-  const auto write = [&](const std::string& folder, const std::string& tokenizer) {
-    data::Manifest manifest;
-    manifest.vocabulary = 257;
-    manifest.tokens = 100'000;
-    manifest.tokenizer = tokenizer;
-    EXPECT_TRUE(data::WriteManifest(Path(folder), manifest).ok());
-  };
-  const auto validate = [&](const std::string& more) {
-    return Run({"validate", Path("job.yaml"), "--set", more});
-  };
-  std::filesystem::create_directory(folder_ / "held-out");
-  write("tokens", "bytes");
-  write("held-out", "bytes");
-  EXPECT_EQ(validate("data.eval=held-out").code, 0) << validate("data.eval=held-out").err;
-  write("held-out", "other");
-  EXPECT_THAT(validate("data.eval=held-out").err,
-              HasSubstr("data.eval: " + Path("tokens") + " was packed with tokenizer \"bytes\""));
-  std::filesystem::create_directory(folder_ / "model");
-  std::filesystem::copy(folder_ / "config.json", folder_ / "model/config.json");
-  Write("job.yaml", R"(
-name: tiny
-model: {init: model}
-data: {train: tokens, sequence_length: 16384}
-training: {steps: 3}
-checkpoint: {directory: checkpoints}
-resources: {trainers: 4}
-)");
-  Write("model/model.safetensors", "");  // its weights are the trainers' to read
-  EXPECT_EQ(validate("training.steps=4").code, 0) << validate("training.steps=4").err;
-  Write("model/tokenizer.json", "{}");
-  EXPECT_THAT(validate("training.steps=4").err,
-              HasSubstr("data.train: " + Path("tokens") + " was packed as bytes"));
-}
-
 TEST_F(CliTest, PacksData) {
   Write("a.txt", "some text that is a document");
   Write("b.txt", "and another one");
@@ -305,6 +219,8 @@ TEST_F(CliTest, RangesAndChoicesCanBeRead) {
       {{"logs", "x", "--rank", "-3"}, "'-3' is not allowed; give a number of 0 or more"},
       {{"list", "--retry-for", "nan"}, "'nan' is not allowed; give a number of 0 or more"},
       {{"list", "--retry-for", "\x1b[2J"}, "'\\x1b[2J' is not allowed"},
+      {{"list", "--config", ""}, "--config: the name is empty; name a file, or leave the flag out"},
+      {{"list", "--token-file", ""}, "--token-file: the name is empty"},
       {{"data", "pack", "--input", "x", "--output", "y", "--format", "parquet"},
        "parquet not in {text,uint16,uint32}"},
       {{"token", "create", "--user", "a", "--role", "node"}, "node not in {admin,user,viewer}"},

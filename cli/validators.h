@@ -1,5 +1,5 @@
-// Checks of numbers on the command line, whose limits people can read: CLI11's own print all 300
-// digits of the largest double.
+// Checks of what the command line says. Numbers have limits that people can read: CLI11's own print
+// all 300 digits of the largest double.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -30,6 +30,15 @@ inline CLI::Validator MoreThanZero() {
 }
 inline CLI::Validator ZeroOrMore() {
   return NumberThat("of 0 or more", [](double value) { return value >= 0; });
+}
+
+// Of a script's variable that is not set, which would else be as no flag at all.
+inline CLI::Validator NamesAFile() {
+  return CLI::Validator(
+      [](std::string& text) {
+        return text.empty() ? "the name is empty; name a file, or leave the flag out" : "";
+      },
+      "");
 }
 
 }  // namespace ringleader::cli

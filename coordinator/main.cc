@@ -115,8 +115,7 @@ void AddFlags(CLI::App& app, Flags* flags) {
                  "(docs/security.md)");
   app.add_option("--plan-seconds", flags->planner.seconds,
                  "processor time that the plan of one job may take; more fails the job")
-      ->check(FiniteNumber())
-      ->check(CLI::PositiveNumber)
+      ->check(UsableSeconds())
       ->capture_default_str();
   app.add_option("--measure-seconds", flags->planner.measure_seconds,
                  "what a job may take before its first step to measure machines and attention that "

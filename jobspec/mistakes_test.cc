@@ -26,7 +26,7 @@ TEST(MistakesTest, AllThatIsWrongIsSaidAtOnce) {
             "5 mistakes:\n"
             "  job file:1: training.stepz: unknown field; did you mean training.steps?\n"
             "  job file:1: training.seed: 'x' is not allowed; give a whole number from 0 to "
-            "9007199254740992\n"
+            "9007199254740991\n"
             "  job file:2: attention: key: value pairs are expected\n"
             "  job file:3: labels: keys and values must be plain text\n"
             "  --set training.beta1: 'y' is not allowed; give a number from 0 to 0.9999999");

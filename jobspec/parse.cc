@@ -186,6 +186,14 @@ void Clear(std::string_view path, v1::JobSpec* spec) {
   }
 }
 
+// The first field of a section; "" if it is none.
+std::string FirstFieldOf(const std::string& section) {
+  for (const Field& field : Fields()) {
+    if (field.path.starts_with(section + ".")) return std::string(field.path);
+  }
+  return "";
+}
+
 void ApplyOverride(const std::string& text, v1::JobSpec* spec, Mistakes* mistakes) {
   const std::string source = absl::StrCat("--set ", Printable(text));
   const size_t equals = text.find('=');
@@ -209,6 +217,10 @@ void ApplyOverride(const std::string& text, v1::JobSpec* spec, Mistakes* mistake
   }
   const Field* field = FindField(path);
   if (field == nullptr) {
+    if (const std::string first = FirstFieldOf(path); !first.empty()) {
+      return mistakes->Add(path, absl::StrCat("--set ", path, ": is a section; set its fields one ",
+                                              "by one, such as ", first, "=VALUE"));
+    }
     const UnknownField unknown(path);
     return mistakes->Add(unknown.meant, absl::StrCat("--set ", unknown.message));
   }

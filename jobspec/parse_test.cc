@@ -44,6 +44,11 @@ TEST(ParseTest, UnknownFieldsNameThePathAndTheNearest) {
   EXPECT_THAT(ParseError("name: {x: 1}"), HasSubstr("name: holds key: value pairs; give text"));
   EXPECT_THAT(ParseError(kJob, {"training.stepz=3"}),
               HasSubstr("--set training.stepz: unknown field; did you mean training.steps?"));
+  EXPECT_THAT(ParseError(kJob, {"attention.balance=3"}),
+              HasSubstr("--set attention.balance: is a section; set its fields one by one, such as "
+                        "attention.balance."));
+  EXPECT_THAT(ParseError(kJob, {"training.steps.x=3"}),
+              HasSubstr("--set training.steps.x: unknown field; did you mean training.steps?"));
 }
 
 TEST(ParseTest, WrongTypesSayWhatIsAllowed) {

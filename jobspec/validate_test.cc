@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "jobspec/jobspec.h"
 #include "jobspec/testing/job_file.h"
 #include "jobspec/values/attention_spec.h"
@@ -261,6 +262,12 @@ TEST(ValidateTest, HeadsAreSharedOutByADivisorOfTheContext) {
             "parallelism.heads: 3 does not divide parallelism.context (4), the trainers that share "
             "a sequence; give a divisor of it");
   EXPECT_EQ(Complaint({"parallelism.heads=0"}), "") << "the planner picks";
+  // Larger whole numbers are rounded where numbers are doubles, as in JSON.
+  EXPECT_EQ(Complaint({"training.seed=9007199254740991"}), "");
+  for (const char* seed : {"9007199254740992", "9007199254740993"}) {
+    EXPECT_THAT(Complaint({absl::StrCat("training.seed=", seed)}),
+                HasSubstr("training.seed: 9007199254740992 is out of range"));
+  }
   EXPECT_THAT(Complaint({"parallelism.heads=65537"}),
               HasSubstr("parallelism.heads: 65537 is out of range"));
   EXPECT_THAT(Complaint({"parallelism.heads=2", "attention.head_budgets=by_recall"}),

@@ -23,7 +23,9 @@ class Problems {
     const std::string text(status.message());
     // Some name the field by themselves.
     lines_.push_back(text.starts_with(field) ? text : absl::StrCat(field, ": ", text));
-    if (lines_.size() == 1) code_ = status.code();
+    // A damaged file is what the job asks for, and no fault of these programs.
+    const bool is_damage = absl::IsDataLoss(status);
+    if (lines_.size() == 1) code_ = is_damage ? absl::StatusCode::kInvalidArgument : status.code();
   }
   absl::Status status() const {
     if (lines_.empty()) return absl::OkStatus();
@@ -38,16 +40,23 @@ class Problems {
   absl::StatusCode code_ = absl::StatusCode::kOk;
 };
 
-// Only the manifest and that its shards are there: trainers read them whole.
+// Of shards that are not here, or not to be opened here.
+absl::Status WithAdvice(const absl::Status& status) {
+  constexpr char kLeave[] = "or leave it to the trainers with --no-check-files";
+  if (absl::IsNotFound(status)) {
+    return absl::NotFoundError(
+        absl::StrCat(status.message(), "; its manifest names it: pack the text again, ", kLeave));
+  }
+  if (!absl::IsUnavailable(status)) return status;
+  return absl::PermissionDeniedError(
+      absl::StrCat(status.message(), "; check its permissions, ", kLeave));
+}
+
+// Only the manifest and its shards' headers: trainers read them whole.
 absl::Status CheckTokens(const std::string& folder, const v1::JobSpec& spec,
                          const model::ModelConfig& model) {
   ASSIGN_OR_RETURN(const data::Manifest manifest, data::ReadManifest(folder));
-  std::error_code error;
-  for (const std::string& shard : manifest.shards) {
-    if (fs::is_regular_file(fs::path(folder) / shard, error)) continue;
-    return absl::NotFoundError(absl::StrCat("no shard ", shard, " in ", folder,
-                                            ", which its manifest names; pack it again"));
-  }
+  RETURN_IF_ERROR(WithAdvice(data::CheckShards(folder, manifest)));
   const data::Batching batching = {
       .prefixes = spec.attention().mask() == v1::AttentionSpec::MASK_PREFIX_LM,
       .hidden_share = spec.data().has_hidden_token() ? 1.0 : 0.0,

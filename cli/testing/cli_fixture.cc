@@ -6,7 +6,7 @@
 #include <sstream>
 
 #include "cli/app.h"
-#include "worker/data/token_folder.h"
+#include "worker/data/token_shard.h"
 
 namespace ringleader::cli {
 
@@ -24,7 +24,7 @@ CliTest::CliTest()
     : folder_(std::filesystem::path(::testing::TempDir()) / ("cli_" + std::to_string(getpid()))),
       clock_(absl::FromUnixSeconds(1'000'000)) {
   std::filesystem::create_directories(folder_ / "tokens");
-  WriteTokens("tokens", 257, 100'000);
+  WriteTokens("tokens", {.vocabulary = 257, .tokens = 100'000});
   Write("config.json", R"({"model_type": "llama", "num_hidden_layers": 4, "hidden_size": 256,
       "intermediate_size": 688, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320})");
   Write("job.yaml", R"(
@@ -38,12 +38,14 @@ resources: {trainers: 4}
 )");
 }
 
-void CliTest::WriteTokens(const std::string& folder, uint32_t vocabulary, uint64_t tokens,
-                          const std::vector<std::string>& shards) const {
-  data::Manifest manifest;
-  manifest.vocabulary = vocabulary;
-  manifest.tokens = tokens;
-  manifest.shards = shards;
+void CliTest::WriteTokens(const std::string& folder, data::Manifest manifest) const {
+  const std::string shard = "shard-00000.tokens";
+  std::filesystem::create_directories(folder_ / folder);
+  EXPECT_TRUE(data::WriteShard(Path(folder) + "/" + shard, std::vector<uint32_t>(manifest.tokens),
+                               {},
+                               /*token_bytes=*/2, {})
+                  .ok());
+  manifest.shards = {shard};
   EXPECT_TRUE(data::WriteManifest(Path(folder), manifest).ok());
 }
 

@@ -11,6 +11,7 @@
 #include "base/testing/fake_clock.h"
 #include "cli/context.h"
 #include "cli/testing/fake_coordinator.h"
+#include "worker/data/token_folder.h"
 
 namespace ringleader::cli {
 
@@ -31,9 +32,8 @@ class CliTest : public ::testing::Test {
   ~CliTest() override { std::filesystem::remove_all(folder_); }
 
   void Write(const std::string& name, const std::string& text) const;
-  // A folder of tokens as far as ringctl looks at it.
-  void WriteTokens(const std::string& folder, uint32_t vocabulary, uint64_t tokens,
-                   const std::vector<std::string>& shards = {}) const;
+  // A folder of tokens: the manifest, and a shard of zeros that it then names.
+  void WriteTokens(const std::string& folder, data::Manifest manifest) const;
   std::string Path(const std::string& name) const { return (folder_ / name).string(); }
 
   // `columns`: of the terminal that it writes to; 0: none.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "proto/states.h"
@@ -44,9 +45,11 @@ absl::StatusOr<v1::Job> GetStored(store::ReadTransaction& transaction, std::stri
 
 }  // namespace
 
-void ControllerCore::Drop() {
+void ControllerCore::Drop(const absl::Status& cause) {
+  const absl::Status closed = absl::UnavailableError(
+      absl::StrCat("nothing can be recorded (", cause.message(), "); reconnect, please"));
   for (auto& [id, record] : nodes_) {
-    if (record.session) record.session->Close(absl::UnavailableError("reconnect, please"));
+    if (record.session) record.session->Close(closed);
     record.session = nullptr;
   }
   for (const auto& [id, planning] : planning_) *planning.is_overtaken = true;

@@ -44,9 +44,9 @@ class ControllerCore {
                  OnMade on_made)
       : options_(options), plans_(plans), metrics_(metrics), on_made_(std::move(on_made)) {}
 
-  // What is in memory counts no longer, and nothing of it is told. Sessions are closed: workers
-  // reconnect and say what runs.
-  void Drop();
+  // What is in memory counts no longer, and nothing of it is told. Sessions are closed, and
+  // told of the `cause`: workers reconnect and say what runs.
+  void Drop(const absl::Status& cause);
   // Takes over what is stored. Nodes get a lease from `now` on.
   absl::Status Load(store::ReadTransaction& transaction, absl::Time now);
 

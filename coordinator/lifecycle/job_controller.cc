@@ -266,7 +266,7 @@ class JobController::Impl {
         // Only the first of several failed tries is logged.
         if (writable_) spdlog::error("cannot write: {}", std::string(committed.message()));
         // Memory holds what never happened: what is on disk is read back, at once or later.
-        core_.Drop();
+        core_.Drop(committed);
         loaded_ = false;
         LoadLocked().IgnoreError();
       }

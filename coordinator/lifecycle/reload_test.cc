@@ -6,6 +6,7 @@
 #include <iterator>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "coordinator/lifecycle/testing/controller_test.h"
 #include "coordinator/store/testing/forwarding_store.h"
 
@@ -53,7 +54,10 @@ TEST_F(FailedCommitTest, WhatCannotBeWrittenNeverHappened) {
   store_.full = true;
   const absl::StatusOr<v1::Job> refused = Create("other");
   EXPECT_TRUE(absl::IsResourceExhausted(refused.status())) << refused.status();
-  EXPECT_TRUE(session->closed().has_value());
+  ASSERT_TRUE(session->closed().has_value());
+  EXPECT_EQ(*session->closed(),
+            absl::UnavailableError(absl::StrCat(
+                "nothing can be recorded (", refused.status().message(), "); reconnect, please")));
   store_.full = false;
   auto again = Connect("a", "folder.1", {Running()});
   EXPECT_EQ(Job().state(), v1::Job::RUNNING);

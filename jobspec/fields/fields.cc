@@ -190,7 +190,7 @@ constexpr Field kFieldsAfterPatterns[] = {
      "AdamW's term that keeps the division stable."},
     {"training.clip_norm", Need::kDefault, "1", {0, 1e9}, kAlways,
      "Largest global gradient norm; 0 switches clipping off."},
-    {"training.seed", Need::kDefault, "1", {0, 9007199254740992.0}, kAlways,
+    {"training.seed", Need::kDefault, "1", {0, 9007199254740991.0}, kAlways,
      "Seed of the weights (`init: random`) and of the order of the data."},
     {"training.eval_every_steps", Need::kDefault, "0", {0, kMaxSteps}, kAlways,
      "Held-out evaluation every so many steps, and at the first and last; 0: only at first and "

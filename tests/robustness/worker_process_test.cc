@@ -270,10 +270,11 @@ TEST_F(WorkerProcessTest, MistakesAreNamed) {
   EXPECT_THAT(Complaint({{"--metrics-listen", coordinator_.address()}}),
               HasSubstr("is in use by another program; stop it or choose another port"));
   EXPECT_THAT(Complaint({{"--trainer", "/none"}}), HasSubstr("--trainer: /none does not exist"));
-  for (const auto& [flag, value] : std::map<std::string, std::string>{{"--trainers", "4097"},
-                                                                      {"--hang-timeout", "0"},
-                                                                      {"--pulse-timeout", "0"},
-                                                                      {"--drain-timeout", "0"}}) {
+  for (const auto& [flag, value] :
+       std::map<std::string, std::string>{{"--trainers", "4097"},
+                                          {"--hang-timeout", "0"},
+                                          {"--pulse-timeout", "1e-9"},
+                                          {"--drain-timeout", "1e10"}}) {
     EXPECT_THAT(Complaint({{flag, value}}), HasSubstr(flag));
   }
   for (const char* flag : {"--hang-timeout", "--pulse-timeout", "--drain-timeout"}) {

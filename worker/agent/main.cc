@@ -95,18 +95,15 @@ void AddFlags(CLI::App& app, Flags* flags) {
   app.add_option("--hang-timeout", flags->hang_timeout_seconds,
                  "Seconds without progress, in the same phase of the same step, after which a "
                  "trainer is killed")
-      ->check(FiniteNumber())
-      ->check(CLI::PositiveNumber)
+      ->check(UsableSeconds())
       ->capture_default_str();
   app.add_option("--pulse-timeout", flags->pulse_timeout_seconds,
                  "Seconds without a sign of life after which a trainer is killed")
-      ->check(FiniteNumber())
-      ->check(CLI::PositiveNumber)
+      ->check(UsableSeconds())
       ->capture_default_str();
   app.add_option("--drain-timeout", flags->drain_timeout_seconds,
                  "Seconds that trainers have to write a checkpoint and leave after SIGTERM")
-      ->check(FiniteNumber())
-      ->check(CLI::PositiveNumber)
+      ->check(UsableSeconds())
       ->capture_default_str();
   app.add_option("--log-buffer-bytes", flags->log_buffer_bytes,
                  "Log lines kept while the coordinator is away")

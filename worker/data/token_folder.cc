@@ -23,6 +23,30 @@ std::string ManifestPath(const std::string& folder) {
   return folder + "/" + kManifestName;
 }
 
+absl::Status Damaged(const std::string& path, absl::string_view what) {
+  return absl::DataLossError(absl::StrFormat("%s is damaged: %s; pack the data again", path, what));
+}
+
+// Checks that shards of so many tokens and documents are what the manifest says.
+absl::Status CheckTotals(const std::string& folder, const Manifest& manifest, uint64_t tokens,
+                         uint64_t documents) {
+  const auto check = [&](const char* what, uint64_t held, uint64_t said) {
+    if (held == said) return absl::OkStatus();
+    return Damaged(ManifestPath(folder),
+                   absl::StrFormat("its shards hold %d %s, it says %d", held, what, said));
+  };
+  RETURN_IF_ERROR(check("tokens", tokens, manifest.tokens));
+  return check("documents", documents, manifest.documents);
+}
+
+// Checks that a shard of so many tokens has marks where the manifest speaks of some.
+absl::Status CheckMarked(const std::string& path, const Manifest& manifest, uint64_t tokens,
+                         bool has_marks) {
+  if (has_marks == (manifest.has_marks() && tokens > 0)) return absl::OkStatus();
+  return Damaged(path, has_marks ? "it has marks, the manifest names no task"
+                                 : "it has no marks, the manifest speaks of some");
+}
+
 }  // namespace
 
 absl::Status CheckTasks(const std::vector<std::string>& tasks) {
@@ -63,15 +87,18 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& folder) {
   Manifest manifest;
   const nlohmann::json json = ParseJson(*text);
   if (json.is_discarded()) {
-    return absl::DataLossError(absl::StrFormat("%s is damaged: it is not JSON", path));
+    return Damaged(path, "it is not JSON");
   }
   try {
+    for (const char* number : {"tokens", "documents"}) {
+      if (json.at(number).is_number_unsigned()) continue;
+      return Damaged(path, absl::StrFormat("its %s is no whole number", number));
+    }
     for (const char* number : {"vocabulary", "separator"}) {
       const nlohmann::json& value = json.at(number);
       if (!value.is_number_unsigned() ||
           value.get<uint64_t>() > std::numeric_limits<uint32_t>::max()) {
-        return absl::DataLossError(
-            absl::StrFormat("%s is damaged: its %s is no number of 32 bits", path, number));
+        return Damaged(path, absl::StrFormat("its %s is no number of 32 bits", number));
       }
     }
     if (json.at("format") != kFormat) {
@@ -90,18 +117,20 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& folder) {
     if (json.contains("tasks")) json.at("tasks").get_to(manifest.tasks);
     if (json.contains("prefixes")) json.at("prefixes").get_to(manifest.prefixes);
   } catch (const nlohmann::json::exception& error) {
-    return absl::DataLossError(absl::StrFormat("%s is damaged: %s", path, error.what()));
+    return Damaged(path, error.what());
   }
   for (const std::string& shard : manifest.shards) {
     if (!shard.empty() && shard == std::filesystem::path(shard).filename() && shard != "..")
       continue;
-    return absl::DataLossError(
-        absl::StrFormat("%s is damaged: a shard is a file of the same folder, not '%s'", path,
-                        absl::CHexEscape(shard)));
+    return Damaged(path, absl::StrFormat("a shard is a file of the same folder, not '%s'",
+                                         absl::CHexEscape(shard)));
   }
   if (manifest.separator >= manifest.vocabulary) {
-    return absl::DataLossError(absl::StrFormat("%s is damaged: separator %d, vocabulary %d", path,
-                                               manifest.separator, manifest.vocabulary));
+    return Damaged(path, absl::StrFormat("separator %d, vocabulary %d", manifest.separator,
+                                         manifest.vocabulary));
+  }
+  if (const absl::Status names = CheckTasks(manifest.tasks); !names.ok()) {
+    return Damaged(path, names.message());
   }
   return manifest;
 }
@@ -120,31 +149,33 @@ absl::Status WriteManifest(const std::string& folder, const Manifest& manifest) 
   return WriteFileAtomically(ManifestPath(folder), json.dump(2) + "\n");
 }
 
+absl::Status CheckShards(const std::string& folder, const Manifest& manifest) {
+  uint64_t tokens = 0, documents = 0;
+  for (const std::string& name : manifest.shards) {
+    const std::string path = absl::StrCat(folder, "/", name);
+    ASSIGN_OR_RETURN(const ShardHeader header, ReadShardHeader(path));
+    RETURN_IF_ERROR(CheckMarked(path, manifest, header.tokens, header.mark_bytes() > 0));
+    tokens += header.tokens;
+    documents += header.documents;
+  }
+  return CheckTotals(folder, manifest, tokens, documents);
+}
+
 absl::StatusOr<TokenFolder> TokenFolder::Open(const std::string& folder) {
   TokenFolder result;
   ASSIGN_OR_RETURN(result.manifest_, ReadManifest(folder));
   const size_t tasks = result.manifest_.tasks.size();
-  const auto damaged = [](const std::string& path, absl::string_view what) {
-    return absl::DataLossError(absl::StrFormat("%s is damaged: %s; pack it again", path, what));
-  };
-  if (const absl::Status names = CheckTasks(result.manifest_.tasks); !names.ok()) {
-    return damaged(ManifestPath(folder), names.message());
-  }
   uint64_t end = 0, documents = 0;
   for (const std::string& name : result.manifest_.shards) {
     const std::string path = absl::StrCat(folder, "/", name);
     ASSIGN_OR_RETURN(auto shard, TokenShard::Open(path));
-    const bool marked = result.manifest_.has_marks();
-    if (shard->marks().empty() != (!marked || shard->tokens() == 0)) {
-      return damaged(path, marked ? "it has no marks, the manifest speaks of some"
-                                  : "it has marks, the manifest names no task");
-    }
+    RETURN_IF_ERROR(CheckMarked(path, result.manifest_, shard->tokens(), !shard->marks().empty()));
     if (const absl::Status marks = CheckMarks(shard->marks(), tasks); !marks.ok()) {
-      return damaged(path, marks.message());
+      return Damaged(path, marks.message());
     }
     for (uint64_t i = 0; i < shard->tokens(); ++i) {
       if (shard->token(i) < result.manifest_.vocabulary) continue;
-      return damaged(path, absl::StrFormat("its token %d is %d, of a vocabulary of %d", i,
+      return Damaged(path, absl::StrFormat("its token %d is %d, of a vocabulary of %d", i,
                                            shard->token(i), result.manifest_.vocabulary));
     }
     end += shard->tokens();
@@ -152,15 +183,7 @@ absl::StatusOr<TokenFolder> TokenFolder::Open(const std::string& folder) {
     result.ends_.push_back(end);
     result.shards_.push_back(std::move(shard));
   }
-  if (end != result.manifest_.tokens) {
-    return absl::DataLossError(
-        absl::StrFormat("%s is damaged: its shards hold %d tokens, it says %d; pack the text again",
-                        ManifestPath(folder), end, result.manifest_.tokens));
-  }
-  if (documents != result.manifest_.documents) {
-    return damaged(ManifestPath(folder), absl::StrFormat("its shards hold %d documents, it says %d",
-                                                         documents, result.manifest_.documents));
-  }
+  RETURN_IF_ERROR(CheckTotals(folder, result.manifest_, end, documents));
   return result;
 }
 

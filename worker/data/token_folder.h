@@ -20,11 +20,11 @@ inline constexpr char kManifestName[] = "manifest.json";
 struct Manifest {
   uint32_t vocabulary = 0;
   uint32_t separator = 0;
-  std::string tokenizer;  // "bytes", or what the user called an imported one
+  std::string tokenizer = {};  // "bytes", or what the user called an imported one
   uint64_t tokens = 0;
   uint64_t documents = 0;
-  std::vector<std::string> shards;  // file names, in order
-  std::vector<std::string> tasks;   // what marks name
+  std::vector<std::string> shards = {};  // file names, in order
+  std::vector<std::string> tasks = {};   // what marks name
   // Marks name no task, and say where documents' prefixes end: what a document begins with is
   // given.
   bool prefixes = false;
@@ -44,6 +44,9 @@ absl::Status CheckMarks(std::span<const uint8_t> marks, size_t tasks);
 // DATA_LOSS or NOT_FOUND names the file and what to do.
 absl::StatusOr<Manifest> ReadManifest(const std::string& folder);
 absl::Status WriteManifest(const std::string& folder, const Manifest& manifest);
+// Reads the headers alone of the shards that the manifest names: that each is as long as it says,
+// and that they add up to the manifest. Errors as TokenFolder::Open's, which reads all of them.
+absl::Status CheckShards(const std::string& folder, const Manifest& manifest);
 
 // Immutable; safe to read from any thread.
 class TokenFolder {

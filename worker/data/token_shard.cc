@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_format.h"
@@ -31,6 +32,55 @@ absl::Status Damaged(const std::string& path, const std::string& what) {
 
 uint64_t HeaderChecksum(const ShardHeader& header) {
   return Checksum(&header, offsetof(ShardHeader, header_checksum));
+}
+
+// Checks all that a header says, of a file of so many bytes.
+absl::Status CheckHeader(const std::string& path, const ShardHeader& header, size_t bytes) {
+  if (std::memcmp(header.magic, kShardMagic, sizeof(kShardMagic)) != 0) {
+    return Damaged(path, "it does not start with RLTOKENS");
+  }
+  if (header.version != kShardVersion && header.version != kMarkedShardVersion) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("token shard %s has format version %d; this build reads versions %d and %d",
+                        path, header.version, kShardVersion, kMarkedShardVersion));
+  }
+  if (header.header_checksum != HeaderChecksum(header)) return Damaged(path, "header checksum");
+  // Whoever wrote the header: each count fits the file by itself, so that their sum does not wrap.
+  if ((header.token_bytes != 2 && header.token_bytes != 4) || header.tokens > bytes ||
+      header.documents > bytes / sizeof(uint64_t)) {
+    return Damaged(path, "its header's counts");
+  }
+  const size_t expected = sizeof(ShardHeader) + header.documents * sizeof(uint64_t) +
+                          header.tokens * header.token_bytes + header.mark_bytes();
+  if (bytes == expected) return absl::OkStatus();
+  return Damaged(path, absl::StrFormat("%d bytes instead of %d", bytes, expected));
+}
+
+// Returns the open file, whose header is as it has to be, for the caller to close.
+absl::StatusOr<int> OpenShard(const std::string& path, struct stat* status, ShardHeader* header) {
+  // A pipe in its place is opened without waiting for its other end.
+  const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  if (fd < 0) {
+    const int error = errno;
+    const std::string message =
+        absl::StrFormat("cannot open token shard %s: %s", path, std::strerror(error));
+    // One that is there may be opened elsewhere, or later.
+    return error == ENOENT ? absl::NotFoundError(message) : absl::UnavailableError(message);
+  }
+  absl::Cleanup close_file = [fd] { close(fd); };
+  if (fstat(fd, status) != 0) return absl::ErrnoToStatus(errno, "stat " + path);
+  if (!S_ISREG(status->st_mode)) return Damaged(path, "it is not a regular file");
+  const auto bytes = static_cast<size_t>(status->st_size);
+  if (bytes < sizeof(ShardHeader)) {
+    return Damaged(path, absl::StrFormat("%d bytes are fewer than its header's %d", bytes,
+                                         sizeof(ShardHeader)));
+  }
+  const ssize_t read = pread(fd, header, sizeof(ShardHeader), 0);
+  if (read < 0) return absl::ErrnoToStatus(errno, "read " + path);
+  if (read != sizeof(ShardHeader)) return Damaged(path, "it got shorter");
+  RETURN_IF_ERROR(CheckHeader(path, *header, bytes));
+  std::move(close_file).Cancel();
+  return fd;
 }
 
 }  // namespace
@@ -79,26 +129,21 @@ absl::Status WriteShard(const std::string& path, std::span<const uint32_t> token
       path, {std::as_bytes(std::span(&header, 1)), start_data, token_data, mark_data});
 }
 
-absl::StatusOr<std::unique_ptr<TokenShard>> TokenShard::Open(const std::string& path) {
-  // A pipe in its place is opened without waiting for its other end.
-  const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-  if (fd < 0) {
-    const int error = errno;
-    const std::string message =
-        absl::StrFormat("cannot open token shard %s: %s", path, std::strerror(error));
-    // One that is there may be opened elsewhere, or later.
-    return error == ENOENT ? absl::NotFoundError(message) : absl::UnavailableError(message);
-  }
-  const absl::Cleanup close_file = [fd] { close(fd); };
+absl::StatusOr<ShardHeader> ReadShardHeader(const std::string& path) {
   struct stat status;
-  if (fstat(fd, &status) != 0) return absl::ErrnoToStatus(errno, "stat " + path);
-  if (!S_ISREG(status.st_mode)) return Damaged(path, "it is not a regular file");
-  const auto bytes = static_cast<size_t>(status.st_size);
-  if (bytes < sizeof(ShardHeader)) {
-    return Damaged(path, absl::StrFormat("%d bytes are fewer than its header's %d", bytes,
-                                         sizeof(ShardHeader)));
-  }
+  ShardHeader header;
+  ASSIGN_OR_RETURN(const int fd, OpenShard(path, &status, &header));
+  close(fd);
+  return header;
+}
+
+absl::StatusOr<std::unique_ptr<TokenShard>> TokenShard::Open(const std::string& path) {
   std::unique_ptr<TokenShard> shard(new TokenShard);
+  struct stat status;
+  ShardHeader& header = shard->header_;
+  ASSIGN_OR_RETURN(const int fd, OpenShard(path, &status, &header));
+  const absl::Cleanup close_file = [fd] { close(fd); };
+  const auto bytes = static_cast<size_t>(status.st_size);
   shard->mapping_ = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, 0);
   if (shard->mapping_ == MAP_FAILED) {
     shard->mapping_ = nullptr;
@@ -110,29 +155,7 @@ absl::StatusOr<std::unique_ptr<TokenShard>> TokenShard::Open(const std::string& 
   shard->inode_ = status.st_ino;
   shard->modified_ = ModifiedAt(status);
   const auto* base = static_cast<const std::byte*>(shard->mapping_);
-  ShardHeader& header = shard->header_;
-  std::memcpy(&header, base, sizeof(header));
-
-  if (std::memcmp(header.magic, kShardMagic, sizeof(kShardMagic)) != 0) {
-    return Damaged(path, "it does not start with RLTOKENS");
-  }
-  if (header.version != kShardVersion && header.version != kMarkedShardVersion) {
-    return absl::FailedPreconditionError(
-        absl::StrFormat("token shard %s has format version %d; this build reads versions %d and %d",
-                        path, header.version, kShardVersion, kMarkedShardVersion));
-  }
-  if (header.header_checksum != HeaderChecksum(header)) return Damaged(path, "header checksum");
-  // Whoever wrote the header: each count fits the file by itself, so that their sum does not wrap.
-  if ((header.token_bytes != 2 && header.token_bytes != 4) || header.tokens > bytes ||
-      header.documents > bytes / sizeof(uint64_t)) {
-    return Damaged(path, "its header's counts");
-  }
-  const size_t marks = header.version == kMarkedShardVersion ? header.tokens : 0;
-  const size_t expected = sizeof(ShardHeader) + header.documents * sizeof(uint64_t) +
-                          header.tokens * header.token_bytes + marks;
-  if (bytes != expected) {
-    return Damaged(path, absl::StrFormat("%d bytes instead of %d", bytes, expected));
-  }
+  const size_t marks = header.mark_bytes();
   const std::byte* body = base + sizeof(ShardHeader);
   if (Checksum(body, bytes - sizeof(ShardHeader)) != header.body_checksum) {
     return Damaged(path, "checksum of the tokens");

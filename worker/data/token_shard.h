@@ -31,6 +31,8 @@ struct ShardHeader {
   uint64_t documents;
   uint64_t body_checksum;    // of all that follows the header
   uint64_t header_checksum;  // of the header up to here
+
+  uint64_t mark_bytes() const { return version == kMarkedShardVersion ? tokens : 0; }
 };
 static_assert(sizeof(ShardHeader) == 48);
 
@@ -39,6 +41,10 @@ static_assert(sizeof(ShardHeader) == 48);
 absl::Status WriteShard(const std::string& path, std::span<const uint32_t> tokens,
                         std::span<const uint64_t> document_starts, uint32_t token_bytes,
                         std::span<const uint8_t> marks);
+
+// Reads and checks the header alone, and that the file is as long as it says. Errors as
+// TokenShard::Open's.
+absl::StatusOr<ShardHeader> ReadShardHeader(const std::string& path);
 
 // A shard mapped into memory. Immutable; safe to read from any thread.
 class TokenShard {

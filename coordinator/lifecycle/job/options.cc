@@ -13,8 +13,7 @@ void AddSeconds(CLI::App& app, const std::string& name, const std::string& help,
                 absl::Duration* duration) {
   app.add_option_function<double>(
          name, [duration](const double& seconds) { *duration = absl::Seconds(seconds); }, help)
-      ->check(FiniteNumber())
-      ->check(CLI::PositiveNumber)
+      ->check(UsableSeconds())
       ->type_name("SECONDS")
       ->default_str(absl::StrFormat("%g", absl::ToDoubleSeconds(*duration)))
       ->group("Time-outs");

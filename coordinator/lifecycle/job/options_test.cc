@@ -47,6 +47,11 @@ TEST(OptionsTest, EveryFlagIsItsOwn) {
     EXPECT_EQ(options.fence_after, Options().fence_after) << one.flag;
     EXPECT_THAT(std::string(Parse({one.flag, "0"}, &options).message()), HasSubstr(one.flag));
     EXPECT_THAT(std::string(Parse({one.flag, "-1"}, &options).message()), HasSubstr(one.flag));
+    for (const char* text : {"1e-300", "1e10"}) {
+      EXPECT_THAT(std::string(Parse({one.flag, text}, &options).message()),
+                  HasSubstr(one.flag + ": '" + text +
+                            "' is not allowed; give seconds from 0.001 to 1000000000"));
+    }
     for (const char* text : {"nan", "-nan", "inf"}) {
       EXPECT_THAT(std::string(Parse({one.flag, text}, &options).message()),
                   HasSubstr(one.flag + ": '" + text + "' is not allowed; give a finite number"));

@@ -59,8 +59,7 @@ void AddRetentionFlags(CLI::App& app, RetentionOptions* options) {
          "--retention-interval",
          [options](const double& seconds) { options->interval = absl::Seconds(seconds); },
          "how often what is too old is looked for")
-      ->check(FiniteNumber())
-      ->check(CLI::PositiveNumber)
+      ->check(UsableSeconds())
       ->type_name("SECONDS")
       ->default_str(absl::StrCat(absl::ToDoubleSeconds(options->interval)));
 }

@@ -259,8 +259,9 @@ TEST_F(RetentionTest, FlagsCountDaysAndNoReportOutlivesItsJob) {
   EXPECT_EQ(options.jobs, kDay * 36500);
   EXPECT_EQ(options.audit, kDay);
   EXPECT_EQ(options.interval, absl::Milliseconds(500));
-  for (const char* wrong : {"--keep-events 0", "--keep-jobs 36501", "--audit-days 0",
-                            "--retention-interval 0", "--retention-interval nan"}) {
+  for (const char* wrong :
+       {"--keep-events 0", "--keep-jobs 36501", "--audit-days 0", "--retention-interval 0",
+        "--retention-interval 1e-300", "--retention-interval nan"}) {
     EXPECT_THROW(app.parse(wrong), CLI::ValidationError) << wrong;
   }
   options.jobs = options.events;

@@ -80,10 +80,18 @@ class SourceFinder {
 
   absl::Status Walk(const std::string& path) {
     std::error_code error;
+    const fs::file_status status = fs::status(path, error);
+    if (fs::exists(status) && !fs::is_directory(status)) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("%s is neither a file nor a folder: give one that can be read twice, "
+                          "not a pipe or a device",
+                          path));
+    }
     fs::recursive_directory_iterator walk(path, error);
     if (error) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("cannot read %s: %s", path, error.message()));
+      const std::string text = absl::StrFormat("cannot read %s: %s", path, error.message());
+      return status.type() == fs::file_type::not_found ? absl::NotFoundError(text)
+                                                       : absl::InvalidArgumentError(text);
     }
     for (; walk != fs::recursive_directory_iterator(); walk.increment(error)) {
       RETURN_IF_ERROR(AddEntry(*walk, path));

@@ -48,6 +48,13 @@ TEST_F(PackTest, RefusesOptionsThatMakeNoSense) {
   options = Options();
   options.paths = {(folder_ / "nowhere").string()};
   EXPECT_THAT(Complaint(options), HasSubstr("cannot read " + options.paths[0]));
+  EXPECT_EQ(Pack(options).status().code(), absl::StatusCode::kNotFound);
+  const std::string pipe = (folder_ / "pipe").string();
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  for (const std::string& path : {pipe, std::string("/dev/zero")}) {
+    options.paths = {path};
+    EXPECT_THAT(Complaint(options), HasSubstr(path + " is neither a file nor a folder"));
+  }
   options = Options();
   options.separator = 1;
   EXPECT_THAT(Complaint(options), HasSubstr("are for token ids"));
