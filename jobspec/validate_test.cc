@@ -251,6 +251,15 @@ TEST(ValidateTest, HeadBudgetsOfTilesNeedBlocksToMove) {
                         "xattention, whose choice estimates no recall"));
 }
 
+// Larger whole numbers are rounded where numbers are doubles, as in JSON.
+TEST(ValidateTest, ASeedIsOneThatDoublesHold) {
+  EXPECT_EQ(Complaint({"training.seed=9007199254740991"}), "");
+  for (const char* seed : {"9007199254740992", "9007199254740993"}) {
+    EXPECT_THAT(Complaint({absl::StrCat("training.seed=", seed)}),
+                HasSubstr("training.seed: 9007199254740992 is out of range"));
+  }
+}
+
 TEST(ValidateTest, HeadsAreSharedOutByADivisorOfTheContext) {
   EXPECT_EQ(Job({"parallelism.heads=2"}).parallelism().heads(), 2u);
   v1::JobSpec spec = Job();
@@ -262,12 +271,6 @@ TEST(ValidateTest, HeadsAreSharedOutByADivisorOfTheContext) {
             "parallelism.heads: 3 does not divide parallelism.context (4), the trainers that share "
             "a sequence; give a divisor of it");
   EXPECT_EQ(Complaint({"parallelism.heads=0"}), "") << "the planner picks";
-  // Larger whole numbers are rounded where numbers are doubles, as in JSON.
-  EXPECT_EQ(Complaint({"training.seed=9007199254740991"}), "");
-  for (const char* seed : {"9007199254740992", "9007199254740993"}) {
-    EXPECT_THAT(Complaint({absl::StrCat("training.seed=", seed)}),
-                HasSubstr("training.seed: 9007199254740992 is out of range"));
-  }
   EXPECT_THAT(Complaint({"parallelism.heads=65537"}),
               HasSubstr("parallelism.heads: 65537 is out of range"));
   EXPECT_THAT(Complaint({"parallelism.heads=2", "attention.head_budgets=by_recall"}),
