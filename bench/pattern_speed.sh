@@ -2,11 +2,11 @@
 # What patterns cost, by default on two GPUs: steps of Qwen2.5-3B's shape at 262,144 tokens in which each visits 5 % of the causal
 # tiles, beside vertical-slash in the same run; steps of dense attention and of patterns as jobs get them that name nothing else; and how
 # long choosing takes (index_bench). key_groups are measured twice, once with attention.group_heads: 2 (key_groups_of_pairs).
-# Writes its rows into bench/results/figures/patterns.json and the steps to CSV.
+# Writes its rows into bench/results/figures/patterns.json, the steps to CSV, and how long choosing takes beside it, to …_index.csv.
 #
 #   bench/pattern_speed.sh [CSV]     from a checkout or a bundle; GPUS, TOKENS, STEPS, LAYERS, MODES, DEFAULTS and BIN may be set; ENGINE=cpu
 #                                    tries the script on two CPU ranks, without rows
-#   bench/pattern_speed.sh index     how long choosing takes alone
+#   bench/pattern_speed.sh index [CSV]     how long choosing takes alone
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 if [[ -f $root/CMakeLists.txt ]]; then bin=$root/build/bin; else bin=$root/bin; fi
@@ -17,6 +17,7 @@ case ${1:-} in
   index) index_only=1; shift ;;
 esac
 bin=${BIN:-$bin} csv=$(realpath -m "${1:-/tmp/pattern_speed.csv}") tokens=${TOKENS:-262144} steps=${STEPS:-2}
+index_csv=${csv%.csv}_index.csv
 engine=${ENGINE:-cuda} gpus=${GPUS:-2} layers=${LAYERS:-36}
 modes=${MODES:-vertical_slash,sliding_window,fixed_blocks,block_topk,moba,xattention,key_groups,adaspa}
 defaults=${DEFAULTS:-vertical_slash,key_groups}
@@ -36,10 +37,14 @@ measure() {  # MODES DENSITY CSV [FLAG...]
 append() {  # SUFFIX CSV: what was measured there, as modes of that name
   awk -F, -v OFS=, -v suffix="$1" 'NR > 1 {$8 = $8 suffix; print}' "$2" >>"$csv.new"
 }
-time_index() { "$bin/index_bench" --commit "$commit" --csv "$work/index.csv"; }
+time_index() {
+  rm -f "$index_csv.new"
+  "$bin/index_bench" --commit "$commit" --csv "$index_csv.new"
+  mv "$index_csv.new" "$index_csv"
+}
 if [[ $index_only ]]; then
   time_index
-  python3 "$root/bench/pattern_rows.py" --index "$work/index.csv"
+  python3 "$root/bench/pattern_rows.py" --index "$index_csv"
   exit
 fi
 # What an earlier call has measured stays until this one has.
@@ -57,4 +62,4 @@ fi
 mv "$csv.new" "$csv"
 [[ $engine == cuda ]] || exit 0
 time_index
-python3 "$root/bench/pattern_rows.py" --index "$work/index.csv" --steps "$csv" --gpus "$gpus" --layers "$layers" --tokens "$tokens"
+python3 "$root/bench/pattern_rows.py" --index "$index_csv" --steps "$csv" --gpus "$gpus" --layers "$layers" --tokens "$tokens"
