@@ -17,7 +17,6 @@ namespace ringleader::jobspec {
 namespace {
 
 namespace fs = std::filesystem;
-using google::protobuf::FieldDescriptor;
 
 // A job file is a page of text. The bound keeps garbage from costing time; towers of brackets or of
 // indentation are refused by the parser before they cost its stack.
