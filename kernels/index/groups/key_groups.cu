@@ -56,19 +56,44 @@ struct KeepShared {
   uint32_t digit, count, before;
 };
 
-// A tile's candidates, in the order of taking: smaller keys first.
+// A tile's candidates, in the order of taking: smaller keys first. A thread reads eight at a time.
 struct CandidateRow {
+  static constexpr int kAtOnce = sizeof(uint4) / sizeof(uint16_t);
+
   const uint16_t* scores;   // by group of the sequence
   const uint16_t* seconds;  // those of the head that chooses with it, or the same
   uint32_t begin, end;      // groups
   int group_bits;           // of `end`
   bool late;                // where ties go
 
-  __device__ __forceinline__ uint64_t Key(uint32_t group) const {
-    const uint32_t place = late ? end - group : group;
-    return static_cast<uint64_t>(min(scores[group], seconds[group])) << group_bits | place;
-  }
   __device__ __forceinline__ int KeyBits() const { return 16 + group_bits; }
+  // Calls take(i, key) for the candidates among the kAtOnce groups from `first`, a multiple, on.
+  template <typename Take>
+  __device__ __forceinline__ void ForSome(uint32_t first, const Take& take) const {
+    uint4 pairs = *reinterpret_cast<const uint4*>(scores + first);
+    if (seconds != scores) {
+      const uint4 others = *reinterpret_cast<const uint4*>(seconds + first);
+      pairs = {__vminu2(pairs.x, others.x), __vminu2(pairs.y, others.y),
+               __vminu2(pairs.z, others.z), __vminu2(pairs.w, others.w)};
+    }
+    const uint32_t of_pairs[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const uint32_t group = first + i, score = of_pairs[i / 2] >> i % 2 * 16 & 0xFFFFu;
+      const uint32_t place = late ? end - group : group;
+      if (group >= begin && group < end) {
+        take(i, static_cast<uint64_t>(score) << group_bits | place);
+      }
+    }
+  }
+  // Calls take(key) for a thread's share of all candidates.
+  template <typename Take>
+  __device__ __forceinline__ void ForEach(const Take& take) const {
+    for (uint32_t first = begin / kAtOnce * kAtOnce + threadIdx.x * kAtOnce; first < end;
+         first += kKeepThreads * kAtOnce) {
+      ForSome(first, [&](int, uint64_t key) { take(key); });
+    }
+  }
 };
 
 // Finds the digit of the `remaining`-th smallest from the counts of all.
@@ -100,12 +125,11 @@ __device__ uint64_t KeyLimit(KeepShared& shared, const CandidateRow& row, uint32
     const int shift = max(above - kDigitBits, 0);
     for (int i = threadIdx.x; i < kDigits; i += kKeepThreads) shared.counts[i] = 0;
     __syncthreads();
-    for (uint32_t group = row.begin + threadIdx.x; group < row.end; group += kKeepThreads) {
-      const uint64_t key = row.Key(group);
-      if (key >> above != prefix >> above) continue;
+    row.ForEach([&](uint64_t key) {
+      if (key >> above != prefix >> above) return;
       const uint64_t digit = (key >> shift) & ((1u << (above - shift)) - 1);
       atomicAdd(&shared.counts[digit], 1u);
-    }
+    });
     __syncthreads();
     FindDigit(shared, kept);
     prefix |= static_cast<uint64_t>(shared.digit) << shift;
@@ -116,7 +140,7 @@ __device__ uint64_t KeyLimit(KeepShared& shared, const CandidateRow& row, uint32
 }
 
 // A block of threads takes a tile of queries of the heads that choose together: finds which groups
-// it keeps and sets their bits, a word a warp at a time.
+// it keeps and sets their bits, a byte a thread at a time.
 __global__ void __launch_bounds__(kKeepThreads)
     KeepGroupsKernel(const ProductParams p, const KeepParams keep) {
   __shared__ KeepShared shared;
@@ -137,13 +161,16 @@ __global__ void __launch_bounds__(kKeepThreads)
                             .late = TiesGoLate(heads)};
   const int kept = p.budgets[heads * static_cast<int64_t>(p.tiles) + tile].kept;
   const uint64_t limit = KeyLimit(shared, row, static_cast<uint32_t>(kept));
-  uint32_t* const chosen = keep.chosen + heads * keep.rows[p.tiles] + keep.rows[tile];
-  const int words = BlockWords(static_cast<int32_t>(end)), lane = threadIdx.x % 32;
-  for (int word = threadIdx.x / 32; word < words; word += kKeepThreads / 32) {
-    const uint32_t group = word * 32 + lane;
-    const bool is_kept = group >= row.begin && group < row.end && row.Key(group) < limit;
-    const uint32_t bits = __ballot_sync(0xFFFFFFFFu, is_kept);
-    if (lane == 0) chosen[word] = bits;
+  auto* const chosen =
+      reinterpret_cast<uint8_t*>(keep.chosen + heads * keep.rows[p.tiles] + keep.rows[tile]);
+  constexpr uint32_t kByte = CandidateRow::kAtOnce;
+  const uint32_t bytes = BlockWords(static_cast<int32_t>(end)) * sizeof(uint32_t);
+  for (uint32_t byte = threadIdx.x; byte < bytes; byte += kKeepThreads) {
+    uint32_t bits = 0;
+    if (byte >= row.begin / kByte && byte * kByte < row.end) {
+      row.ForSome(byte * kByte, [&](int i, uint64_t key) { bits |= (key < limit ? 1u : 0u) << i; });
+    }
+    chosen[byte] = static_cast<uint8_t>(bits);
   }
 }
 

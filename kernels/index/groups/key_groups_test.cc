@@ -285,7 +285,7 @@ TEST_F(KeyGroupsTest, TiesGoWhereTheyShould) {
 TEST_F(KeyGroupsTest, SlabsAreWhole) {
   if (SmallShapes()) GTEST_SKIP() << "large";
   constexpr int64_t kTokens = 65536, kTiles = kTokens / kGroupTile;
-  constexpr int kHeads = 11;
+  constexpr int kHeads = 17;
   const Rows q = RandomWhole(kTokens, kHeads, 64), k = RandomWhole(kTokens, 1, 64);
   const KeyGroupGateStep step = {.scale = 0.125f, .density = 0.05f};
   const ShardLayout whole = {.tokens = kTokens};
