@@ -28,8 +28,9 @@ configuration file (~/.config/ringleader/config.yaml), or is 127.0.0.1:7070.
 
 Exit codes: 0 done; 1 the followed job failed; 2 it was cancelled; 64 a mistake
 in the command line or job file; 66 no such file, job or node; 69 no coordinator
-answers; 70 internal; 74 the output could not be written; 75 not possible in
-this state, or a name is taken; 77 not allowed, or a TLS mismatch.)";
+answers, or not in time; 70 internal; 74 the output could not be written; 75 not
+possible in this state, a name is taken, or a limit reached; 77 not allowed, or
+a TLS mismatch.)";
 
 // What --help prints, in 80 columns.
 class HelpFormatter : public CLI::Formatter {

@@ -73,6 +73,15 @@ TEST_F(CliTest, SubmitsOnceThoughRepliesAreLost) {
   EXPECT_THAT(result.err, HasSubstr("is back"));
 }
 
+TEST_F(CliTest, WhatTakesTheCoordinatorTooLongIsNotItsAbsence) {
+  const std::string reason = "looking for the job's files: no answer within 10s";
+  coordinator_.refusal = {grpc::StatusCode::DEADLINE_EXCEEDED, reason};
+  const Result result = Run({"submit", Path("job.yaml")});
+  EXPECT_EQ(result.code, kUnavailable);
+  EXPECT_EQ(result.err, "ringctl: " + reason + "\n");
+  EXPECT_EQ(coordinator_.request_ids.size(), 1);
+}
+
 TEST_F(CliTest, SubmitOutlastsARestartOfTheCoordinator) {
   coordinator_.Stop();
   std::ostringstream out, err;

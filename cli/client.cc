@@ -205,13 +205,19 @@ class GrpcClient : public Client {
     const absl::Time give_up = absl::Now() + patience;
     for (uint32_t tries = 1;; ++tries) {
       grpc::ClientContext call;
-      call.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(kCallSeconds));
+      const auto deadline = std::chrono::system_clock::now() + std::chrono::seconds(kCallSeconds);
+      call.set_deadline(deadline);
       Response response;
       const grpc::Status status = (stub->*method)(&call, request, &response);
       SayNotice(call);
       if (status.ok()) {
         SayIsBack();
         return response;
+      }
+      // Before this side's time is up the coordinator says that something else has taken too long.
+      if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED &&
+          std::chrono::system_clock::now() < deadline) {
+        return absl::DeadlineExceededError(status.error_message());
       }
       RETURN_IF_ERROR(WaitToTryAgain(status, tries, give_up));
     }

@@ -37,6 +37,7 @@ void FakeCoordinator::Stop() {
 }
 
 grpc::Status FakeCoordinator::Reply(grpc::Status status) {
+  if (!refusal.ok()) return refusal;
   if (lose_replies == 0) return status;
   --lose_replies;
   return Away();

@@ -43,6 +43,7 @@ class FakeCoordinator final : public v1::AccessService::Service,
   v1::ValidateJobResponse validation;
   // The next so many calls apply, and then their reply is lost.
   int lose_replies = 0;
+  grpc::Status refusal;  // of the calls that may lose their reply, as long as it is no OK
   // Streams break off with UNAVAILABLE after so many messages, once each.
   std::vector<int> break_streams_after;
   std::function<void()> on_watch;  // called as each WatchJob arrives

@@ -177,7 +177,7 @@ Span StepSpan(const v1::Job& job, const Attempt& attempt, const v1::StepReport& 
   Set(&span, "ringleader.tokens", step.tokens());
   SetSeconds(&span, "ringleader.loss", step.loss());
   SetSeconds(&span, "ringleader.worker_imbalance", step.worker_imbalance());
-  SetSeconds(&span, "ringleader.ring_imbalance", step.step_imbalance());
+  SetSeconds(&span, "ringleader.ring_step_imbalance", step.step_imbalance());
   const auto& phases = step.phases();
   for (int i = 0; i < phases.GetDescriptor()->field_count(); ++i) {
     const google::protobuf::FieldDescriptor* const field = phases.GetDescriptor()->field(i);
