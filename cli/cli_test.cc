@@ -351,6 +351,20 @@ TEST_F(CliTest, SettingsComeFromFlagEnvironmentFileInThatOrder) {
   EXPECT_THAT(folder.err, HasSubstr("is a folder; a file is expected"));
 }
 
+TEST_F(CliTest, TheFileLiesWhereXdgSays) {
+  const std::string address = "address: " + coordinator_.address() + "\n";
+  std::filesystem::create_directories(folder_ / ".config/ringleader");
+  std::filesystem::create_directories(folder_ / "xdg/ringleader");
+  Write(".config/ringleader/config.yaml", address);
+  Write("xdg/ringleader/config.yaml", address + "output: json\n");
+  environment_ = {{"HOME", folder_.string()}, {"XDG_CONFIG_HOME", Path("xdg")}};
+  EXPECT_THAT(Run({"nodes"}).out, StartsWith("{"));
+  for (const char* const unset : {"", "xdg"}) {
+    environment_["XDG_CONFIG_HOME"] = unset;
+    EXPECT_THAT(Run({"nodes"}).out, StartsWith("NAME")) << unset;
+  }
+}
+
 // Its address would be left out, and another coordinator be spoken to.
 TEST_F(CliTest, SettingsThatCannotBeReadAreAnError) {
   Write("mine.yaml", "address: " + coordinator_.address() + "\n");

@@ -43,7 +43,9 @@ std::string ConfigPath(const Context& context, bool* is_required) {
   if (!context.config_path.empty()) return context.config_path;
   if (const auto path = context.environment("RINGLEADER_CONFIG")) return *path;
   *is_required = false;
-  if (const auto folder = context.environment("XDG_CONFIG_HOME")) {
+  // By the XDG Base Directory Specification one that is empty or relative is not set.
+  const auto folder = context.environment("XDG_CONFIG_HOME");
+  if (folder && fs::path(*folder).is_absolute()) {
     return (fs::path(*folder) / "ringleader/config.yaml").string();
   }
   if (const auto home = context.environment("HOME")) {
