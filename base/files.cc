@@ -8,8 +8,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
@@ -21,7 +19,7 @@ namespace ringleader {
 namespace {
 
 absl::Status Failed(const char* what, const std::string& path) {
-  return absl::ErrnoToStatus(errno, absl::StrCat(what, " ", path));
+  return FileError(errno, absl::StrCat(what, " ", path));
 }
 
 // At a time, and durable before the next where there is more: what a slow disk or network takes
@@ -64,7 +62,31 @@ absl::Status WriteAndSync(const std::string& path,
   return status;
 }
 
+// What can be read of `fd`, but no more than `most` bytes. expected: how many there are, as far as
+// somebody knows.
+absl::StatusOr<std::string> ReadToEnd(int fd, size_t expected, size_t most,
+                                      const std::string& path) {
+  // One byte more than there is, for it may grow while it is read.
+  std::string text(std::min(expected + 1, most), '\0');
+  size_t size = 0;
+  while (size < most) {
+    if (size == text.size()) text.resize(size > most / 2 ? most : 2 * size);
+    const ssize_t got = read(fd, text.data() + size, text.size() - size);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return Failed("read", path);
+    if (got == 0) break;
+    size += static_cast<size_t>(got);
+  }
+  text.resize(size);
+  return text;
+}
+
 }  // namespace
+
+absl::Status FileError(int error, absl::string_view what) {
+  const absl::Status status = absl::ErrnoToStatus(error, what);
+  return absl::IsAborted(status) ? absl::UnavailableError(status.message()) : status;
+}
 
 absl::Status WriteFileAtomically(const std::string& path,
                                  std::initializer_list<std::span<const std::byte>> pieces) {
@@ -107,12 +129,12 @@ absl::Status ReplaceFolder(const std::string& fresh, const std::string& target) 
 }
 
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return absl::ErrnoToStatus(errno, absl::StrCat("open ", path));
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (file.bad()) return absl::DataLossError(absl::StrCat("cannot read ", path));
-  return std::move(text).str();
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return Failed("open", path);
+  const absl::Cleanup close_it = [fd] { close(fd); };
+  struct stat about = {};
+  if (fstat(fd, &about) != 0) return Failed("look at", path);
+  return ReadToEnd(fd, static_cast<size_t>(about.st_size), std::string().max_size(), path);
 }
 
 namespace {
@@ -143,22 +165,12 @@ absl::StatusOr<std::string> ReadBounded(const std::string& path, size_t max_byte
     return absl::InvalidArgumentError(
         absl::StrCat(path, " has ", about.st_size, " bytes; at most ", max_bytes, " are allowed"));
   }
-  // One byte more than there is, for it may grow while it is read.
-  std::string text(static_cast<size_t>(about.st_size) + 1, '\0');
-  size_t size = 0;
-  while (size <= max_bytes) {
-    if (size == text.size()) text.resize(std::min(2 * size, max_bytes + 1));
-    const ssize_t got = read(fd, text.data() + size, text.size() - size);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return Failed("read", path);
-    if (got == 0) break;
-    size += static_cast<size_t>(got);
-  }
-  if (size > max_bytes) {
+  ASSIGN_OR_RETURN(std::string text,
+                   ReadToEnd(fd, static_cast<size_t>(about.st_size), max_bytes + 1, path));
+  if (text.size() > max_bytes) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, " has more than the ", max_bytes, " bytes that are allowed"));
   }
-  text.resize(size);
   return text;
 }
 

@@ -12,6 +12,11 @@
 
 namespace ringleader {
 
+// What became of a call on a file, as absl::ErrnoToStatus says it; but UNAVAILABLE, and not
+// ABORTED, where its server has forgotten it for the moment (ESTALE) or a lock would never come
+// (EDEADLK).
+absl::Status FileError(int error, absl::string_view what);
+
 // Writes `pieces` one after the other to a temporary file beside `path`, syncs it, renames it to
 // `path` and syncs the folder: afterwards `path` holds all of it, or what it held before.
 // RESOURCE_EXHAUSTED when the disk is full; errors name the file.
@@ -21,8 +26,8 @@ absl::Status WriteFileAtomically(const std::string& path,
                                  std::span<const std::span<const std::byte>> pieces);
 absl::Status WriteFileAtomically(const std::string& path, const std::string& text);
 
-// Renames a file or folder within one folder and syncs that. An existing file is replaced; a folder
-// in the way must be empty.
+// Renames a file or folder within one file system and syncs the folder of `to`. An existing file is
+// replaced; a folder in the way must be empty.
 absl::Status RenameDurably(const std::string& from, const std::string& to);
 
 // Puts the folder `fresh` in the place of `target`, beside it. An earlier `target` steps aside
@@ -30,6 +35,7 @@ absl::Status RenameDurably(const std::string& from, const std::string& to);
 // removed.
 absl::Status ReplaceFolder(const std::string& fresh, const std::string& target);
 
+// All of it, or an error.
 absl::StatusOr<std::string> ReadFile(const std::string& path);
 
 // The same of a file that somebody else named: a regular file of at most `max_bytes`, or else

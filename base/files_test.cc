@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -46,6 +47,28 @@ TEST(ReadRegularFileTest, AFileIsReadWholeHoweverLongItMayBe) {
   EXPECT_FALSE(ReadRegularFile(folder.File("file"), 99'999).ok());
   // The system gives it no size.
   EXPECT_THAT(*ReadRegularFile("/proc/self/status", 1 << 20), HasSubstr("VmPeak"));
+}
+
+// Half of a file would pass for all of it.
+TEST(ReadFileTest, AnErrorOfReadingIsNoEnd) {
+  const TempDir folder;
+  const std::string text(100'000, 'x');
+  std::ofstream(folder.File("file")) << text;
+  EXPECT_EQ(*ReadFile(folder.File("file")), text);
+  EXPECT_THAT(*ReadFile("/proc/self/status"), HasSubstr("VmPeak"));
+  for (const std::string& unread : {std::string("/proc/self/mem"), folder.File("")}) {
+    const absl::StatusOr<std::string> read = ReadFile(unread);
+    ASSERT_FALSE(read.ok()) << unread;
+    EXPECT_THAT(read.status().message(), HasSubstr(absl::StrCat("read ", unread)));
+  }
+}
+
+// ABORTED is what one attempt tells another whose place it has taken.
+TEST(FileErrorTest, AFileThatItsServerForgotMayComeBack) {
+  EXPECT_EQ(FileError(ESTALE, "write a").code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(FileError(EDEADLK, "lock a").code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(FileError(ENOSPC, "write a").code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(FileError(ESTALE, "write a").message(), HasSubstr("write a: "));
 }
 
 TEST(ReadFlagFileTest, ErrorsBeginWithTheFlag) {

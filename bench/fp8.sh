@@ -121,6 +121,18 @@ loss() {
   source "$root/deploy/loopback_services.sh"
   trap 'stop_services; [[ ${keep-x} ]] || rm -rf "$run"' EXIT
   trap 'exit 130' INT TERM
+  # What has ended is not measured again, so it must be of the same code, machine and options.
+  made_by=$(printf '%s\n' "commit $COMMIT" "hardware $HARDWARE" "engine $engine" "text $text" "tokens $tokens" "steps $steps" \
+    "first step ${first_step:-1}" "last step ${last_step:-$steps}" "config $(sha256sum <"$config")")
+  if [[ -e $run/made_by ]]; then
+    difference=$(diff --old-line-format='  kept:  %L' --new-line-format='  asked: %L' --unchanged-line-format= "$run/made_by" - <<<"$made_by") || {
+      echo "fp8: $run holds losses of another run; give another --dir, or remove it:" >&2
+      echo "$difference" >&2
+      exit 2
+    }
+  else
+    echo "$made_by" >"$run/made_by"
+  fi
   cp "$config" "$run/config.json"
   [[ -d $run/tokens ]] || "$bin/ringctl" data pack --input "$text" --output "$run/tokens" --eval-share 0.05
   start_coordinator

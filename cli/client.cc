@@ -108,15 +108,10 @@ class GrpcClient : public Client {
   absl::Status WatchJob(
       v1::WatchJobRequest request,
       const std::function<bool(const v1::WatchJobResponse&)>& on_response) override {
-    uint64_t eval_step = 0, known_eval_step = 0;
     std::string uid;  // of the job that was asked about
     bool wants_more = true;
     const absl::Status status = Follow<v1::WatchJobResponse>(
-        [&](grpc::ClientContext* context) {
-          // A new stream sends all evaluations again.
-          known_eval_step = eval_step;
-          return jobs_->WatchJob(context, request);
-        },
+        [&](grpc::ClientContext* context) { return jobs_->WatchJob(context, request); },
         [&](v1::WatchJobResponse& response) {
           if (response.has_job()) {
             if (uid.empty()) uid = response.job().uid();
@@ -127,15 +122,7 @@ class GrpcClient : public Client {
             }
             request.set_after_revision(response.job().revision());
           }
-          for (const v1::StepReport& step : response.steps()) request.set_after_step(step.step());
-          auto* evals = response.mutable_evals();
-          evals->erase(std::remove_if(evals->begin(), evals->end(),
-                                      [&](const v1::EvalReport& eval) {
-                                        return known_eval_step > 0 &&
-                                               eval.step() <= known_eval_step;
-                                      }),
-                       evals->end());
-          for (const v1::EvalReport& eval : *evals) eval_step = eval.step();
+          if (response.has_reports()) *request.mutable_after_reports() = response.reports();
           wants_more = on_response(response);
           return wants_more ? absl::OkStatus() : absl::CancelledError();
         });

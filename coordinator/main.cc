@@ -214,7 +214,8 @@ absl::Status Serve(const Flags& flags) {
                         .on_damage = [&](const absl::Status& damage) { failure.Set(damage); }}));
   std::unique_ptr<trace::JobTracer> tracer;
   if (flags.trace.enabled()) {
-    const std::filesystem::path log = std::filesystem::path(flags.data_dir) / "traces-sent";
+    const std::filesystem::path log =
+        std::filesystem::path(flags.data_dir) / store::kTracesSentName;
     ASSIGN_OR_RETURN(tracer,
                      trace::JobTracer::Start(flags.trace, trace::ExportLimits(), log.string(),
                                              store.get(), Clock::Steady(), &metrics.registry()));

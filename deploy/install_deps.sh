@@ -39,12 +39,17 @@ if ((${#missing[@]})); then
   ((EUID == 0)) || { echo "install_deps: needs root for: apt-get install ${missing[*]}" >&2; exit 1; }
   echo "install_deps: apt-get install ${missing[*]}"
   log=$(mktemp)
-  { apt-get update -qq && apt-get install -y -qq --no-install-recommends "${missing[@]}"; } >"$log" 2>&1 ||
+  { apt-get update -qq && apt-get install -y -qq -o DPkg::Lock::Timeout=600 --no-install-recommends "${missing[@]}"; } >"$log" 2>&1 ||
     { cat "$log" >&2; exit 1; }
   rm -f "$log"
 fi
 
 [[ ${1:-} != --packages ]] || exit 0
+
+# Of calls that would put the same thing into the folder, the second waits for the first, and finds it there.
+mkdir -p "$deps"
+exec {lock}>"$deps/.lock"
+flock -n "$lock" || { echo "install_deps: waiting for another call that installs into $deps"; flock "$lock"; }
 
 venv=$deps/torch-$TORCH_VERSION
 if [[ ! -e $venv/.complete ]]; then
@@ -78,8 +83,9 @@ fi
 # Where there is a CUDA compiler, trainers are built for NCCL, too: its headers come with the library.
 site=$deps/torch
 if command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]]; then
-  [[ -e $site/nvidia/nccl/include/nccl.h || -e /usr/local/cuda/include/nccl.h ]] || {
+  [[ -e $venv/.nccl || -e /usr/local/cuda/include/nccl.h ]] || {
     echo "install_deps: NCCL $NCCL_VERSION into $venv"
     "$venv/bin/pip" install -q --no-deps "nvidia-nccl-cu13==$NCCL_VERSION"
+    touch "$venv/.nccl"
   }
 fi

@@ -14,7 +14,7 @@ cd "$(dirname "$0")/.."
 build=${RINGLEADER_BUILD:-build}
 
 deploy/install_deps.sh --package
-cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DRINGLEADER_CUDA="${RINGLEADER_CUDA:-AUTO}" >"$build.configure.log" 2>&1 ||
+cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DRINGLEADER_TORCH=ON -DRINGLEADER_CUDA="${RINGLEADER_CUDA:-AUTO}" >"$build.configure.log" 2>&1 ||
   { cat "$build.configure.log" >&2; exit 1; }
 rm -f "$build.configure.log"
 cmake --build "$build" --target ringleader-coordinator ringleader-worker ringleader-trainer ringctl ringleader-bench

@@ -36,6 +36,14 @@ TEST(ValidateTest, PatternsSayHowLongASequenceMayBe) {
               HasSubstr("attention.tile: 64 makes 65536 blocks of a sequence of 4194304 tokens; "
                         "xattention takes 48000: make it 128"));
   EXPECT_EQ(Complaint({"attention.pattern=xattention", "attention.tile=128", more}), "");
+  const std::string most = "data.sequence_length=16777216";
+  EXPECT_THAT(Complaint({"attention.density=0.7", most}),
+              HasSubstr("vertical_slash: a head may keep 1174405 columns of 16777216 tokens; there "
+                        "may be 1048576: give less attention.density"));
+  EXPECT_EQ(Complaint({"attention.density=0.5", most}), "");
+  EXPECT_EQ(Complaint({"attention.max_verticals=2000000", million}), "") << "as many as tokens";
+  EXPECT_THAT(Complaint({"attention.max_verticals=2000000", more}),
+              HasSubstr("2000000 columns of 4194304 tokens"));
 }
 
 TEST(ParseTest, OffloadIsForGpus) {

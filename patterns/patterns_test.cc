@@ -10,6 +10,8 @@
 #include "patterns/kinds/chosen_blocks.h"
 #include "patterns/pattern.h"
 #include "ringleader/kernels/block_choice.h"
+#include "ringleader/kernels/block_mass.h"
+#include "ringleader/kernels/shares.h"
 
 namespace ringleader::patterns {
 namespace {
@@ -196,12 +198,18 @@ TEST(SampleTest, AShareOfTheTilesIsWhatIsPredicted) {
   }
 }
 
-TEST(KernelShareTest, SharesOfTenAreThatManyTenths) {
-  for (int tenths = 1; tenths <= 10; ++tenths) {
-    EXPECT_EQ(kernels::MostBlocks(KernelShare(tenths / 10.0), 10), tenths);
-    EXPECT_EQ(kernels::MostBlocks(KernelShare(tenths / 10.0), 1000), 100 * tenths);
+TEST(SharesTest, WhatIsAWholeNumberStaysThatNumber) {
+  for (int percent = 1; percent <= 100; ++percent) {
+    const double share = percent / 100.0;
+    for (const int hundreds : {1, 3, 10, 120}) {
+      const int whole = percent * hundreds;
+      EXPECT_EQ(kernels::MostBlocks(kernels::ShareToRoundDown(share), 100 * hundreds), whole);
+      EXPECT_EQ(kernels::BlocksOfShare(kernels::ShareToRoundUp(share), 100 * hundreds), whole);
+    }
   }
-  EXPECT_EQ(kernels::MostBlocks(KernelShare(0.899), 10), 8);
+  EXPECT_EQ(kernels::BlocksOfShare(kernels::ShareToRoundUp(0.3), 50), 15);
+  EXPECT_EQ(kernels::MostBlocks(kernels::ShareToRoundDown(0.899), 10), 8);
+  EXPECT_EQ(kernels::BlocksOfShare(kernels::ShareToRoundUp(0.801), 10), 9);
 }
 
 TEST(SampleTest, XAttentionIsPredictedByItsShare) {

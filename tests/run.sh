@@ -11,7 +11,8 @@ build=${RINGLEADER_BUILD:-build}
 jobs=${RINGLEADER_JOBS:-$(nproc)}
 
 deploy/install_deps.sh --dev
-cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release >"$build.configure.log" 2>&1 ||
+# With all parts named: a folder where deploy/quickstart.sh was interrupted has some of them off.
+cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DRINGLEADER_TORCH=ON -DRINGLEADER_CUDA=AUTO >"$build.configure.log" 2>&1 ||
   { cat "$build.configure.log" >&2; exit 1; }
 rm -f "$build.configure.log"
 cmake --build "$build" -j "$jobs"

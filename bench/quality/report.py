@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """From quality.json (suite.py): a table (quality.md), a picture (quality.svg) and rows for figures/patterns.json.
 
-    bench/quality/report.py DIR/quality.json --output bench/results
+    bench/quality/report.py DIR/quality.json --output bench/results [--readme README.md]
 
 A row that is there already under its name is replaced; one that the suite made before and makes no more goes once all
 of its jobs are done; others stay. What plans of other lengths found is apart: in files of their own, as quality_8192
-and quality_long, and in rows that say how many tokens a sequence has. Without matplotlib there is no picture.
+and quality_long, and in rows that say how many tokens a sequence has. --readme writes the short table between README's marks
+anew. Without matplotlib there is no picture.
 """
 
 import argparse
@@ -21,6 +22,22 @@ from suite import DEFAULT, ENOUGH, learned
 from tasks import TEXT
 
 NEEDLES = ("needles", "needles-by-4")
+# The short table's rows: what it says of them, and which patterns of which share these are.
+BLOCKS = ("block-topk", "xattention", "moba", "fixed-blocks", "window")
+SUMMARY = (
+    ("`key_groups`, the default on GPUs", [(DEFAULT, None)]),
+    ("`key_groups`", [("key-groups", 0.10)]),
+    ("`key_groups`", [("key-groups", 0.05)]),
+    ("`key_groups` of pairs of heads, faster", [("key-groups of pairs of heads", 0.10)]),
+    ("`key_groups` of 16 queries instead of 64, slower", [("key-groups of 16 queries", 0.02)]),
+    ("`adaspa`, an oracle: its choice takes twice as long as `key_groups`'", [("adaspa", 0.10)]),
+    ("`vertical_slash` that keeps nine tenths of the mass", [("vertical-slash, top-p", None)]),
+    ("`xattention` that keeps nine tenths of the mass", [("xattention, threshold", None)]),
+    ("`vertical_slash` of a fixed share, estimated at the end", [("vertical-slash", 0.05)]),
+    ("`vertical_slash` of a fixed share, estimated everywhere", [("vertical-slash, spread", 0.05)]),
+    ("`block_topk`, `xattention`, `moba`, `fixed_blocks`, window", [(name, 0.10) for name in BLOCKS]),
+)
+README_MARKS = ("<!-- made by bench/quality/report.py --readme -->", "<!-- end of what it made -->")
 OTHERS = ("4096", "8192", "65536", "long")  # plans whose results stand beside the first one's
 MOST_MINUTES = 25  # of a whole run on one GPU
 
@@ -187,6 +204,29 @@ def table(results):
     return "\n".join(lines + ahead(results)) + "\n"
 
 
+def summary(results):
+    """README's table: of each row the range over its patterns."""
+    of = {(job["pattern"], job["asked_density"]): job for job in results.sparse}
+    steps = results.found["more_steps"]
+    lines = [f"| pattern | causal tiles visited | worst task, of what dense answers: at once, after {steps} steps | text loss over dense |",
+             "|" + "---|" * 4]
+    for words, keys in SUMMARY:
+        def spread(value, form):
+            ends = [form.format(end(value(of[key]) for key in keys)) for end in (min, max)]
+            return " to ".join(dict.fromkeys(ends))
+        kept = [spread(lambda job: 100 * results.worst(job, way), "{:.0f}") + " %" for way in ("at once", "after")]
+        lines.append(f"| {words} | {spread(lambda job: 100 * job['density'], '{:.0f}')} % | {', '.join(kept)} | "
+                     f"{spread(lambda job: results.text_ratio(job, 'after'), '{:.3f}')} |")
+    return "\n".join(lines) + "\n"
+
+
+def between_marks(text, table):
+    """README's `text` with `table` between its marks."""
+    begin, end = README_MARKS
+    assert text.count(begin) == 1 and text.count(end) == 1, f"README wants {begin} and {end}, once each"
+    return text[:text.index(begin)] + f"{begin}\n\n{table}\n" + text[text.index(end):]
+
+
 def ahead(results):
     """What later queries tell of text, where it was told apart by place."""
     steps = results.found["more_steps"]
@@ -350,6 +390,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results")
     parser.add_argument("--output", required=True)
+    parser.add_argument("--readme", help="the file whose short table is written anew")
     flags = parser.parse_args()
     found = json.loads(pathlib.Path(flags.results).read_text())
     results = Results(found)
@@ -359,6 +400,9 @@ def main():
         shutil.copyfile(flags.results, output / f"{results.name}.json")
     (output / f"{results.name}.md").write_text(table(results))
     print(table(results))
+    if flags.readme:
+        readme = pathlib.Path(flags.readme)
+        readme.write_text(between_marks(readme.read_text(), summary(results)))
     path = output / "figures" / "patterns.json"
     rows = figure_rows(results)
     others = json.loads(path.read_text()) if path.exists() else []

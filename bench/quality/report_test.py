@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """What table and rows say of results that were put together: tasks that dense attention has not learned, the time of a
-whole run, and what later queries of a tile tell."""
+whole run, and what later queries of a tile tell; README's table, which is of the committed results."""
 
+import json
+import pathlib
 import unittest
 
 import report
 import tasks
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 LEARNED, MISSED = "needles", "frequent-words"
 ASKED = 1000
 
@@ -123,6 +126,12 @@ class ReportTest(unittest.TestCase):
         names = [one["row"] for one in report.figure_rows(report.Results(found))]
         self.assertFalse([name for name in names if "later queries" in name])
         self.assertNotIn("What later queries of a tile tell", report.table(report.Results(found)))
+
+    def test_readme_has_the_table_of_the_committed_results(self):
+        readme = (ROOT / "README.md").read_text()
+        found = report.Results(json.loads((ROOT / "bench/results/quality.json").read_text()))
+        self.assertEqual(readme, report.between_marks(readme, report.summary(found)),
+                         "bench/quality/report.py bench/results/quality.json --output bench/results --readme README.md")
 
 
 if __name__ == "__main__":

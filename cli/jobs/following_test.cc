@@ -160,8 +160,49 @@ TEST_F(CliTest, FollowingResumesBehindWhatItHasSeen) {
   EXPECT_EQ(result.out, undisturbed);
   ASSERT_EQ(coordinator_.watch_requests.size(), 4);
   EXPECT_EQ(coordinator_.watch_requests[1].after_revision(), 2);
-  EXPECT_EQ(coordinator_.watch_requests[1].after_step(), 1);
-  EXPECT_EQ(coordinator_.watch_requests[3].after_step(), 3);
+  EXPECT_EQ(coordinator_.watch_requests[1].after_reports().step_sequence(), 1);
+  EXPECT_EQ(coordinator_.watch_requests[3].after_reports().step_sequence(), 3);
+}
+
+// Steps that a retry trains again have lower numbers than those of the attempt that was lost.
+TEST_F(CliTest, FollowingResumesBehindStepsThatAreTrainedAgain) {
+  ScriptRun("tiny", v1::Job::SUCCEEDED);
+  coordinator_.jobs["jobs/tiny"].mutable_progress()->set_step(0);
+  const auto with_step =
+      std::ranges::find_if(coordinator_.watch, [](const v1::WatchJobResponse& response) {
+        return response.steps_size() > 0 && response.steps(0).step() == 3;
+      });
+  ASSERT_NE(with_step, coordinator_.watch.end());
+  v1::WatchJobResponse again;
+  for (const uint64_t step : {2, 3}) {
+    *again.add_steps() = with_step->steps(0);
+    again.mutable_steps(again.steps_size() - 1)->set_step(step);
+    again.mutable_steps(again.steps_size() - 1)->set_loss(7.5);
+  }
+  const int before = static_cast<int>(with_step - coordinator_.watch.begin()) + 1;
+  coordinator_.watch.insert(coordinator_.watch.begin() + before, again);
+  const std::string undisturbed = Run({"watch", "tiny"}).out;
+  EXPECT_THAT(undisturbed, HasSubstr("step 2/3  loss 7.5000"));
+  for (const int broken : {before, before + 1}) {
+    coordinator_.break_streams_after = {broken};
+    const Result result = Run({"watch", "tiny"});
+    EXPECT_EQ(result.code, 0) << result.err;
+    EXPECT_EQ(result.out, undisturbed) << broken;
+  }
+}
+
+// The job was resumed when its reports had been deleted, and waits.
+TEST_F(CliTest, HistoryDoesNotWaitForStepsThatAreKeptNoMore) {
+  v1::Job& job = AddJob("old", v1::Job::PAUSED);
+  job.mutable_progress()->set_step(100);
+  v1::WatchJobResponse& only = coordinator_.watch.emplace_back();
+  *only.mutable_job() = job;
+  only.mutable_job()->set_revision(7);
+  int watches = 0;
+  coordinator_.on_watch = [&] { ++watches; };
+  coordinator_.break_streams_after = {1, 1, 1};  // as one that goes on would be found to
+  EXPECT_EQ(Run({"history", "old"}).code, 0);
+  EXPECT_EQ(watches, 1);
 }
 
 // The job was deleted, and its name given to another, while the coordinator was away.

@@ -20,8 +20,10 @@ absl::StatusOr<JobSteps> ReadSteps(Client* client, const std::string& name) {
     for (const v1::StepReport& step : response.steps()) result.steps[step.step()] = step;
     for (const v1::EvalReport& eval : response.evals()) result.evals[eval.step()] = eval;
     if (response.has_job()) result.job = response.job();
-    // Steps come in the order in which they were written: those that were trained again, last.
-    return !goes_on || (newest != 0 && !result.steps.contains(newest));
+    // Steps come in the order in which they were written: those that were trained again, last. The
+    // newest is not there where it is too old to be kept.
+    return !goes_on ||
+           (newest != 0 && !result.steps.contains(newest) && !response.has_all_reports());
   }));
   // What an attempt trained beyond the checkpoint from which the next went on is not the job's.
   const uint64_t end = goes_on ? newest : result.job.progress().step();

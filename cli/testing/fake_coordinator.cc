@@ -157,15 +157,22 @@ grpc::Status FakeCoordinator::WatchJob(Context*, const v1::WatchJobRequest* requ
   if (!jobs.contains(request->name())) return NotFound(request->name());
   const int break_after = NextBreak();
   int sent = 0;
+  uint64_t step_sequence = 0, eval_sequence = 0;
   for (const v1::WatchJobResponse& scripted : watch) {
     v1::WatchJobResponse response;
     if (scripted.has_job() && scripted.job().revision() > request->after_revision()) {
       *response.mutable_job() = scripted.job();
     }
     for (const v1::StepReport& step : scripted.steps()) {
+      if (++step_sequence <= request->after_reports().step_sequence()) continue;
       if (step.step() > request->after_step()) *response.add_steps() = step;
     }
-    *response.mutable_evals() = scripted.evals();
+    for (const v1::EvalReport& eval : scripted.evals()) {
+      if (++eval_sequence > request->after_reports().eval_sequence()) *response.add_evals() = eval;
+    }
+    response.mutable_reports()->set_step_sequence(step_sequence);
+    response.mutable_reports()->set_eval_sequence(eval_sequence);
+    response.set_has_all_reports(&scripted == &watch.back());
     if (!response.has_job() && response.steps().empty() && response.evals().empty()) continue;
     if (sent == break_after) return Away();
     writer->Write(response);

@@ -30,9 +30,16 @@ absl::Status CheckEtag(const v1::Job& job, std::string_view etag) {
                       job.name(), job.etag(), std::string(etag)));
 }
 
-// Of normal paths without a slash at their end.
-bool IsWithin(const std::string& inner, const std::string& outer) {
-  return inner.starts_with(outer) && inner[outer.size()] == '/';
+// Whether a job with its checkpoints in `outer` writes where `inner` lies, or removes what is
+// there: in a folder of a name that it gives (docs/formats.md). Of normal paths without a slash at
+// their end.
+bool WritesInto(const std::string& outer, const std::string& inner) {
+  const std::string folder = outer == "/" ? outer : outer + "/";
+  if (!inner.starts_with(folder)) return false;
+  std::string_view name = std::string_view(inner).substr(folder.size());
+  name = name.substr(0, name.find('/'));
+  return name == "model" || name == "profiles" || name.starts_with("model-token-") ||
+         name.starts_with("step-") || name.starts_with('.');
 }
 
 // Before anything is changed: a record that is damaged ends the request that is about it, and not
@@ -147,6 +154,7 @@ bool ControllerCore::Tick(absl::Time now) {
   for (auto& [id, machine] : machines_) {
     schedule_due_ = machine->EndAvoidance(now) || schedule_due_;
   }
+  schedule_due_ = schedule_due_ || now >= reasons_due_;
   bool due = schedule_due_ || (restored() && now >= restored_until_);
   for (auto& [id, machine] : machines_) {
     machine->Tick(now);
@@ -172,10 +180,10 @@ absl::Status ControllerCore::CheckDirectory(const v1::JobSpec& spec) const {
   for (const auto& [id, machine] : machines_) {
     if (wanted.empty() || id == spec.name()) continue;
     const std::string& folder = machine->checkpoint_folder();
-    const char* const relation = wanted == folder           ? "is"
-                                 : IsWithin(wanted, folder) ? "lies in"
-                                 : IsWithin(folder, wanted) ? "holds"
-                                                            : nullptr;
+    const char* const relation = wanted == folder             ? "is"
+                                 : WritesInto(folder, wanted) ? "lies in"
+                                 : WritesInto(wanted, folder) ? "holds"
+                                                              : nullptr;
     if (relation == nullptr) continue;
     const v1::Job& other = machine->job();
     return absl::FailedPreconditionError(absl::StrFormat(

@@ -52,7 +52,7 @@ bool ControllerCore::IsToBeForgotten(const NodeRecord& record, absl::Time now) c
       record.reserved > 0) {
     return false;
   }
-  // What a user drained stays so when it comes back.
+  // What a user drained stays so when it comes back, for as long as there is a record of it.
   const bool has_left = record.leaving() && record.node.state() == v1::Node::READY;
   return has_left || now - record.last_heard > options_.keep_nodes;
 }

@@ -22,6 +22,10 @@ namespace {
 // Those before hardly count any more.
 constexpr uint64_t kStepsRelearned = 128;
 
+// Of records that are written for a new reason to wait and nothing else: at once, and from then on.
+constexpr double kMostReasonBytes = 4 << 20, kReasonBytesASecond = 4 << 20;
+constexpr uint64_t kReasonOverhead = 1 << 10;  // what a record has beside its specification
+
 }  // namespace
 
 void ControllerCore::CountTrainers() {
@@ -62,12 +66,28 @@ void ControllerCore::SetScarce(bool is_scarce) {
   if (std::exchange(is_scarce_, is_scarce) && !is_scarce) schedule_due_ = true;
 }
 
-void ControllerCore::Wait(JobMachine& machine, const std::string& reason) const {
-  if (!is_scarce_) machine.Wait(reason);
+void ControllerCore::Wait(JobMachine& machine, const std::string& reason, absl::Time now) {
+  const std::string& known = machine.job().state_reason();
+  if (is_scarce_ || reason == known) return;
+  // The first is part of what the job's coming costs anyway.
+  if (!known.empty()) {
+    reason_bytes_ = std::min(
+        kMostReasonBytes,
+        reason_bytes_ + kReasonBytesASecond * absl::ToDoubleSeconds(now - reason_bytes_at_));
+    reason_bytes_at_ = now;
+    const auto bytes = static_cast<double>(machine.spec_bytes() + kReasonOverhead);
+    if (reason_bytes_ < std::min(bytes, kMostReasonBytes)) {
+      reasons_due_ = std::min(reasons_due_, now + absl::Seconds(1));
+      return;
+    }
+    reason_bytes_ -= bytes;
+  }
+  machine.Wait(reason);
 }
 
 absl::Status ControllerCore::Schedule(store::ReadTransaction& transaction, absl::Time now) {
   schedule_due_ = false;
+  reasons_due_ = absl::InfiniteFuture();
   std::erase_if(planning_, [&](const auto& entry) {
     return *entry.second.is_overtaken = !Stands(entry.first, entry.second);
   });
@@ -85,7 +105,8 @@ absl::Status ControllerCore::Schedule(store::ReadTransaction& transaction, absl:
       Wait(*Find(request.id),
            absl::StrCat("the coordinator's database was put back from a backup: until ",
                         absl::FormatTime(absl::RFC3339_sec, restored_until_, absl::UTCTimeZone()),
-                        " trainers may run that it does not know of, and no job is started"));
+                        " trainers may run that it does not know of, and no job is started"),
+           now);
     }
     return absl::OkStatus();
   }
@@ -93,10 +114,10 @@ absl::Status ControllerCore::Schedule(store::ReadTransaction& transaction, absl:
   for (const scheduler::Decision& decision : scheduler::Schedule(std::move(waiting), Slots())) {
     JobMachine& machine = *Find(decision.id);
     if (decision.placements.empty()) {
-      Wait(machine, decision.pending_reason);
+      Wait(machine, decision.pending_reason, now);
     } else if (const std::string wait = plans_under_way_->Wait(machine.job().owner());
                !wait.empty()) {
-      Wait(machine, wait);
+      Wait(machine, wait, now);
     } else {
       RETURN_IF_ERROR(BeginPlanning(transaction, machine, decision.placements, now));
     }
@@ -142,7 +163,8 @@ absl::Status ControllerCore::BeginPlanning(store::ReadTransaction& transaction, 
   Wait(machine,
        absl::StrFormat(
            "planning how to run on %s%s", placements.front().node(),
-           placements.size() == 1 ? "" : absl::StrFormat(" and %d more", placements.size() - 1)));
+           placements.size() == 1 ? "" : absl::StrFormat(" and %d more", placements.size() - 1)),
+       now);
   const std::string& owner = machine.job().owner();
   PlanRequest request = {.spec = machine.job().spec(),
                          .owner = owner,

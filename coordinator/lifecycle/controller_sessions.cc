@@ -10,6 +10,7 @@
 #include "base/protocol_version.h"
 #include "base/status_macros.h"
 #include "coordinator/lifecycle/controller_core.h"
+#include "coordinator/lifecycle/job/wire_time.h"
 #include "jobspec/fields/text.h"
 #include "proto/timestamps.h"
 
@@ -23,10 +24,6 @@ constexpr int kMaxSessionsEnded = 2;
 // The part that says which data folder a worker process uses.
 std::string_view FolderOf(std::string_view incarnation) {
   return incarnation.substr(0, incarnation.find('.'));
-}
-
-uint32_t Milliseconds(absl::Duration duration) {
-  return static_cast<uint32_t>(absl::ToInt64Milliseconds(duration));
 }
 
 }  // namespace
@@ -90,7 +87,7 @@ absl::Status ControllerCore::OnHello(store::WriteTransaction& transaction,
   *node.mutable_inventory() = hello.inventory();
   node.set_worker_version(hello.version());
   node.set_session_epoch(epoch);
-  node.set_fence_milliseconds(Milliseconds(options_.fence_after));
+  node.set_fence_milliseconds(WireMilliseconds(options_.fence_after));
   node.set_certificate(session->certificate());
   node.clear_last_heartbeat_time();
   if (known != session->incarnation()) node.clear_leaving();
@@ -133,9 +130,9 @@ void ControllerCore::SendWelcome(const std::shared_ptr<session::Session>& sessio
   v1::CoordinatorMessage message;
   v1::Welcome* const welcome = message.mutable_welcome();
   welcome->set_epoch(epoch);
-  welcome->set_lease_milliseconds(Milliseconds(options_.lease));
-  welcome->set_heartbeat_milliseconds(Milliseconds(options_.heartbeat_interval));
-  welcome->set_fence_milliseconds(Milliseconds(options_.fence_after));
+  welcome->set_lease_milliseconds(WireMilliseconds(options_.lease));
+  welcome->set_heartbeat_milliseconds(WireMilliseconds(options_.heartbeat_interval));
+  welcome->set_fence_milliseconds(WireMilliseconds(options_.fence_after));
   welcome->set_applied_sequence(applied);
   welcome->set_protocol_version(kProtocolVersion);
   outbox_.emplace_back(session, std::move(message));
@@ -281,7 +278,7 @@ void ControllerCore::StopAttempt(const NodeRecord& record, const std::string& jo
   command->set_attempt(attempt);
   command->set_fencing_token(token);
   command->mutable_stop()->set_mode(v1::StopTrainers::ABORT);
-  command->mutable_stop()->set_grace_milliseconds(Milliseconds(options_.abort_grace));
+  command->mutable_stop()->set_grace_milliseconds(WireMilliseconds(options_.abort_grace));
   command->mutable_stop()->set_reason("the attempt was given up");
   outbox_.emplace_back(record.session, std::move(message));
 }
@@ -295,6 +292,7 @@ absl::Status ControllerCore::OnClosed(store::WriteTransaction& transaction,
   found->second.session = nullptr;
   schedule_due_ = true;
   spdlog::info("nodes/{} disconnected", session->node());
+  if (session->shut()) return absl::OkStatus();
   // A worker acknowledges commands one after the other: if one of them ended the session, it is the
   // first that is left. It was no word to stop, which is small and always the same; to give one up
   // would leave trainers running that nobody stops any more.

@@ -62,11 +62,6 @@ class RecoveryTest : public testing::ControllerTest {
     ADD_FAILURE() << "no start on " << session->node();
     return {};
   }
-  absl::StatusOr<v1::Job> CreateIn(const std::string& name, const std::string& directory) {
-    v1::JobSpec spec = Spec(name);
-    spec.mutable_checkpoint()->set_directory(directory);
-    return Do([&] { return controller_->CreateJob(spec, {}); });
-  }
   absl::StatusOr<v1::Job> Resume(const std::string& name) {
     return Do([&] { return controller_->ResumeJob(name, "", {}); });
   }
@@ -409,8 +404,14 @@ TEST_F(RecoveryTest, ASecondJobInOneCheckpointFolderIsRefusedBeforeItQueues) {
   // A job's export replaces what is called `model` in its folder, and old checkpoints go.
   EXPECT_THAT(std::string(CreateIn("second", "/checkpoints/run/model/").status().message()),
               HasSubstr("/checkpoints/run/model lies in that of jobs/first"));
-  EXPECT_THAT(std::string(CreateIn("second", "/checkpoints").status().message()),
-              HasSubstr("/checkpoints holds that of jobs/first"));
+  ASSERT_TRUE(CreateIn("inner", "/inner/step-runs/a").ok());
+  EXPECT_THAT(std::string(CreateIn("second", "/inner").status().message()),
+              HasSubstr("/inner holds that of jobs/inner"));
+  // Else one job in a folder that many work below would be in everybody's way.
+  ASSERT_TRUE(CreateIn("above", "/checkpoints").ok());
+  ASSERT_TRUE(CreateIn("root", "/").ok());
+  EXPECT_TRUE(CreateIn("below", "/checkpoints/run/below").ok());
+  EXPECT_FALSE(CreateIn("second", "/model/x").ok()) << "which jobs/root writes into";
   Restart();
   EXPECT_FALSE(CreateIn("second", "/checkpoints/run").ok());
   ASSERT_TRUE(Do([&] { return controller_->CancelJob("first", "", {}); }).ok());

@@ -33,6 +33,8 @@ class Session {
   virtual void Taken() = 0;
   // Ends the stream with this status. Later messages from it are not delivered.
   virtual void Close(const absl::Status& status) = 0;
+  // Whether it was ended together with all others: nothing that was sent on it has.
+  virtual bool shut() const = 0;
 };
 
 // Called by the threads that read the streams: calls of one session come one at a time and in

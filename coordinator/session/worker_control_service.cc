@@ -214,6 +214,11 @@ class WorkerControlService::Stream : public ServerStream<grpc::ByteBuffer, grpc:
     ReadOn();
   }
   void Close(const absl::Status& status) override { Base::Close(status); }
+  void Shut(const absl::Status& status) {
+    shut_ = true;
+    Base::Close(status);
+  }
+  bool shut() const override { return shut_; }
 
  private:
   // A message that was delivered and not taken yet.
@@ -339,6 +344,7 @@ class WorkerControlService::Stream : public ServerStream<grpc::ByteBuffer, grpc:
   std::string node_;
   std::string incarnation_;
   mutable absl::Mutex mutex_;
+  std::atomic<bool> shut_ = false;
   absl::Time last_heard_ ABSL_GUARDED_BY(mutex_);
   bool spoke_ ABSL_GUARDED_BY(mutex_) = false;  // said hello
   limits::Quota::Hold silent_ ABSL_GUARDED_BY(mutex_);
@@ -440,7 +446,7 @@ void WorkerControlService::CloseOpen(const absl::Status& status) {
     absl::MutexLock lock(&registry_->mutex);
     open = registry_->streams;
   }
-  for (const std::shared_ptr<Stream>& stream : open) stream->Close(status);
+  for (const std::shared_ptr<Stream>& stream : open) stream->Shut(status);
 }
 
 }  // namespace ringleader::session

@@ -207,7 +207,8 @@ constexpr Field kFieldsAfterPatterns[] = {
      "skipped before the attempt fails."},
     {"training.deterministic", Need::kDefault, "false", {}, kAlways,
      "The same losses to the last bit whenever the job runs on as many trainers of the same kind (on CPUs of as many cores), on as many nodes or "
-     "with `parallelism.layout` and `ring` named: on GPUs, sums in a fixed order, which takes longer. The CPU engine always does that."},
+     "with `parallelism.layout` and `ring` named: on GPUs, sums in a fixed order, which takes longer. The CPU engine always does that, "
+     "but for data-parallel groups with `data.batching: samples`: without this field the memory that is free decides whether they sum once a step."},
 
     {"training.precision", Need::kDefault, "bfloat16", {}, kAlways,
      "What the products of the decoder's linear layers read. `bfloat16`: the model's type, which on "

@@ -16,6 +16,7 @@
 #include "kernels/ops/attention_ops.h"
 #include "ringleader/kernels/block_choice.h"
 #include "ringleader/kernels/index.h"
+#include "ringleader/kernels/shares.h"
 
 namespace ringleader::kernels::ops {
 
@@ -90,7 +91,7 @@ std::tuple<torch::Tensor, torch::Tensor> ChooseMoba(Engine& engine, const torch:
                                  .tile = static_cast<int32_t>(tile),
                                  .block_size = static_cast<int32_t>(block_size),
                                  .topk_blocks = static_cast<int32_t>(std::min(topk_blocks, blocks)),
-                                 .density = static_cast<float>(density),
+                                 .density = ShareToRoundDown(density),
                                  .queries = Bits(of_queries[b]),
                                  .chosen = Bits(chosen[b])},
                    queries[b], keys[b]));
@@ -170,7 +171,7 @@ torch::Tensor ChooseXAttention(Engine& engine, const torch::Tensor& q, const tor
                                           .stride = static_cast<int32_t>(stride),
                                           .scale = static_cast<float>(scale),
                                           .threshold = static_cast<float>(threshold),
-                                          .density = static_cast<float>(density),
+                                          .density = ShareToRoundDown(density),
                                           .chosen = Bits(chosen[b])},
                      queries[b], keys[b]));
   }

@@ -48,7 +48,8 @@ class CudaEngine {
     for (const int dimension : {0, 1, 2}) {
       aligned = aligned && rows.stride(dimension) % 8 == 0 && rows.stride(dimension) > 0;
     }
-    return aligned ? rows : rows.contiguous();
+    // What is dense already, and begins at another address, would stay where it is.
+    return aligned ? rows : rows.clone(at::MemoryFormat::Contiguous);
   }
   // Read only where the logarithm of a row's sum says it was written.
   Tensor StartSums(const Tensor& out) const {

@@ -11,6 +11,7 @@
 #include "patterns/kinds/chosen_blocks.h"
 #include "patterns/pattern.h"
 #include "ringleader/kernels/index.h"
+#include "ringleader/kernels/shares.h"
 
 namespace ringleader::patterns {
 namespace {
@@ -39,7 +40,7 @@ absl::Status Check(const AttentionOptions& options) {
 
 // Blocks that a tile with `own` before it keeps besides its own, in a head of the most budget.
 int64_t Most(const AttentionOptions& options, int64_t own) {
-  const auto density = static_cast<float>(options.density);
+  const float density = kernels::ShareToRoundUp(options.density);
   return kernels::BlocksOfShare(options.adapt_heads ? 1.5f * density : density,
                                 static_cast<int32_t>(own));
 }
@@ -97,7 +98,7 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
                                                       .mass = mass.data()}));
   }
 
-  const auto density = static_cast<float>(options.density);
+  const float density = kernels::ShareToRoundUp(options.density);
   std::vector<float> of_heads(inputs.heads, density);
   for (size_t head = 0; head < inputs.head_halves.size(); ++head) {
     of_heads[head] *= 0.5f * static_cast<float>(inputs.head_halves[head]);
@@ -151,7 +152,8 @@ IndexMemory MemoryOf(const AttentionOptions& options, const IndexShape& shape) {
 }
 
 int64_t Kept(const AttentionOptions& options, int64_t own) {
-  return kernels::BlocksOfShare(static_cast<float>(options.density), static_cast<int32_t>(own));
+  return kernels::BlocksOfShare(kernels::ShareToRoundUp(options.density),
+                                static_cast<int32_t>(own));
 }
 
 int64_t ListedTiles(const AttentionOptions& options, int64_t blocks) {

@@ -2,7 +2,6 @@
 // in which half of each row's choices are blocks that the whole head favours.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <string_view>
 
@@ -18,13 +17,6 @@ namespace ringleader::patterns {
 // Blocks of `size` tokens, the last of which may be shorter.
 inline int64_t BlocksOf(int64_t tokens, int64_t size) {
   return (tokens + size - 1) / size;
-}
-
-// What kernels take as `density`: the least float that is no less, so that a share of ten blocks is
-// not rounded to one block fewer.
-inline float KernelShare(double density) {
-  const auto share = static_cast<float>(density);
-  return share < density ? std::nextafter(share, 1.0f) : share;
 }
 
 // INVALID_ARGUMENT, with `advice`, where `field`, the size of the blocks of `pattern`, makes more

@@ -8,6 +8,7 @@
 #include "patterns/kinds/chosen_blocks.h"
 #include "patterns/pattern.h"
 #include "ringleader/kernels/earlier_blocks.h"
+#include "ringleader/kernels/shares.h"
 
 namespace ringleader::patterns {
 namespace {
@@ -61,7 +62,8 @@ kernels::EarlierBlocks CountEarlierBlocks(const AttentionOptions& options,
                                           const kernels::ShardLayout& queries, bool is_moved,
                                           bool has_head_budgets) {
   return kernels::CountEarlierBlocks(queries, options.tile, options.block_size, options.topk_blocks,
-                                     KernelShare(options.density), is_moved, has_head_budgets);
+                                     kernels::ShareToRoundDown(options.density), is_moved,
+                                     has_head_budgets);
 }
 
 absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, IndexDevice& device,
@@ -80,25 +82,25 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
       device, inputs.heads * local_tiles * kernels::BlockWords(static_cast<int32_t>(blocks)));
   const DeviceArray<int32_t> head_halves = UploadHeadHalves(options, inputs, device);
   const bool has_head_budgets = head_halves.data() != nullptr;
-  return ChooseBlocks(
-      options.balance, options.tile, /*tells_work_before=*/false, inputs, device, index,
-      [&](const kernels::ChoiceMove& move) {
-        index.earlier_blocks =
-            CountEarlierBlocks(options, layout, move.factor != nullptr, has_head_budgets);
-        return device.Run(kernels::QueryGateStep{.key_sums = key_sums.data(),
-                                                 .counted = MeanKeysOf(inputs),
-                                                 .query_layout = layout,
-                                                 .document_starts = index.document_starts(),
-                                                 .tile = options.tile,
-                                                 .block_size = options.block_size,
-                                                 .topk_blocks = options.topk_blocks,
-                                                 .density = KernelShare(options.density),
-                                                 .head_halves = head_halves.data(),
-                                                 .scale = inputs.scale,
-                                                 .move = move,
-                                                 .queries = index.queries_chosen.data(),
-                                                 .chosen = index.chosen.data()});
-      });
+  return ChooseBlocks(options.balance, options.tile, /*tells_work_before=*/false, inputs, device,
+                      index, [&](const kernels::ChoiceMove& move) {
+                        index.earlier_blocks = CountEarlierBlocks(
+                            options, layout, move.factor != nullptr, has_head_budgets);
+                        return device.Run(kernels::QueryGateStep{
+                            .key_sums = key_sums.data(),
+                            .counted = MeanKeysOf(inputs),
+                            .query_layout = layout,
+                            .document_starts = index.document_starts(),
+                            .tile = options.tile,
+                            .block_size = options.block_size,
+                            .topk_blocks = options.topk_blocks,
+                            .density = kernels::ShareToRoundDown(options.density),
+                            .head_halves = head_halves.data(),
+                            .scale = inputs.scale,
+                            .move = move,
+                            .queries = index.queries_chosen.data(),
+                            .chosen = index.chosen.data()});
+                      });
 }
 
 int64_t Span(const AttentionOptions& options) {

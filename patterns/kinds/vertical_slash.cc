@@ -105,6 +105,9 @@ struct Counts {
   bool by_tiles;
 };
 
+// Columns of a head that the choice on GPUs sorts (kernels/index/select.h).
+constexpr int64_t kMostColumns = int64_t{1} << 20;
+
 // Splits a share of the causal tiles. A tenth of it, as a share of the tokens, goes to columns,
 // which cost at most twice that, if they all are at the start; what is left then goes to diagonals.
 Counts CountsOf(const VerticalSlashBudget& budget, int64_t tokens, int tile) {
@@ -133,6 +136,16 @@ int64_t MaxColumns(const AttentionOptions& options, int64_t columns, int64_t tok
   const int64_t most = options.adapt_heads ? columns + columns / 2 : columns;
   return std::min(tokens,
                   std::max<int64_t>({options.balance.RoomFor(most), options.sink_tokens, 1}));
+}
+
+absl::Status CheckLength(const AttentionOptions& options, int64_t tokens) {
+  const int64_t columns =
+      MaxColumns(options, CountsOf(options.budget, tokens, options.tile).columns, tokens);
+  if (columns <= kMostColumns) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "attention.pattern: vertical_slash: a head may keep %d columns of %d tokens; there may be "
+      "%d: give less attention.density, attention.max_verticals or attention.sink_tokens",
+      columns, tokens, kMostColumns));
 }
 
 // Sets the numbers of a build and allocates nothing.
@@ -196,6 +209,7 @@ void TakeHeadBudgets(std::span<const int32_t> halves, VerticalSlash& work, Index
 
 absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, IndexDevice& device,
                    LayerIndex& index) {
+  RETURN_IF_ERROR(CheckLength(options, inputs.layout.tokens));
   VerticalSlash work = Plan(options, inputs);
   RETURN_IF_ERROR(Estimate(work, inputs, device));
   RETURN_IF_ERROR(GatherCandidates(work, device));
@@ -371,6 +385,7 @@ extern constinit const PatternDefinition kVerticalSlashDefinition = {
     .fields = kFields,
     .check = Check,
     .build = Build,
+    .check_length = CheckLength,
     .sample = Sample,
     .index_memory = MemoryOf,
     .set_density = SetDensity,

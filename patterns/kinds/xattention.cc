@@ -8,6 +8,7 @@
 #include "patterns/index/sequence_keys.h"
 #include "patterns/kinds/chosen_blocks.h"
 #include "patterns/pattern.h"
+#include "ringleader/kernels/shares.h"
 
 namespace ringleader::patterns {
 namespace {
@@ -67,8 +68,9 @@ absl::Status CheckLength(const AttentionOptions& options, int64_t tokens) {
 // Blocks that a tile keeps at most in a sequence of `blocks`, its own counted. The share leaves
 // most where a tile's own block is the first that it sees.
 int64_t Most(const AttentionOptions& options, int32_t blocks) {
-  const int64_t unforced = kernels::MostUnforced(
-      KernelShare(options.density), options.adapt_by_probe ? 3 : 2, blocks, /*forced=*/1);
+  const int64_t unforced =
+      kernels::MostUnforced(kernels::ShareToRoundDown(options.density),
+                            options.adapt_by_probe ? 3 : 2, blocks, /*forced=*/1);
   return std::min<int64_t>(blocks, options.balance.RoomFor(std::max<int64_t>(2, 1 + unforced)));
 }
 
@@ -80,7 +82,7 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
                    GatherSequenceKeys(inputs, options.tile, device));
   const int64_t local_tiles = (layout.local_tokens() + options.tile - 1) / options.tile;
   const auto blocks = static_cast<int32_t>(BlocksOf(layout.tokens, options.tile));
-  const float density = KernelShare(options.density);
+  const float density = kernels::ShareToRoundDown(options.density);
   index.pattern = kernels::TilePattern::kCsr;
   index.block_size = options.tile;
   index.kept_blocks = static_cast<int32_t>(Most(options, blocks));

@@ -26,7 +26,7 @@ absl::Status CreateEmptyFolder(const std::string& path) {
   std::error_code error;
   fs::remove_all(path, error);
   if (!error) fs::create_directories(path, error);
-  return error ? absl::ErrnoToStatus(error.value(), "create folder " + path) : absl::OkStatus();
+  return error ? FileError(error.value(), "create folder " + path) : absl::OkStatus();
 }
 
 // Removes what an attempt that died left there.

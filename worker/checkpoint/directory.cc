@@ -42,7 +42,7 @@ std::string ProbeText(uint64_t token) {
 absl::Status WriteProbe(const std::string& directory, uint64_t token, int rank) {
   std::error_code error;
   fs::create_directories(directory, error);
-  absl::Status status = error ? absl::ErrnoToStatus(error.value(), directory)
+  absl::Status status = error ? FileError(error.value(), directory)
                               : WriteFileAtomically(ProbePath(directory, token), ProbeText(token));
   if (status.ok() || absl::IsResourceExhausted(status)) return status;
   return absl::UnavailableError(

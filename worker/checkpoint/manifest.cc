@@ -5,6 +5,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
+#include "base/files.h"
 #include "base/json.h"
 #include "base/status_macros.h"
 #include "worker/checkpoint/checksummed_json.h"
@@ -185,8 +186,7 @@ absl::StatusOr<std::vector<std::string>> ListCheckpoints(const std::string& dire
     if (ParseCheckpointName(name, parsed)) found.emplace_back(parsed, name);
   }
   if (error) {
-    return absl::ErrnoToStatus(error.value(),
-                               absl::StrFormat("list checkpoint.directory %s", directory));
+    return FileError(error.value(), absl::StrFormat("list checkpoint.directory %s", directory));
   }
   std::sort(found.rbegin(), found.rend());
   std::vector<std::string> names;

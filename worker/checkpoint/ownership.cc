@@ -56,7 +56,7 @@ absl::Status WithLock(const std::string& directory, absl::Duration patience,
                       absl::FunctionRef<absl::Status()> body) {
   const std::string path = absl::StrCat(directory, "/", kLockName);
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (fd < 0) return absl::ErrnoToStatus(errno, absl::StrCat("open ", path));
+  if (fd < 0) return FileError(errno, absl::StrCat("open ", path));
   const absl::Cleanup close_it = [fd] { close(fd); };
   const absl::Time deadline = BootNow() + patience;
   while (true) {

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "base/process/progress.h"
 #include "worker/data/loader.h"
 #include "worker/data/testing/packed_text.h"
 
@@ -51,6 +53,29 @@ TEST_F(SamplesTest, AreDocumentsWhole) {
   EXPECT_EQ(sequence.rotary_length, 10);
   EXPECT_EQ(loader->counts().documents, 3u);
   EXPECT_EQ(loader->counts().overlong, 0u);
+}
+
+// A look through all tokens may take longer than a hang is waited for.
+TEST_F(SamplesTest, OpeningMuchDataTellsThatItGoesOn) {
+  constexpr int kFiles = 9, kBytes = 1 << 20;
+  for (int i = 0; i < kFiles; ++i) AddText(absl::StrCat("large-", i), std::string(kBytes, 'x'));
+  PackOptions options = Options();
+  options.output += "-large";
+  options.shard_tokens = 2 * kBytes;
+  ASSERT_TRUE(Pack(options).ok());
+  const uint64_t before = Progress::count();
+  const auto folder = TokenFolder::Open(options.output + "/train");
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  EXPECT_GE(Progress::count() - before, uint64_t{kFiles / 2}) << "for each shard";
+
+  options.output += "-whole";
+  options.shard_tokens = 16 * kBytes;
+  ASSERT_TRUE(Pack(options).ok());
+  const auto whole = TokenFolder::Open(options.output + "/train");
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  const uint64_t opened = Progress::count();
+  EXPECT_TRUE(IndexSamples(*whole, "data.train", 2 * kBytes, Overlong::kRefuse).ok());
+  EXPECT_GE(Progress::count() - opened, 2u) << "for every four million tokens";
 }
 
 TEST_F(SamplesTest, TooLongAreRefusedSplitOrDroppedAndCounted) {

@@ -11,6 +11,7 @@
 #include "base/checksum.h"
 #include "base/files.h"
 #include "base/json.h"
+#include "base/process/progress.h"
 #include "base/status_macros.h"
 
 namespace ringleader::data {
@@ -18,6 +19,8 @@ namespace {
 
 constexpr char kFormat[] = "ringleader-tokens";
 constexpr size_t kMaxManifestBytes = size_t{64} << 20;
+// Of which a search tells once that it goes on: what is read within a second or so.
+constexpr uint64_t kTokensATick = uint64_t{4} << 20;
 
 std::string ManifestPath(const std::string& folder) {
   return folder + "/" + kManifestName;
@@ -169,6 +172,7 @@ absl::StatusOr<TokenFolder> TokenFolder::Open(const std::string& folder) {
   for (const std::string& name : result.manifest_.shards) {
     const std::string path = absl::StrCat(folder, "/", name);
     ASSIGN_OR_RETURN(auto shard, TokenShard::Open(path));
+    Progress::Tick();
     RETURN_IF_ERROR(CheckMarked(path, result.manifest_, shard->tokens(), !shard->marks().empty()));
     if (const absl::Status marks = CheckMarks(shard->marks(), tasks); !marks.ok()) {
       return Damaged(path, marks.message());
@@ -228,6 +232,7 @@ std::vector<uint64_t> TokenFolder::DocumentStarts(uint64_t begin, uint64_t end) 
     for (uint64_t i = from; i < to; ++i) {
       const bool is_named = next != named.end() && *next == i;
       if (is_named) ++next;
+      if ((i + 1) % kTokensATick == 0) Progress::Tick();
       if (is_named || behind_separator) result.push_back(first + i);
       behind_separator = shard.token(i) == manifest_.separator;
     }

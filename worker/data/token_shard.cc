@@ -68,7 +68,7 @@ absl::StatusOr<int> OpenShard(const std::string& path, struct stat* status, Shar
     return error == ENOENT ? absl::NotFoundError(message) : absl::UnavailableError(message);
   }
   absl::Cleanup close_file = [fd] { close(fd); };
-  if (fstat(fd, status) != 0) return absl::ErrnoToStatus(errno, "stat " + path);
+  if (fstat(fd, status) != 0) return FileError(errno, "stat " + path);
   if (!S_ISREG(status->st_mode)) return Damaged(path, "it is not a regular file");
   const auto bytes = static_cast<size_t>(status->st_size);
   if (bytes < sizeof(ShardHeader)) {
@@ -76,7 +76,7 @@ absl::StatusOr<int> OpenShard(const std::string& path, struct stat* status, Shar
                                          sizeof(ShardHeader)));
   }
   const ssize_t read = pread(fd, header, sizeof(ShardHeader), 0);
-  if (read < 0) return absl::ErrnoToStatus(errno, "read " + path);
+  if (read < 0) return FileError(errno, "read " + path);
   if (read != sizeof(ShardHeader)) return Damaged(path, "it got shorter");
   RETURN_IF_ERROR(CheckHeader(path, *header, bytes));
   std::move(close_file).Cancel();
@@ -147,7 +147,7 @@ absl::StatusOr<std::unique_ptr<TokenShard>> TokenShard::Open(const std::string& 
   shard->mapping_ = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, 0);
   if (shard->mapping_ == MAP_FAILED) {
     shard->mapping_ = nullptr;
-    return absl::ErrnoToStatus(errno, "mmap " + path);
+    return FileError(errno, "mmap " + path);
   }
   shard->mapping_bytes_ = bytes;
   shard->path_ = path;

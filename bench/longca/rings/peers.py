@@ -11,6 +11,7 @@ tries it on CPU ranks, in float32 and without heads that share keys; its times a
 import argparse
 import csv
 import datetime
+import math
 import os
 import pathlib
 import statistics
@@ -155,15 +156,17 @@ class Bench:
         return whole
 
     def error(self, attend, is_causal):
-        """The largest of outputs' and gradients' difference from fp64, relative to the largest value."""
+        """The largest of outputs' and gradients' difference from fp64, relative to the largest value; infinite where one is
+        not finite."""
         tokens = 2 * self.ranks * 128
         whole = self.inputs(tokens, torch.Generator().manual_seed(SEED))
         positions = positions_of(self.rank, self.ranks, tokens, is_causal)
         q, k, v, d_out = (x[:, :, positions].to(self.device).contiguous() for x in whole)
         out, backward = attend(self.mesh, q, k, v, is_causal)
         found = [self.gathered(x, positions) for x in (out, *backward(d_out)[:3])]
-        return max(float((mine - right).abs().max() / right.abs().max())
-                   for mine, right in zip(found, expected(*whole, is_causal)))
+        errors = [float((mine - right).abs().max() / right.abs().max())
+                  for mine, right in zip(found, expected(*whole, is_causal))]
+        return max(errors) if all(map(math.isfinite, errors)) else math.inf
 
     def milliseconds(self, work):
         """-> (what `work` returned last, the repetitions' milliseconds by rank [repetition][rank], MiB that the rank sends

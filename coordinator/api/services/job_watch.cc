@@ -18,7 +18,9 @@ class JobWatch : public PulledStream<v1::WatchJobResponse> {
       : PulledStream(hub, context, "JobService", "WatchJob", request.name()),
         include_steps_(request.include_steps()),
         after_step_(request.after_step()),
-        seen_revision_(request.after_revision()) {
+        seen_revision_(request.after_revision()),
+        step_sequence_(request.after_reports().step_sequence()),
+        eval_sequence_(request.after_reports().eval_sequence()) {
     absl::StatusOr<std::string> id = store::JobIdFromName(request.name());
     if (id.ok()) id_ = *id;
     Start(context, id_, id.status());
@@ -46,6 +48,11 @@ class JobWatch : public PulledStream<v1::WatchJobResponse> {
     eval_sequence_ = evals.last_sequence;
     for (v1::StepReport& step : steps.steps) *response->add_steps() = std::move(step);
     for (v1::EvalReport& eval : evals.evals) *response->add_evals() = std::move(eval);
+    if (include_steps_) {
+      response->mutable_reports()->set_step_sequence(step_sequence_);
+      response->mutable_reports()->set_eval_sequence(eval_sequence_);
+      response->set_has_all_reports(all_reports);
+    }
     // The final state comes last, with or after the last step: who sees it has seen everything.
     if (job.revision() > seen_revision_ && (!terminal || all_reports)) {
       seen_revision_ = job.revision();
@@ -61,8 +68,8 @@ class JobWatch : public PulledStream<v1::WatchJobResponse> {
   std::string id_;
   std::string uid_;
   uint64_t seen_revision_;
-  uint64_t step_sequence_ = 0;
-  uint64_t eval_sequence_ = 0;
+  uint64_t step_sequence_;
+  uint64_t eval_sequence_;
 };
 
 }  // namespace

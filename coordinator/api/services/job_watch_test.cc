@@ -55,6 +55,32 @@ TEST_F(JobWatchTest, WatchResumesBehindARevision) {
   EXPECT_TRUE(stream->Finish().ok());
 }
 
+// Steps that a later attempt trains again have lower numbers than those before them.
+TEST_F(JobWatchTest, WatchGoesOnBehindTheReportsThatWereSent) {
+  Created("a");
+  for (const uint64_t step : {1, 2, 3}) PutStep("a", step);
+  v1::WatchJobRequest request;
+  request.set_name("jobs/a");
+  request.set_include_steps(true);
+  v1::WatchJobResponse response;
+  {
+    const auto context = Context();
+    const auto stream = jobs_->WatchJob(context.get(), request);
+    ASSERT_TRUE(stream->Read(&response));
+    EXPECT_EQ(response.steps_size(), 3);
+    EXPECT_TRUE(response.has_all_reports());
+    context->TryCancel();
+  }
+  PutStep("a", 2);
+  *request.mutable_after_reports() = response.reports();
+  const auto context = Context();
+  const auto stream = jobs_->WatchJob(context.get(), request);
+  ASSERT_TRUE(stream->Read(&response));
+  ASSERT_EQ(response.steps_size(), 1);
+  EXPECT_EQ(response.steps(0).step(), 2u);
+  context->TryCancel();
+}
+
 // More steps than fit one message, all of them before the final state.
 TEST_F(JobWatchTest, WatchSendsEveryStepOfAFinishedJob) {
   Created("a");

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/back_off.h"
+#include "coordinator/lifecycle/job/wire_time.h"
 #include "coordinator/store/store.h"
 #include "jobspec/values/attention_spec.h"
 #include "proto/states.h"
@@ -324,8 +325,7 @@ void JobMachine::Stop(StopTrainers::Mode mode, const std::string& reason) {
     if (!RunsOn(placement)) continue;
     v1::Command command;
     command.mutable_stop()->set_mode(mode);
-    command.mutable_stop()->set_grace_milliseconds(
-        static_cast<uint32_t>(absl::ToInt64Milliseconds(grace)));
+    command.mutable_stop()->set_grace_milliseconds(WireMilliseconds(grace));
     command.mutable_stop()->set_reason(reason);
     Send(placement, std::move(command));
   }

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "coordinator/lifecycle/testing/controller_test.h"
@@ -12,10 +13,13 @@
 namespace ringleader::lifecycle {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using testing::FakeSession;
+using ::testing::Gt;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Lt;
 using ::testing::SizeIs;
 
 class BooksTest : public testing::ControllerTest {
@@ -346,6 +350,40 @@ TEST_F(BooksTest, WhyJobsWaitIsNotWrittenWhileSpaceIsScarce) {
   store_.scarce = false;
   controller_->RunOnce();
   EXPECT_NE(Job().state_reason(), reason);
+}
+
+// Each has another reason whenever slots change.
+TEST_F(BooksTest, WhyJobsOfALongQueueWaitIsWrittenALittleAtATime) {
+  constexpr int kJobs = 40;
+  for (int i = 0; i < kJobs; ++i) {
+    v1::JobSpec spec = Spec(absl::StrCat("j", i), 4);
+    (*spec.mutable_labels())["large"] = std::string(400'000, 'x');
+    ASSERT_TRUE(Do([&] { return controller_->CreateJob(spec, {}); }).ok());
+  }
+  controller_->RunOnce();
+  auto written = [this, before = std::vector<uint64_t>(kJobs)]() mutable {
+    int count = 0;
+    for (int i = 0; i < kJobs; ++i) {
+      const uint64_t revision = Job(absl::StrCat("j", i)).revision();
+      count += revision == std::exchange(before[i], revision) ? 0 : 1;
+    }
+    return count;
+  };
+  EXPECT_EQ(written(), kJobs);
+  EXPECT_NE(Job("j39").state_reason(), "") << "the first is there at once";
+  Connect("a", "folder.1");
+  controller_->RunOnce();
+  const int at_once = written();
+  EXPECT_THAT(at_once, AllOf(Gt(0), Lt(kJobs / 2)));
+  int soon = 0, seconds = 0;
+  for (int more = 1; more > 0; ++seconds) {
+    clock_.Advance(absl::Seconds(1));
+    controller_->RunOnce();
+    soon += more = written();
+  }
+  EXPECT_EQ(at_once + soon, kJobs);
+  EXPECT_THAT(seconds, AllOf(Gt(2), Lt(10)));
+  EXPECT_EQ(Job("j39").state_reason().substr(0, 20), Job("j0").state_reason().substr(0, 20));
 }
 
 TEST_F(BooksTest, AGpuWithAFaultTakesNoTrainersAndTheNodeSaysWhy) {

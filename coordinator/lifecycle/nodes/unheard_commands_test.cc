@@ -36,6 +36,19 @@ TEST_F(UnheardCommandsTest, ACommandThatEndedTwoSessionsIsNotSentAThirdTime) {
   EXPECT_THAT(session->Commands(), SizeIs(1));
 }
 
+// As the file of roles does that is saved twice while a node looks at its folders.
+TEST_F(UnheardCommandsTest, SessionsThatEndedTogetherWithAllOthersAreNoCommandsFault) {
+  ASSERT_TRUE(Create("j").ok());
+  for (int i = 0; i < 4; ++i) {
+    auto session = Connect("a", "folder.1");
+    ASSERT_THAT(session->Commands(), SizeIs(1)) << i;
+    session->Shut();
+    controller_->OnClosed(session);
+    controller_->RunOnce();
+  }
+  EXPECT_EQ(Job().state(), v1::Job::STARTING);
+}
+
 // A word to stop is no danger to a worker, and without it trainers of a job that was cancelled
 // would train to their end.
 TEST_F(UnheardCommandsTest, AWordToStopIsSentUntilItIsAcknowledged) {

@@ -39,6 +39,8 @@ class FakeSession : public session::Session {
   void Send(v1::CoordinatorMessage message) override { sent_.push_back(std::move(message)); }
   void Taken() override { ++taken_; }
   void Close(const absl::Status& status) override { closed_ = status; }
+  bool shut() const override { return shut_; }
+  void Shut() { shut_ = true; }
 
   int taken() const { return taken_; }
   void ShowNoCertificate() { certificate_.clear(); }
@@ -69,6 +71,7 @@ class FakeSession : public session::Session {
   const Clock* const clock_;
   std::optional<absl::Time> heard_;
   std::optional<absl::Status> closed_;
+  bool shut_ = false;
   int taken_ = 0;
   std::vector<v1::CoordinatorMessage> sent_;
   v1::Welcome welcome_;
@@ -161,6 +164,11 @@ class ControllerTest : public ::testing::Test {
     return Do([&] {
       return controller_->CreateJob(Spec(name), {request, "CreateJob", "fingerprint"});
     });
+  }
+  absl::StatusOr<v1::Job> CreateIn(const std::string& name, const std::string& directory) {
+    v1::JobSpec spec = Spec(name);
+    spec.mutable_checkpoint()->set_directory(directory);
+    return Do([&] { return controller_->CreateJob(spec, {}); });
   }
 
   std::shared_ptr<FakeSession> Connect(const std::string& node, const std::string& incarnation,

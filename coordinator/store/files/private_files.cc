@@ -42,7 +42,8 @@ bool HoldsOnlyADatabase(const std::string& folder) {
   const fs::directory_iterator entries(folder, error);
   return !error && std::all_of(begin(entries), end(entries), [](const fs::directory_entry& entry) {
     const std::string name = entry.path().filename();
-    return name == "lost+found" || absl::StartsWith(name, "ringleader.");
+    return name == "lost+found" || absl::StartsWith(name, "ringleader.") ||
+           absl::StartsWith(name, kTracesSentName);
   });
 }
 

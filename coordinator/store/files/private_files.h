@@ -10,6 +10,9 @@
 
 namespace ringleader::store {
 
+// Lies in the data folder beside the database (trace/delivery_log.h).
+inline constexpr char kTracesSentName[] = "traces-sent";
+
 // Makes the folder, or takes other users' rights to it away and says so in the log.
 // FAILED_PRECONDITION, with the remedy, where that is not possible, or where the folder holds other
 // things than a database of Ringleader's, whose users may need it as it is.

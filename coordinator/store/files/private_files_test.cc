@@ -80,6 +80,10 @@ TEST(PrivateFilesTest, AFolderIsMadeOrMendedUnlessItIsForOtherThings) {
   fs::create_directory(data + "/lost+found");
   fs::permissions(data, fs::perms(0755));
   EXPECT_TRUE(MakePrivateFolder(data).ok());
+  std::ofstream(data + "/" + kTracesSentName) << "x";
+  fs::permissions(data, fs::perms(0770));
+  EXPECT_TRUE(MakePrivateFolder(data).ok());
+  EXPECT_TRUE(IsPrivate(data));
 
   std::ofstream(data + "/diary") << "x";
   EXPECT_TRUE(MakePrivateFolder(data).ok());

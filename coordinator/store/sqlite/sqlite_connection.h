@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -54,6 +55,7 @@ class Connection {
   // must be a literal: its address identifies the prepared statement.
   template <typename... Arguments>
   Cursor Query(const char* sql, const Arguments&... arguments) {
+    CheckHeld();
     SQLite::Statement& statement = Prepare(sql);
     int index = 0;
     (Bind(statement, ++index, arguments), ...);
@@ -71,6 +73,21 @@ class Connection {
 
   // False after an error that made SQLite give up the transaction by itself.
   bool InTransaction() { return sqlite3_get_autocommit(database_.getHandle()) == 0; }
+  // While one exists, within a transaction: once SQLite has given that up, no statement is run, for
+  // it would be durable alone. Each fails as the one did that made SQLite give it up.
+  class Hold {
+   public:
+    explicit Hold(Connection* connection) : connection_(*connection) { connection_.held_ = true; }
+    ~Hold() {
+      connection_.held_ = false;
+      connection_.given_up_.reset();
+    }
+    Hold(const Hold&) = delete;
+    Hold& operator=(const Hold&) = delete;
+
+   private:
+    Connection& connection_;
+  };
 
   // `body` returns a Status or StatusOr; what it throws becomes one.
   template <typename Body>
@@ -78,6 +95,7 @@ class Connection {
     try {
       return body();
     } catch (const SQLite::Exception& error) {
+      if (held_ && !given_up_ && !InTransaction()) given_up_ = error;
       return Explain(path_, error, WriteErrno());
     }
   }
@@ -91,6 +109,11 @@ class Connection {
 
  private:
   SQLite::Statement& Prepare(const char* sql);
+  void CheckHeld() {
+    if (!held_ || InTransaction()) return;
+    throw given_up_ ? *given_up_
+                    : SQLite::Exception("the transaction ended within a write", SQLITE_ABORT);
+  }
   // The errno of the last system call that failed on the log of writes; 0: none, or not known.
   // (sqlite3_system_errno() does not hear of a COMMIT that fails.)
   int WriteErrno();
@@ -107,6 +130,8 @@ class Connection {
   const std::string path_;
   SQLite::Database database_;
   std::unordered_map<const char*, std::unique_ptr<SQLite::Statement>> statements_;
+  bool held_ = false;
+  std::optional<SQLite::Exception> given_up_;
 };
 
 // A row's payload with a checksum in front, so that a flipped bit in it is found: SQLite itself

@@ -60,6 +60,23 @@ class SqliteFaultsTest : public ::testing::Test {
   const std::string path_ = dir_.File("coordinator.db");
 };
 
+// While one exists, no file of this process grows beyond 4 KiB.
+class FilesGrowNoMore {
+ public:
+  FilesGrowNoMore() {
+    FailTooLargeWrites();
+    EXPECT_EQ(getrlimit(RLIMIT_FSIZE, &before_), 0);
+    const rlimit full = {.rlim_cur = 4096, .rlim_max = before_.rlim_max};
+    EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &full), 0);
+  }
+  ~FilesGrowNoMore() { EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &before_), 0); }
+  FilesGrowNoMore(const FilesGrowNoMore&) = delete;
+  FilesGrowNoMore& operator=(const FilesGrowNoMore&) = delete;
+
+ private:
+  rlimit before_ = {};
+};
+
 TEST_F(SqliteFaultsTest, SecondCoordinatorIsRefused) {
   auto first = OpenSqliteStore({.path = path()});
   ASSERT_TRUE(first.ok());
@@ -273,15 +290,48 @@ TEST_F(SqliteFaultsTest, AFileThatMayGrowNoMoreIsAFullDisk) {
   auto store = OpenSqliteStore({.path = path()});
   ASSERT_TRUE(store.ok()) << store.status();
   ASSERT_TRUE(CreateJob(**store, "before").ok());
-  FailTooLargeWrites();
-  rlimit limit = {};
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
-  const rlimit full = {.rlim_cur = 4096, .rlim_max = limit.rlim_max};
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &full), 0);
-  const absl::Status refused = CreateJob(**store, "refused");
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  absl::Status refused;
+  {
+    const FilesGrowNoMore full;
+    refused = CreateJob(**store, "refused");
+  }
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
   EXPECT_THAT(std::string(refused.message()), HasSubstr("raise the limit (ulimit -f)"));
+  EXPECT_TRUE(CreateJob(**store, "after").ok());
+}
+
+// Else what a body goes on to write would be durable, and what it has written not.
+TEST_F(SqliteFaultsTest, NothingIsWrittenOnceSqliteHasGivenTheTransactionUp) {
+  auto store = OpenSqliteStore({.path = path()});
+  ASSERT_TRUE(store.ok()) << store.status();
+  ASSERT_TRUE(CreateJob(**store, "before").ok());
+  const auto create = [](WriteTransaction& t, const std::string& id, size_t bytes) {
+    v1::Job job;
+    job.mutable_spec()->set_name(id);
+    job.set_state_reason(std::string(bytes, 'x'));
+    return t.CreateJob(&job);
+  };
+  absl::Status refused, later;
+  const absl::Status written = (*store)->Write([&](WriteTransaction& t) {
+    EXPECT_TRUE(create(t, "first", 1).ok());
+    {
+      const FilesGrowNoMore full;
+      // More than SQLite keeps in memory, so that it writes within the transaction.
+      for (int i = 0; i < 64 && refused.ok(); ++i) {
+        refused = create(t, absl::StrCat("large-", i), size_t{1} << 20);
+      }
+    }
+    later = create(t, "later", 1);
+    return absl::OkStatus();  // as a batch does whose items fail each by itself
+  });
+  for (const absl::Status& status : {refused, later}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  }
+  EXPECT_FALSE(written.ok());
+  EXPECT_TRUE(GetJob(**store, "before").ok());
+  for (const char* const none : {"first", "large-0", "later"}) {
+    EXPECT_TRUE(absl::IsNotFound(GetJob(**store, none))) << none;
+  }
   EXPECT_TRUE(CreateJob(**store, "after").ok());
 }
 

@@ -208,6 +208,7 @@ class SqliteStore : public Store {
     const absl::Status committed = writer_->Try([&]() -> absl::Status {
       RETURN_IF_ERROR(CheckInPlace());
       SQLite::Transaction transaction(writer_->database(), SQLite::TransactionBehavior::IMMEDIATE);
+      const Connection::Hold hold(writer_.get());
       uint64_t next = revision() + 1;
       for (Writer* writer : group) {
         RETURN_IF_ERROR(RunBody(*writer, next, &changes));

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "ringleader/kernels/shares.h"
+
 namespace ringleader::kernels::ops {
 
 using torch::Tensor;
@@ -266,7 +268,7 @@ std::optional<QueryRowsPlan> Visit::Rows() const {
   const EarlierBlocks pairs =
       CountEarlierBlocks(sizes_.layout(), tile, block_size,
                          static_cast<int32_t>(std::min(kept_.topk_blocks, sizes_.Tiles(size_))),
-                         static_cast<float>(kept_.density), /*is_moved=*/false);
+                         ShareToRoundDown(kept_.density), /*is_moved=*/false);
   return PlanQueryRows(pairs, sizes_.Tiles(size_), tile, block_size,
                        static_cast<int32_t>(sizes_.heads), static_cast<int32_t>(sizes_.kv_heads),
                        documents_.has_value());

@@ -228,9 +228,7 @@ void RingRunner::CountHops(const ring::RingSchedule& schedule, bool gradients,
       sent += ring::CountRows(hop.sent);
     }
   }
-  const int64_t element = !gradients                                      ? call.element_bytes()
-                          : options_.bf16_gradients && !Gathers(schedule) ? 2
-                                                                          : 4;
+  const int64_t element = !gradients ? call.element_bytes() : options_.bf16_gradients ? 2 : 4;
   const auto row = static_cast<uint64_t>(2 * element * call.kv_row());
   ring_bytes_.sent += static_cast<uint64_t>(sent) * row;
   ring_bytes_.whole += static_cast<uint64_t>(hops * slot_tokens) * row;

@@ -363,11 +363,11 @@ absl::StatusOr<PackResult> Pack(const PackOptions& user_options) {
   ASSIGN_OR_RETURN(result.train, train.Finish());
   ASSIGN_OR_RETURN(result.eval, eval.Finish());
   RETURN_IF_ERROR(CheckParts(options, result, files));
-  for (const char* part : {"train", "eval"}) {
-    fs::rename(building / part, output / part, error);
-    if (error) {
-      fs::remove_all(output / "train", error);
-      return absl::UnknownError(absl::StrCat("cannot move the shards to ", output.string()));
+  for (const char* part : {"eval", "train"}) {
+    const absl::Status moved = RenameDurably(building / part, output / part);
+    if (!moved.ok()) {
+      fs::remove_all(output / "eval", error);
+      return moved;
     }
   }
   return result;

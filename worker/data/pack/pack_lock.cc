@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/file_lock.h"
+#include "base/files.h"
 #include "base/status_macros.h"
 
 namespace ringleader::data {
@@ -62,7 +63,7 @@ absl::StatusOr<bool> PackLock::Try(const fs::path& output) {
   const fs::path file = output / ".packing.lock";
   const int fd = open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   if (fd < 0 && errno == ENOENT) return false;
-  if (fd < 0) return absl::ErrnoToStatus(errno, absl::StrCat("open ", file.string()));
+  if (fd < 0) return FileError(errno, absl::StrCat("open ", file.string()));
   const absl::StatusOr<bool> is_ours = TryLockFile(fd, file.string());
   if (is_ours.ok() && *is_ours && IsAt(fd, file.string())) {
     file_ = file;

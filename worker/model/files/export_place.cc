@@ -17,14 +17,19 @@ bool IsWeights(std::string_view name) {
          (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json"));
 }
 
-// Whether nothing lies in `folder` but what an export writes. What cannot be read is none.
+// Whether nothing lies in `folder` but what an export writes, in folders as the `fresh` one has
+// them. What cannot be read is none.
 bool IsExport(const fs::path& folder, const fs::path& fresh) {
   std::error_code error;
-  for (fs::directory_iterator it(folder, error), end; it != end; it.increment(error)) {
-    const std::string name = it->path().filename().string();
+  for (fs::recursive_directory_iterator it(folder, error), end; it != end; it.increment(error)) {
+    const fs::path name = it->path().lexically_relative(folder);
     std::error_code ignored;
-    if (!it->is_regular_file(ignored)) return false;
-    if (!IsWeights(name) && !fs::exists(fresh / name, ignored)) return false;
+    const fs::file_status status = it->symlink_status(ignored);
+    const bool is_exported =
+        fs::is_regular_file(status)
+            ? IsWeights(name.string()) || fs::is_regular_file(fresh / name, ignored)
+            : fs::is_directory(status) && fs::is_directory(fresh / name, ignored);
+    if (!is_exported) return false;
   }
   return !error;
 }

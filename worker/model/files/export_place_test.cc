@@ -44,13 +44,19 @@ TEST_F(ExportPlaceTest, TakesThePlaceOfNothingAndOfAnotherExport) {
   EXPECT_EQ(Place(), "model");
   Write("model/model-00001-of-00002.safetensors", "old");
   Write("model/model.safetensors.index.json", "old");
+  Write(".fresh/additional_chat_templates/tools.jinja", "new");
   EXPECT_EQ(Place(), "model");
+  // With a folder in it.
+  Write(".fresh/additional_chat_templates/tools.jinja", "new");
+  EXPECT_EQ(Place(), "model");
+  EXPECT_EQ(Read(directory_ / "model/additional_chat_templates/tools.jinja"), "new");
   EXPECT_FALSE(fs::exists(directory_ / "model/model-00001-of-00002.safetensors"));
 }
 
 TEST_F(ExportPlaceTest, CheckpointsOfAnotherJobAndFilesOfPeopleStay) {
   for (const char* const other :
-       {"model/owner.json", "model/step-4/manifest.json", "model/notes.txt"}) {
+       {"model/owner.json", "model/step-4/manifest.json", "model/notes.txt",
+        "model/step-4/model.safetensors", "model/additional_chat_templates/notes.txt"}) {
     fs::remove_all(directory_ / "model");
     Write(other, "theirs");
     EXPECT_EQ(Place(), "model-token-7") << other;

@@ -48,28 +48,6 @@ absl::StatusOr<std::map<std::string, std::string>> ReadIndex(const fs::path& pat
   return files;
 }
 
-absl::StatusOr<std::vector<std::string>> WeightFiles(const fs::path& folder) {
-  std::error_code ignored;
-  if (fs::exists(folder / kIndexFile, ignored)) {
-    ASSIGN_OR_RETURN(const auto files, ReadIndex(folder / kIndexFile));
-    std::set<std::string> names;
-    for (const auto& [tensor, file] : files) names.insert(file);
-    // transformers takes the single file, and others the index.
-    if (!names.contains(kSingleFile) && fs::exists(folder / kSingleFile, ignored)) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("%s: both %s and the shards of %s are there, and may hold different "
-                          "weights; remove those that are not meant",
-                          folder.string(), kSingleFile, kIndexFile));
-    }
-    return std::vector<std::string>(names.begin(), names.end());
-  }
-  if (fs::exists(folder / kSingleFile, ignored)) return std::vector<std::string>{kSingleFile};
-  return absl::NotFoundError(
-      absl::StrFormat("%s: neither %s nor %s is there; give a Hugging Face "
-                      "model folder with safetensors weights",
-                      folder.string(), kSingleFile, kIndexFile));
-}
-
 constexpr char kEmbedding[] = "model.embed_tokens.weight";
 constexpr char kHead[] = "lm_head.weight";
 
@@ -248,6 +226,29 @@ absl::Status WriteFiles(const fs::path& folder, const ModelConfig& config,
 
 }  // namespace
 
+absl::StatusOr<std::vector<std::string>> WeightFiles(const std::string& folder) {
+  const fs::path single = fs::path(folder) / kSingleFile, index = fs::path(folder) / kIndexFile;
+  std::error_code ignored;
+  if (fs::exists(index, ignored)) {
+    ASSIGN_OR_RETURN(const auto files, ReadIndex(index));
+    std::set<std::string> names;
+    for (const auto& [tensor, file] : files) names.insert(file);
+    // transformers takes the single file, and others the index.
+    if (!names.contains(kSingleFile) && fs::exists(single, ignored)) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("%s: both %s and the shards of %s are there, and may hold different "
+                          "weights; remove those that are not meant",
+                          folder, kSingleFile, kIndexFile));
+    }
+    return std::vector<std::string>(names.begin(), names.end());
+  }
+  if (fs::exists(single, ignored)) return std::vector<std::string>{kSingleFile};
+  return absl::NotFoundError(
+      absl::StrFormat("%s: neither %s nor %s is there; give a Hugging Face "
+                      "model folder with safetensors weights",
+                      folder, kSingleFile, kIndexFile));
+}
+
 absl::Status LoadWeights(const std::string& folder, const ModelConfig& config,
                          const ParameterLayout& layout, float* values) {
   return LoadWeights(folder, config, layout, 0, layout.elements, values);
@@ -289,7 +290,7 @@ absl::Status ExportModel(const std::string& folder, const ModelConfig& config,
   fs::remove_all(fresh, error);
   if (!error) fs::create_directories(fresh, error);
   if (error) {
-    return absl::ErrnoToStatus(error.value(), absl::StrFormat("create folder %s", fresh.string()));
+    return FileError(error.value(), absl::StrFormat("create folder %s", fresh.string()));
   }
 
   absl::Status status = WriteFiles(fresh, config, layout, values, options);

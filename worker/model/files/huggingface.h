@@ -5,13 +5,19 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "model_shape/model_config.h"
 #include "model_shape/parameter_layout.h"
 #include "worker/model/files/safetensors.h"
 
 namespace ringleader::model {
+
+// Names of the files in `folder` that hold its weights, sorted: those of the index, or the single
+// one. NOT_FOUND where there is neither.
+absl::StatusOr<std::vector<std::string>> WeightFiles(const std::string& folder);
 
 // Reads the weights of `folder` into `values` [layout.elements]; gaps become 0. Errors name the
 // file and the tensor: a missing or unexpected one, another shape, a file that is not whole.

@@ -47,7 +47,7 @@ std::string Hex(uint64_t checksum) {
 }
 
 absl::Status Failed(const char* what, const std::string& path) {
-  return absl::ErrnoToStatus(errno, absl::StrCat(what, " ", path));
+  return FileError(errno, absl::StrCat(what, " ", path));
 }
 
 // Foreign files have no checksum; theirs is trusted, but for what ReadFloats checks.

@@ -1,17 +1,23 @@
 #include "worker/trainer/engine/same_inputs.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
-#include <fstream>
 #include <iterator>
-#include <system_error>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/checksum.h"
+#include "base/files.h"
 #include "base/status_macros.h"
 #include "worker/checkpoint/shared_outcome.h"
+#include "worker/model/files/huggingface.h"
 
 namespace ringleader::trainer {
 namespace {
@@ -22,18 +28,23 @@ namespace fs = std::filesystem;
 constexpr int64_t kPieces = 64, kPieceBytes = int64_t{16} << 10;
 
 absl::Status AddFile(const fs::path& path, ChecksumStream& sum) {
-  std::error_code error;
-  const auto bytes = static_cast<int64_t>(fs::file_size(path, error));
-  if (error) return absl::ErrnoToStatus(error.value(), absl::StrCat("look at ", path.string()));
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return FileError(errno, absl::StrCat("open ", path.string()));
+  const absl::Cleanup close_it = [fd] { close(fd); };
+  struct stat status = {};
+  if (fstat(fd, &status) != 0) return FileError(errno, absl::StrCat("look at ", path.string()));
+  const int64_t bytes = status.st_size;
   const std::string about = absl::StrCat(path.filename().string(), "\n", bytes, "\n");
   sum.Update(about.data(), about.size());
-  std::ifstream file(path, std::ios::binary);
-  std::vector<char> piece(kPieceBytes);
+  std::vector<char> piece(static_cast<size_t>(std::min(bytes, kPieceBytes)));
   for (int64_t i = 0; i < kPieces; ++i) {
-    file.seekg(std::max<int64_t>(0, bytes - kPieceBytes) * i / (kPieces - 1));
-    file.read(piece.data(), std::min(bytes, kPieceBytes));
-    if (!file) return absl::DataLossError(absl::StrCat("cannot read ", path.string()));
-    sum.Update(piece.data(), static_cast<size_t>(file.gcount()));
+    const int64_t at = std::max<int64_t>(0, bytes - kPieceBytes) * i / (kPieces - 1);
+    const ssize_t got = pread(fd, piece.data(), piece.size(), at);
+    if (got < 0) return FileError(errno, absl::StrCat("read ", path.string()));
+    if (static_cast<size_t>(got) != piece.size()) {
+      return absl::DataLossError(absl::StrCat(path.string(), " got shorter while it was read"));
+    }
+    sum.Update(piece.data(), piece.size());
   }
   return absl::OkStatus();
 }
@@ -57,15 +68,9 @@ absl::Status CheckSameInputs(std::span<const Input> inputs, comm::Communicator& 
 
 absl::StatusOr<uint64_t> DigestOfWeights(const std::string& folder) {
   if (folder == "random") return 0;
-  std::vector<fs::path> files;
-  std::error_code error;
-  for (fs::directory_iterator it(folder, error), end; it != end; it.increment(error)) {
-    if (it->path().extension() == ".safetensors") files.push_back(it->path());
-  }
-  if (error) return absl::ErrnoToStatus(error.value(), absl::StrCat("list ", folder));
-  std::ranges::sort(files);
+  ASSIGN_OR_RETURN(const std::vector<std::string> files, model::WeightFiles(folder));
   ChecksumStream sum;
-  for (const fs::path& file : files) RETURN_IF_ERROR(AddFile(file, sum));
+  for (const std::string& file : files) RETURN_IF_ERROR(AddFile(fs::path(folder) / file, sum));
   return sum.Digest();
 }
 

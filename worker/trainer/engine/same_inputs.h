@@ -22,9 +22,9 @@ struct Input {
 // have in the same order, and the first rank that found something else there than rank 0.
 absl::Status CheckSameInputs(std::span<const Input> inputs, comm::Communicator& world);
 
-// Digests a folder of weights (model.init) without reading all of it: names and sizes of its
-// .safetensors files, their headers, and samples of what follows. "random" is 0. NOT_FOUND and
-// others name the file.
+// Digests a folder of weights (model.init) without reading all of it: names and sizes of the files
+// that hold them (model::WeightFiles), their headers, and samples of what follows. "random" is 0.
+// Errors name the file; DATA_LOSS: it got shorter meanwhile.
 absl::StatusOr<uint64_t> DigestOfWeights(const std::string& folder);
 
 }  // namespace ringleader::trainer

@@ -55,7 +55,19 @@ TEST(SameInputsTest, WeightsAreKnownByNamesSizesAndSamples) {
   }
   // Weights that were trained on differ all over.
   EXPECT_NE(write("model.safetensors", std::string(weights.size(), 'x')), first);
-  EXPECT_NE(write("more.safetensors", "short"), first);
+  // Nobody reads what the index does not name: a download may have left half of it there.
+  write("model.safetensors", weights);
+  EXPECT_EQ(write("more.safetensors", "short"), first);
+  std::filesystem::create_symlink("nowhere", folder / "unfinished.safetensors");
+  EXPECT_EQ(write("tokenizer.json", "{}"), first);
+  std::filesystem::rename(folder / "model.safetensors", folder / "half.safetensors");
+  const std::string index = R"({"weight_map": {"a": "half.safetensors", "b": "more.safetensors"}})";
+  const uint64_t both = write("model.safetensors.index.json", index);
+  EXPECT_NE(both, first);
+  EXPECT_NE(write("more.safetensors", "other"), both);
+  // Which an attempt later, or on another node, may find.
+  std::filesystem::remove(folder / "more.safetensors");
+  EXPECT_EQ(DigestOfWeights(folder).status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(DigestOfWeights("random").value(), 0u);
   EXPECT_FALSE(DigestOfWeights(folder / "none").ok());
 }

@@ -124,6 +124,8 @@ absl::Status StepEngine::PlanMemory(const model::ModelConfig& config) {
 }
 
 bool StepEngine::MaySumOnceAStep(const model::ParameterLayout& layout) const {
+  // Sums in one order and in the other end in other bits, and what memory is free decides here.
+  if (job_.deterministic) return false;
   if (!job_.batching.samples || job_.deals_in_order || job_.data == 1 ||
       memory_plan_.sharding != model::ParameterSharding::kWhole) {
     return false;

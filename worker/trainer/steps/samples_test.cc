@@ -304,6 +304,9 @@ TEST_F(SamplesJobTest, GroupsSumTheirGradientsOnceAStepWhereTheyMay) {
   TrainingJob packed = Job(1, 2);
   packed.batching = {};
   EXPECT_THAT(settings_of(packed), HasSubstr(each)) << "as many micro-batches in each";
+  TrainingJob deterministic = Job(1, 2);
+  deterministic.deterministic = true;
+  EXPECT_THAT(settings_of(deterministic), HasSubstr(each)) << "whatever memory is free";
 }
 
 // By the power of two that a document fits; what fills a micro-batch up is none.
