@@ -81,7 +81,6 @@ if [[ ${1:-} == --dev && ! -e $otlp/.complete ]]; then
 fi
 
 # Where there is a CUDA compiler, trainers are built for NCCL, too: its headers come with the library.
-site=$deps/torch
 if command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]]; then
   [[ -e $venv/.nccl || -e /usr/local/cuda/include/nccl.h ]] || {
     echo "install_deps: NCCL $NCCL_VERSION into $venv"

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "coordinator/lifecycle/job/wire_time.h"
+
 namespace ringleader::lifecycle {
 namespace {
 
@@ -124,6 +126,13 @@ TEST(OptionsTest, TimesThatContradictEachOtherAreRefused) {
   options.max_retry_backoff -= kBeyond;
   EXPECT_THAT(refusal(options),
               HasSubstr("--max-retry-backoff must not be less than --retry-backoff"));
+}
+
+TEST(WireTimeTest, WhatIsLongerThanAWorkerCanBeToldIsTheMostThatItCan) {
+  EXPECT_EQ(WireMilliseconds(absl::Seconds(90)), 90'000u);
+  EXPECT_EQ(WireMilliseconds(absl::Milliseconds(4294967295)), 4294967295u);
+  EXPECT_EQ(WireMilliseconds(absl::Seconds(4294968)), 4294967295u);
+  EXPECT_EQ(WireMilliseconds(absl::InfiniteDuration()), 4294967295u);
 }
 
 }  // namespace
