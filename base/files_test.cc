@@ -32,7 +32,7 @@ TEST(ReadRegularFileTest, TakesFilesOfTheSizeAllowedAlone) {
   ASSERT_EQ(mkfifo(folder.File("pipe").c_str(), 0600), 0);
   EXPECT_THAT(ReadRegularFile(folder.File("pipe"), 4).status().message(), HasSubstr("is a pipe"));
   EXPECT_THAT(ReadRegularFile("/dev/zero", 4).status().message(), HasSubstr("is a device"));
-  std::ofstream(folder.File("sparse"));
+  std::ofstream(folder.File("sparse")) << "";
   std::filesystem::resize_file(folder.File("sparse"), uint64_t{1} << 32);
   EXPECT_THAT(ReadRegularFile(folder.File("sparse"), 1 << 20).status().message(),
               HasSubstr("has 4294967296 bytes"));

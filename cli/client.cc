@@ -221,7 +221,7 @@ class GrpcClient : public Client {
         SayIsBack();
         give_up = absl::InfiniteFuture();
         tries = 1;
-        if (const absl::Status wanted = on_response(response); !wanted.ok()) {
+        if (absl::Status wanted = on_response(response); !wanted.ok()) {
           call.TryCancel();
           reader->Finish();
           return wanted;

@@ -28,7 +28,7 @@ void BatchQueue::Push(BatchItem item) {
   }
   std::vector<BatchItem> late;
   late.push_back(std::move(item));
-  Finish(std::move(late), absl::UnavailableError("the coordinator is shutting down"));
+  Finish(late, absl::UnavailableError("the coordinator is shutting down"));
 }
 
 bool BatchQueue::Await(absl::Duration tick, absl::Duration window) {
@@ -56,13 +56,13 @@ std::vector<BatchItem> BatchQueue::Take(const absl::Status& space) {
     urgent_ = std::any_of(items_.begin(), items_.end(),
                           [](const BatchItem& item) { return item.done != nullptr; });
   }
-  Finish(std::move(refused), space);
+  Finish(refused, space);
   // The hello may be refused yet: the earlier session's worker, if it lives, is to send again what
   // goes here.
   for (const BatchItem& item : superseded) {
     item.session->Close(absl::AbortedError("another session of this node has begun"));
   }
-  Finish(std::move(superseded), absl::OkStatus());
+  Finish(superseded, absl::OkStatus());
   return batch;
 }
 
@@ -116,8 +116,8 @@ bool BatchQueue::IsReady() const {
   return ready_;
 }
 
-void BatchQueue::Finish(std::vector<BatchItem> batch, const absl::Status& outcome) {
-  for (BatchItem& item : batch) {
+void BatchQueue::Finish(const std::vector<BatchItem>& batch, const absl::Status& outcome) {
+  for (const BatchItem& item : batch) {
     if (item.done) item.done(outcome);
     if (item.message_bytes > 0) item.session->Taken();
   }

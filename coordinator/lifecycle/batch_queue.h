@@ -53,7 +53,7 @@ class BatchQueue {
 
   // Tells those who wait what became of a batch that Take() returned, and sessions that there is
   // room again.
-  static void Finish(std::vector<BatchItem> batch, const absl::Status& outcome);
+  static void Finish(const std::vector<BatchItem>& batch, const absl::Status& outcome);
 
   // Returns whether it was the first to stop.
   bool Stop() ABSL_LOCKS_EXCLUDED(mutex_);

@@ -121,7 +121,7 @@ TEST_F(BatchQueueTest, ABatchHasSoManyItems) {
     EXPECT_THAT(Awaits(kNever, kNever), Optional(true)) << "for somebody waits";
     std::vector<BatchItem> batch = queue_.Take(absl::OkStatus());
     EXPECT_THAT(batch, SizeIs(count));
-    BatchQueue::Finish(std::move(batch), absl::OkStatus());
+    BatchQueue::Finish(batch, absl::OkStatus());
   }
   EXPECT_EQ(session->taken(), 5000);
   EXPECT_THAT(heard_, ElementsAre(absl::OkStatus()));
@@ -149,7 +149,7 @@ TEST_F(BatchQueueTest, SessionsHearThatTheirMessagesWereTaken) {
   queue_.Push(Hello(session));
   std::vector<BatchItem> batch = queue_.Take(absl::OkStatus());
   EXPECT_EQ(session->taken(), 0);
-  BatchQueue::Finish(std::move(batch), kFull);
+  BatchQueue::Finish(batch, kFull);
   EXPECT_EQ(session->taken(), 1);
 }
 

@@ -275,7 +275,7 @@ class JobController::Impl {
         if (writable_) spdlog::info("can write again");
       }
     }
-    BatchQueue::Finish(std::move(batch), committed);
+    BatchQueue::Finish(batch, committed);
     if (absl::IsDataLoss(committed)) TellOfDamage(committed);
     return committed.ok();
   }
@@ -315,7 +315,7 @@ class JobController::Impl {
     for (const BatchItem& item : vital) {
       if (item.session != nullptr) item.session->Close(refusal);
     }
-    BatchQueue::Finish(std::move(vital), refusal);
+    BatchQueue::Finish(vital, refusal);
   }
 
   const Options options_;
