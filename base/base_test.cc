@@ -424,7 +424,7 @@ TEST(TryLockFileTest, OneOpeningHasIt) {
   close(second);
   // What fails otherwise is no lock of somebody else.
   EXPECT_THAT(TryLockFile(-1, path).status().message(),
-              HasSubstr(path + " cannot be locked (Bad file descriptor)"));
+              HasSubstr("lock " + path + ": Bad file descriptor"));
 }
 
 TEST(ParseJsonTest, WhatNestsDeeperThanAnybodyDoesIsNone) {

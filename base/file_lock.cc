@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
+#include "base/files.h"
 
 namespace ringleader {
 
@@ -17,6 +18,9 @@ absl::StatusOr<bool> TryLockFile(int fd, const std::string& path) {
   } while (result != 0 && errno == EINTR);
   if (result == 0) return true;
   if (errno == EWOULDBLOCK) return false;
+  if (errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL) {
+    return FileError(errno, "lock " + path);
+  }
   return absl::FailedPreconditionError(
       absl::StrFormat("%s cannot be locked (%s); put it on storage with file locks: a local disk, "
                       "NFS, or Lustre mounted with -o flock",

@@ -124,6 +124,10 @@ loss() {
   # What has ended is not measured again, so it must be of the same code, machine and options.
   made_by=$(printf '%s\n' "commit $COMMIT" "hardware $HARDWARE" "engine $engine" "text $text" "tokens $tokens" "steps $steps" \
     "first step ${first_step:-1}" "last step ${last_step:-$steps}" "config $(sha256sum <"$config")")
+  if [[ ! -e $run/made_by ]] && compgen -G "$run/*.csv" >/dev/null; then
+    echo "fp8: $run holds losses of nobody knows which run; give another --dir, or remove it" >&2
+    exit 2
+  fi
   if [[ -e $run/made_by ]]; then
     difference=$(diff --old-line-format='  kept:  %L' --new-line-format='  asked: %L' --unchanged-line-format= "$run/made_by" - <<<"$made_by") || {
       echo "fp8: $run holds losses of another run; give another --dir, or remove it:" >&2

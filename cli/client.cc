@@ -123,6 +123,7 @@ class GrpcClient : public Client {
             request.set_after_revision(response.job().revision());
           }
           if (response.has_reports()) *request.mutable_after_reports() = response.reports();
+          if (response.has_all_reports()) request.set_after_step(0);
           wants_more = on_response(response);
           return wants_more ? absl::OkStatus() : absl::CancelledError();
         });

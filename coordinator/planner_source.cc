@@ -213,7 +213,11 @@ class PlannerSource : public lifecycle::PlanSource {
     }
     const std::optional<v1::StepPlan> next = running.live->Observe(
         merged, absl::Now() - ToTime(merged.time()), running.densities, running.costs.measured());
-    if (!next.has_value() && running.live->WantsShape(merged)) LookForShape(job, merged, running);
+    // An attempt's first steps take longer: its rings and buffers are made in them.
+    const bool is_warm = running.recent.size() == kRecentSteps;
+    if (!next.has_value() && is_warm && running.live->WantsShape(merged)) {
+      LookForShape(job, merged, running);
+    }
     return next;
   }
 
@@ -279,7 +283,7 @@ class PlannerSource : public lifecycle::PlanSource {
                                        .costs = running.costs,
                                        .hints = planner::HintsFrom(spec, running.recent),
                                        .plan = running.live->plan(),
-                                       .taken = planner::MeanOf(running.recent),
+                                       .taken = planner::MedianOf(running.recent),
                                        .misses = running.live->misses(),
                                        .link_halvings = running.live->link_halvings(),
                                        .steps_left = running.live->StepsLeft(merged),

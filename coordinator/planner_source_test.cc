@@ -155,6 +155,8 @@ TEST(PlannerSourceTest, ABetterLayoutIsAnnounced) {
     v1::StepReport report;
     report.set_plan_version(made->plan.version());
     report.set_step_seconds(made->plan.prediction().step_seconds());
+    constexpr uint64_t kResumedAt = 1000;
+    report.set_step(kResumedAt);
     const absl::Time deadline = absl::Now() + absl::Seconds(may_change ? 60 : 1);
     while (!next.has_value() && absl::Now() < deadline) {
       report.set_step(report.step() + 1);
@@ -168,6 +170,7 @@ TEST(PlannerSourceTest, ABetterLayoutIsAnnounced) {
     EXPECT_EQ(next->version(), made->plan.version() + 1);
     EXPECT_EQ(next->layout(), v1::ParallelismSpec::STRIPED);
     EXPECT_GT(next->effective_step(), report.step());
+    EXPECT_GT(report.step(), kResumedAt + 16) << "an attempt's first steps are of no other";
     EXPECT_EQ(next->earlier_shapes(0).layout(), v1::ParallelismSpec::CONTIGUOUS);
     EXPECT_THAT(next->reasons(0), HasSubstr("in place of contiguous"));
   }

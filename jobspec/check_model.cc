@@ -40,6 +40,13 @@ absl::Status CheckDenseLayers(const v1::AttentionSpec& attention, int64_t layers
   return absl::OkStatus();
 }
 
+absl::Status CheckOffload(v1::ResourcesSpec::Offload offload, int64_t layers) {
+  if (offload != v1::ResourcesSpec::OFFLOAD_HOST || layers > 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "resources.offload: host keeps what layers but the last ones save in host memory, and this "
+      "model has one layer; set it to none");
+}
+
 absl::Status CheckModelsPrecision(const v1::TrainingSpec& training,
                                   const model::ModelConfig& model) {
   ASSIGN_OR_RETURN(const model::Precision precision, PrecisionOf(training));
@@ -63,6 +70,7 @@ void FindModelMistakes(const v1::JobSpec& given, const model::ModelConfig& model
   const Mistakes alone = *mistakes;
   if (!alone.Touch({"resources"})) {
     mistakes->Add("model", CheckHeadDim(spec.resources().engine(), model.head_dim));
+    mistakes->Add("resources.offload", CheckOffload(spec.resources().offload(), model.layers));
   }
   if (!alone.Touch({"attention"})) {
     mistakes->Add("attention.dense_layers", CheckDenseLayers(spec.attention(), model.layers));

@@ -49,6 +49,13 @@ TEST(CheckModelTest, WhatTheModelDoesNotHaveIsRefused) {
   EXPECT_EQ(Complaint({"resources.engine=cuda"}, narrow),
             "model: its heads have 32 dimensions; with resources.engine: cuda 64 and 128 are "
             "supported");
+  model::ModelConfig one = TwoLayers();
+  one.layers = 1;
+  const std::string cuda = "resources.engine=cuda";
+  EXPECT_EQ(Complaint({cuda, "resources.offload=host"}), "");
+  EXPECT_THAT(Complaint({cuda, "resources.offload=host"}, one),
+              HasSubstr("this model has one layer; set it to none"));
+  EXPECT_EQ(Complaint({cuda}, one), "");
   EXPECT_THAT(Complaint({"attention.dense_layers=[2]", "training.precision=fp8"}),
               AllOf(HasSubstr("2 mistakes:\n  attention.dense_layers: layer 2"),
                     HasSubstr("\n  training.precision: fp8 leaves")));

@@ -190,7 +190,12 @@ absl::Status ParseRope(const Json& root, const std::string& source, ModelConfig&
   RETURN_IF_ERROR(top.status());
 
   Reader in(root[section], absl::StrFormat("%s: %s", source, section));
-  rope.theta = in.PositiveReal("rope_theta", rope.theta);
+  const double outside = rope.theta;
+  rope.theta = in.PositiveReal("rope_theta", outside);
+  if (top.Has("rope_theta") && rope.theta != outside) {
+    in.Fail("rope_theta", "differs from the one outside; leave the one that is meant");
+    return in.status();
+  }
   // "type" is what early files say.
   const char* type_key = in.Has("rope_type") ? "rope_type" : "type";
   const std::string type = in.String(type_key, "default");

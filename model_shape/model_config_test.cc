@@ -119,6 +119,17 @@ TEST(ModelConfigTest, RopeRulesThatDifferAreRefused) {
   EXPECT_THAT(std::string(Parse(both).status().message()),
               AllOf(HasSubstr("rope_scaling"), HasSubstr("differs from \"rope_parameters\"")));
 
+  // transformers 4 reads the one outside, and 5 the one inside.
+  Json theta = Qwen2();
+  theta["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 5000.0}};
+  theta.erase("rope_theta");
+  EXPECT_EQ(Parse(theta)->rope.theta, 5000.0);
+  theta["rope_theta"] = 5000;
+  EXPECT_TRUE(Parse(theta).ok()) << Parse(theta).status();
+  theta["rope_theta"] = 1e6;
+  EXPECT_THAT(std::string(Parse(theta).status().message()),
+              AllOf(HasSubstr("rope_theta"), HasSubstr("differs from the one outside")));
+
   Json lengths = Qwen2();
   lengths["original_max_position_embeddings"] = 16;
   lengths["rope_scaling"] = {

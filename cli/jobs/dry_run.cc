@@ -89,8 +89,10 @@ void AddMemoryNotes(const v1::JobSpec& spec, const model::ModelConfig& model,
       .choice_bytes = choice.kept,
       .choice_working_bytes = choice.working,
       .head_ranks = static_cast<int>(jobspec::HeadRanks(spec.parallelism()))};
-  const model::MemoryLimits limits = {.device = static_cast<int64_t>(machines.trainer_gib * kGiB),
-                                      .host = std::numeric_limits<int64_t>::max()};
+  const auto trainer = static_cast<int64_t>(machines.trainer_gib * kGiB);
+  const model::MemoryLimits limits = {
+      .device = is_cuda ? trainer - model::ReservedBytes(trainer) : trainer,
+      .host = std::numeric_limits<int64_t>::max()};
   const auto wishes = jobspec::MemoryWishesOf(spec.resources());
   if (!wishes.ok() || !jobspec::SetPrecision(spec, &shape).ok())
     return;  // jobspec::Validate() has refused it

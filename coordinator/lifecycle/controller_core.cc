@@ -39,7 +39,7 @@ bool WritesInto(const std::string& outer, const std::string& inner) {
   std::string_view name = std::string_view(inner).substr(folder.size());
   name = name.substr(0, name.find('/'));
   return name == "model" || name == "profiles" || name.starts_with("model-token-") ||
-         name.starts_with("step-") || name.starts_with('.');
+         name.starts_with("step-") || name.starts_with("owner.json") || name.starts_with('.');
 }
 
 // Before anything is changed: a record that is damaged ends the request that is about it, and not

@@ -172,9 +172,12 @@ class ControllerCore {
   std::vector<scheduler::NodeSlots> Slots() const;
   bool restored() const { return restored_until_ != absl::InfinitePast(); }
   absl::Status Schedule(store::ReadTransaction& transaction, absl::Time now);
-  // Says why the job waits, at once or soon: a new reason is a new record, with all of the
+  struct Reason {
+    std::string job, text;
+  };
+  // Says why jobs wait, at once or soon: a new reason is a new record, with all of the
   // specification, and a long queue has another for each job whenever slots change.
-  void Wait(JobMachine& machine, const std::string& reason, absl::Time now);
+  void Wait(std::vector<Reason> reasons, absl::Time now);
   std::vector<v1::NodeInventory> Inventories(const std::vector<v1::Placement>& placements) const;
 
   // An attempt whose plan is being made. It holds its slots until the plan is there.
@@ -236,8 +239,9 @@ class ControllerCore {
   Warnings warnings_;
   bool schedule_due_ = true;
   bool is_scarce_ = false;
-  // What may be written of reasons now, and when the rest is due.
+  // What may be written of reasons now, when the rest is due, and with which job it begins.
   double reason_bytes_ = 0;
+  std::string next_reason_of_;
   absl::Time reason_bytes_at_ = absl::InfinitePast(), reasons_due_ = absl::InfiniteFuture();
   // The store was put back from a backup: attempts that it does not know of may run until then, so
   // that none is started before. Infinitely past: it was not.

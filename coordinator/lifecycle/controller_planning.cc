@@ -66,23 +66,31 @@ void ControllerCore::SetScarce(bool is_scarce) {
   if (std::exchange(is_scarce_, is_scarce) && !is_scarce) schedule_due_ = true;
 }
 
-void ControllerCore::Wait(JobMachine& machine, const std::string& reason, absl::Time now) {
-  const std::string& known = machine.job().state_reason();
-  if (is_scarce_ || reason == known) return;
-  // The first is part of what the job's coming costs anyway.
-  if (!known.empty()) {
-    reason_bytes_ = std::min(
-        kMostReasonBytes,
-        reason_bytes_ + kReasonBytesASecond * absl::ToDoubleSeconds(now - reason_bytes_at_));
-    reason_bytes_at_ = now;
-    const auto bytes = static_cast<double>(machine.spec_bytes() + kReasonOverhead);
-    if (reason_bytes_ < std::min(bytes, kMostReasonBytes)) {
-      reasons_due_ = std::min(reasons_due_, now + absl::Seconds(1));
-      return;
+void ControllerCore::Wait(std::vector<Reason> reasons, absl::Time now) {
+  if (is_scarce_) return;
+  reason_bytes_ =
+      std::min(kMostReasonBytes,
+               reason_bytes_ + kReasonBytesASecond * absl::ToDoubleSeconds(now - reason_bytes_at_));
+  reason_bytes_at_ = now;
+  // Those go first that had to wait last time.
+  std::ranges::rotate(reasons, std::ranges::find(reasons, next_reason_of_, &Reason::job));
+  next_reason_of_.clear();
+  for (const Reason& reason : reasons) {
+    JobMachine& machine = *Find(reason.job);
+    const std::string& known = machine.job().state_reason();
+    if (reason.text == known) continue;
+    // The first is part of what the job's coming costs anyway.
+    if (!known.empty()) {
+      const auto bytes = static_cast<double>(machine.spec_bytes() + kReasonOverhead);
+      if (reason_bytes_ < std::min(bytes, kMostReasonBytes)) {
+        if (next_reason_of_.empty()) next_reason_of_ = reason.job;
+        reasons_due_ = now + absl::Seconds(1);
+        continue;
+      }
+      reason_bytes_ -= bytes;
     }
-    reason_bytes_ -= bytes;
+    machine.Wait(reason.text);
   }
-  machine.Wait(reason);
 }
 
 absl::Status ControllerCore::Schedule(store::ReadTransaction& transaction, absl::Time now) {
@@ -100,28 +108,32 @@ absl::Status ControllerCore::Schedule(store::ReadTransaction& transaction, absl:
       waiting.back().shun = machine->SlowNodes();
     }
   }
+  std::vector<Reason> reasons;
   if (restored()) {
     for (const scheduler::Request& request : waiting) {
-      Wait(*Find(request.id),
-           absl::StrCat("the coordinator's database was put back from a backup: until ",
-                        absl::FormatTime(absl::RFC3339_sec, restored_until_, absl::UTCTimeZone()),
-                        " trainers may run that it does not know of, and no job is started"),
-           now);
+      reasons.push_back(
+          {.job = request.id,
+           .text = absl::StrCat(
+               "the coordinator's database was put back from a backup: until ",
+               absl::FormatTime(absl::RFC3339_sec, restored_until_, absl::UTCTimeZone()),
+               " trainers may run that it does not know of, and no job is started")});
     }
+    Wait(std::move(reasons), now);
     return absl::OkStatus();
   }
   if (waiting.empty()) return absl::OkStatus();
   for (const scheduler::Decision& decision : scheduler::Schedule(std::move(waiting), Slots())) {
     JobMachine& machine = *Find(decision.id);
     if (decision.placements.empty()) {
-      Wait(machine, decision.pending_reason, now);
+      reasons.push_back({.job = decision.id, .text = decision.pending_reason});
     } else if (const std::string wait = plans_under_way_->Wait(machine.job().owner());
                !wait.empty()) {
-      Wait(machine, wait, now);
+      reasons.push_back({.job = decision.id, .text = wait});
     } else {
       RETURN_IF_ERROR(BeginPlanning(transaction, machine, decision.placements, now));
     }
   }
+  Wait(std::move(reasons), now);
   CountTrainers();
   return absl::OkStatus();
 }
@@ -160,11 +172,11 @@ absl::Status ControllerCore::BeginPlanning(store::ReadTransaction& transaction, 
               .nodes = Inventories(placements),
               .is_overtaken = std::make_shared<std::atomic<bool>>(false),
               .since = now};
-  Wait(machine,
-       absl::StrFormat(
-           "planning how to run on %s%s", placements.front().node(),
-           placements.size() == 1 ? "" : absl::StrFormat(" and %d more", placements.size() - 1)),
-       now);
+  if (!is_scarce_) {
+    machine.Wait(absl::StrFormat(
+        "planning how to run on %s%s", placements.front().node(),
+        placements.size() == 1 ? "" : absl::StrFormat(" and %d more", placements.size() - 1)));
+  }
   const std::string& owner = machine.job().owner();
   PlanRequest request = {.spec = machine.job().spec(),
                          .owner = owner,

@@ -178,6 +178,7 @@ absl::StatusOr<TokenFolder> TokenFolder::Open(const std::string& folder) {
       return Damaged(path, marks.message());
     }
     for (uint64_t i = 0; i < shard->tokens(); ++i) {
+      if ((i + 1) % kTokensATick == 0) Progress::Tick();
       if (shard->token(i) < result.manifest_.vocabulary) continue;
       return Damaged(path, absl::StrFormat("its token %d is %d, of a vocabulary of %d", i,
                                            shard->token(i), result.manifest_.vocabulary));
@@ -232,7 +233,7 @@ std::vector<uint64_t> TokenFolder::DocumentStarts(uint64_t begin, uint64_t end) 
     for (uint64_t i = from; i < to; ++i) {
       const bool is_named = next != named.end() && *next == i;
       if (is_named) ++next;
-      if ((i + 1) % kTokensATick == 0) Progress::Tick();
+      if ((first + i + 1) % kTokensATick == 0) Progress::Tick();
       if (is_named || behind_separator) result.push_back(first + i);
       behind_separator = shard.token(i) == manifest_.separator;
     }

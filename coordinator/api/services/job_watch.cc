@@ -52,6 +52,8 @@ class JobWatch : public PulledStream<v1::WatchJobResponse> {
       response->mutable_reports()->set_step_sequence(step_sequence_);
       response->mutable_reports()->set_eval_sequence(eval_sequence_);
       response->set_has_all_reports(all_reports);
+      // From here on a lower one is trained again.
+      if (all_reports) after_step_ = 0;
     }
     // The final state comes last, with or after the last step: who sees it has seen everything.
     if (job.revision() > seen_revision_ && (!terminal || all_reports)) {
@@ -64,7 +66,7 @@ class JobWatch : public PulledStream<v1::WatchJobResponse> {
   }
 
   const bool include_steps_;
-  const uint64_t after_step_;
+  uint64_t after_step_;
   std::string id_;
   std::string uid_;
   uint64_t seen_revision_;

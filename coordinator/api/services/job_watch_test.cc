@@ -9,6 +9,8 @@ class JobWatchTest : public testing::ServerTest {};
 
 TEST_F(JobWatchTest, WatchSendsTheJobThenEveryChangeAndEnds) {
   Created("a");
+  PutStep("a", 1);  // not asked for
+  PutStep("a", 2);
   v1::WatchJobRequest request;
   request.set_name("jobs/a");
   request.set_include_steps(true);
@@ -18,11 +20,12 @@ TEST_F(JobWatchTest, WatchSendsTheJobThenEveryChangeAndEnds) {
   v1::WatchJobResponse response;
   ASSERT_TRUE(stream->Read(&response));
   EXPECT_EQ(response.job().state(), v1::Job::PENDING);
-  PutStep("a", 1);  // not asked for
-  PutStep("a", 2);
-  ASSERT_TRUE(stream->Read(&response));
   ASSERT_EQ(response.steps_size(), 1);
   EXPECT_EQ(response.steps(0).step(), 2u);
+  PutStep("a", 1);  // trained again
+  ASSERT_TRUE(stream->Read(&response));
+  ASSERT_EQ(response.steps_size(), 1);
+  EXPECT_EQ(response.steps(0).step(), 1u);
   v1::Job job;
   ASSERT_TRUE(Cancel("jobs/a", &job).ok());
   ASSERT_TRUE(stream->Read(&response));

@@ -178,6 +178,7 @@ absl::StatusOr<v1::Prediction> PredictSamples(const v1::JobSpec& spec, const Cos
       jobspec::IsByDocuments(plan.layout()) ? 1.0 / spec.parallelism().context() : 1.0;
   std::mt19937_64 random(spec.training().seed());
   const bool in_order = spec.data().dealing() == v1::DataSpec::IN_ORDER;
+  const bool meets_at_each = in_order || spec.training().deterministic();
   v1::Prediction sum;
   double tokens = 0, squares = 0, flops = 0;
   for (int step = 0; step < kDrawnSteps; ++step) {
@@ -188,7 +189,7 @@ absl::StatusOr<v1::Prediction> PredictSamples(const v1::JobSpec& spec, const Cos
     }
     const balance::Dealing dealing = in_order ? balance::DealInOrder(batch, weights, rules)
                                               : balance::Deal(batch, weights, rules);
-    for (const std::vector<Batches>& groups : MeetingsOf(dealing, in_order)) {
+    for (const std::vector<Batches>& groups : MeetingsOf(dealing, meets_at_each)) {
       v1::Prediction slowest;
       double slowest_squares = 0;
       for (const Batches& group : groups) {

@@ -109,6 +109,12 @@ TEST_F(SampleStepsTest, SamplesDealtInOrderMeetAtEach) {
   EXPECT_GT(in_order->dealt_imbalance(), dealt->dealt_imbalance());
   EXPECT_NEAR(in_order->model_flops() / dealt->model_flops(), 1, 1e-6) << "the same samples";
   spec_.mutable_data()->set_dealing(v1::DataSpec::BY_COST);
+  // So do those whose sums are in the same order every time.
+  spec_.mutable_training()->set_deterministic(true);
+  const auto deterministic = Predict(lengths);
+  ASSERT_TRUE(deterministic.ok());
+  EXPECT_GT(deterministic->step_seconds(), dealt->step_seconds());
+  spec_.mutable_training()->set_deterministic(false);
   EXPECT_NEAR(Predict({65536})->step_seconds() / alike->step_seconds(), 1, 1e-9);
 }
 

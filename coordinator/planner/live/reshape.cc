@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "base/numbers/mean.h"
 #include "base/status_macros.h"
 #include "coordinator/planner/candidates.h"
 #include "coordinator/planner/cost/memory.h"
@@ -63,19 +62,29 @@ bool KnowsDocuments(v1::ParallelismSpec::Layout layout) {
   return layout == v1::ParallelismSpec::STRIPED || jobspec::IsByDocuments(layout);
 }
 
+// 0 of none.
+double Median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::ranges::sort(values);
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
 bool SameShape(const v1::StepPlan& a, const v1::StepPlan& b) {
   return a.layout() == b.layout() && a.stripe() == b.stripe() && !HasNewRing(a, b);
 }
 
 }  // namespace
 
-StepsTaken MeanOf(std::span<const v1::StepReport> recent) {
-  Mean seconds, exposed;
+StepsTaken MedianOf(std::span<const v1::StepReport> recent) {
+  std::vector<double> seconds, exposed;
   for (const v1::StepReport& report : recent) {
-    seconds.Add(report.step_seconds());
-    exposed.Add(report.phases().exposed_communication());
+    if (report.skipped()) continue;
+    seconds.push_back(report.step_seconds());
+    exposed.push_back(report.phases().exposed_communication());
   }
-  return {.seconds = seconds.value(), .exposed_communication = exposed.value()};
+  return {.seconds = Median(std::move(seconds)),
+          .exposed_communication = Median(std::move(exposed))};
 }
 
 std::vector<int64_t> DocumentsFrom(std::span<const v1::StepReport> recent, uint64_t tokens) {

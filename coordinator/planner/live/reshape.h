@@ -20,12 +20,13 @@
 
 namespace ringleader::planner {
 
-// What a job's last steps took, in seconds a step.
+// What a job's last steps took, in seconds a step: one that a rank stopped in for a minute says
+// nothing of the others, nor does one that was skipped.
 struct StepsTaken {
   double seconds = 0;
   double exposed_communication = 0;
 };
-StepsTaken MeanOf(std::span<const v1::StepReport> recent);
+StepsTaken MedianOf(std::span<const v1::StepReport> recent);
 
 // Documents of a sequence of `tokens` tokens, in the proportions of the reports, the longest first;
 // empty where nothing is known of them, or one fills a sequence.

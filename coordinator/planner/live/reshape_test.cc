@@ -42,6 +42,23 @@ TEST(DocumentsFromTest, TheyAreNoMoreThanTokens) {
   EXPECT_LE(from({{1, 5}}).size(), 65536u);
 }
 
+// One rank that stopped for a minute once is no reason to change what all do.
+TEST(MedianOfTest, OneStepThatTookLongSaysNothing) {
+  std::vector<v1::StepReport> steps;
+  for (const double seconds : {1.0, 1.2, 61.0, 0.9, 1.1}) {
+    steps.emplace_back().set_step_seconds(seconds);
+    steps.back().mutable_phases()->set_exposed_communication(seconds - 0.5);
+  }
+  EXPECT_DOUBLE_EQ(MedianOf(steps).seconds, 1.1);
+  EXPECT_DOUBLE_EQ(MedianOf(steps).exposed_communication, 0.6);
+  steps.emplace_back().set_step_seconds(0.001);
+  steps.back().set_skipped(true);
+  EXPECT_DOUBLE_EQ(MedianOf(steps).seconds, 1.1);
+  steps.back().set_skipped(false);
+  EXPECT_DOUBLE_EQ(MedianOf(steps).seconds, 1.05);
+  EXPECT_EQ(MedianOf({}).seconds, 0);
+}
+
 class ReshapeTest : public ::testing::Test {
  protected:
   ReshapeTest() {

@@ -251,8 +251,12 @@ class SqliteStore : public Store {
     writer_->Run("SAVEPOINT body");
     writer.status = writer.body(transaction);
     if (!writer_->InTransaction()) {
-      return writer.status.ok() ? absl::InternalError("the transaction ended within a write")
-                                : writer.status;
+      if (!writer.status.ok()) return writer.status;
+      // Fails as what ended it did.
+      return writer_->Try([&]() -> absl::Status {
+        writer_->Query("SELECT 1").Next();
+        return absl::InternalError("the transaction ended within a write");
+      });
     }
     if (!writer.status.ok()) writer_->Run("ROLLBACK TO body");
     writer_->Run("RELEASE body");
@@ -312,6 +316,16 @@ absl::Status TakeUpCopy(Connection& connection) {
   if (connection.Run("DELETE FROM counters WHERE name = 'is_copy'") == 0) return absl::OkStatus();
   connection.Run("UPDATE counters SET value = value + ? WHERE name <> 'history_time_us'",
                  kNumbersSkipped);
+  // Watches go on behind the reports that they have.
+  for (const char* const table : {"steps", "evals"}) {
+    const std::string_view name = table;
+    connection.Run(
+        "INSERT INTO sqlite_sequence (name, seq) SELECT ?1, 0 "
+        "WHERE NOT EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = ?1)",
+        name);
+    connection.Run("UPDATE sqlite_sequence SET seq = seq + ? WHERE name = ?", kNumbersSkipped,
+                   name);
+  }
   connection.Run("INSERT OR REPLACE INTO counters (name, value) VALUES ('restored', 1)");
   transaction.commit();
   spdlog::warn("database {} was put back from a backup", connection.path());

@@ -126,6 +126,43 @@ TEST_F(BackupTest, LeavesNoFileOpen) {
   EXPECT_EQ(open_files(), before);
 }
 
+// A watch that lives through the restore asks for what comes behind the last report that it has.
+TEST_F(BackupTest, ReportsOfARestoredDatabaseComeBehindThoseBefore) {
+  auto store = OpenSqliteStore({.path = path_});
+  ASSERT_TRUE(store.ok()) << store.status();
+  ASSERT_EQ(Create(**store, "a"), absl::OkStatus());
+  const auto report = [](Store& to, uint64_t step) {
+    return to.Write([&](WriteTransaction& t) -> absl::Status {
+      v1::StepReport report;
+      report.set_step(step);
+      v1::EvalReport eval;
+      eval.set_step(step);
+      RETURN_IF_ERROR(t.PutStep("a", report));
+      return t.PutEval("a", eval);
+    });
+  };
+  // -> where the last step and the last evaluation are, of those behind `seen`.
+  using Seen = std::pair<uint64_t, uint64_t>;
+  const auto last_of = [](Store& of, const Seen& seen) {
+    Seen last;
+    EXPECT_TRUE(of.Read([&](ReadTransaction& t) -> absl::Status {
+                    last = {t.ListSteps("a", 0, seen.first, 100)->last_sequence,
+                            t.ListEvals("a", seen.second, 100)->last_sequence};
+                    return absl::OkStatus();
+                  }).ok());
+    return last;
+  };
+  ASSERT_TRUE(BackUp(path_, copy_).ok());  // before any report
+  for (uint64_t step = 1; step <= 20; ++step) ASSERT_TRUE(report(**store, step).ok());
+  const Seen seen = last_of(**store, {});
+  auto copy = OpenSqliteStore({.path = copy_});
+  ASSERT_TRUE(copy.ok()) << copy.status();
+  ASSERT_TRUE(report(**copy, 1).ok());
+  const Seen behind = last_of(**copy, seen);
+  EXPECT_GT(behind.first, seen.first);
+  EXPECT_GT(behind.second, seen.second);
+}
+
 // What was numbered after the backup was made is known elsewhere: to workers, in checkpoint
 // folders, to clients.
 TEST_F(BackupTest, ARestoredDatabaseUsesNoNumberAgain) {

@@ -365,10 +365,12 @@ absl::StatusOr<PackResult> Pack(const PackOptions& user_options) {
   RETURN_IF_ERROR(CheckParts(options, result, files));
   for (const char* part : {"eval", "train"}) {
     const absl::Status moved = RenameDurably(building / part, output / part);
-    if (!moved.ok()) {
-      fs::remove_all(output / "eval", error);
-      return moved;
+    if (moved.ok()) continue;
+    // What is there no more lies in the output, where nothing may look whole.
+    for (const char* other : {"train", "eval"}) {
+      if (!fs::exists(building / other, error)) fs::remove_all(output / other, error);
     }
+    return moved;
   }
   return result;
 }
